@@ -1,0 +1,135 @@
+"""What may be asked: derivations worked out by hand, and refusals that say what, the value, and what to try."""
+
+import copy
+
+import pytest
+
+from bench import config as schema
+from bench.config import Config, Machine, build, config_id, resolve, to_dict
+
+LAPTOP, NODE = Machine(num_gpus=0, num_cpus=8), Machine(num_gpus=8, num_cpus=64)
+
+
+@pytest.fixture
+def values():
+    return {
+        "model": {"arch": "gpt2", "num_layers": 4, "num_heads": 4, "width": 128},
+        "data": {"source": "pysource", "seq_len": 128, "batch_tokens": 1024},
+        "optim": {
+            "name": "adamw", "lr": 0.003, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
+            "schedule": "trapezoid", "cooldown_frac": 0.4, "final_lr_frac": 0.0,
+        },
+        "goal": {"num_steps": 100, "val_tokens": 4096, "val_every_steps": 50},
+        "track": {"name": "free", "about": "no rules", "repeats": 3, "p_value": 0.01},
+    }
+
+
+def resolved(values, machine=LAPTOP, **changes):
+    values = copy.deepcopy(values)
+    for dotted, value in changes.items():
+        *path, last = dotted.split("__")
+        target = values
+        for part in path:
+            target = target.setdefault(part, {})
+        target[last] = value
+    return resolve(build(Config, values), machine, vocab_size=257)
+
+
+def test_a_laptop_gets_one_process_with_all_its_cores_in_float32_uncompiled(values):
+    hardware = resolved(values).hardware
+    assert (hardware.device, hardware.num_processes, hardware.num_threads) == ("cpu", 1, 8)
+    assert (hardware.dtype, hardware.compile, hardware.micro_batch_seqs) == ("float32", False, 8)
+
+
+def test_a_node_gets_one_process_per_gpu_in_bfloat16_compiled(values):
+    hardware = resolved(values, NODE).hardware
+    assert (hardware.device, hardware.num_processes, hardware.num_threads) == ("cuda", 8, 8)
+    assert (hardware.dtype, hardware.compile, hardware.micro_batch_seqs) == ("bfloat16", True, 1)
+
+
+def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
+    def micro_steps(num_processes):
+        config = resolved(
+            values, NODE, data__seq_len=1024, data__batch_tokens=524288, goal__val_tokens=1048576,
+            hardware__num_processes=num_processes, hardware__micro_batch_seqs=64,
+        )
+        return config.hardware.micro_batch_seqs, schema.num_micro_steps(config)
+
+    assert micro_steps(8) == (64, 1)
+    assert micro_steps(4) == (64, 2)
+    assert micro_steps(1) == (64, 8)
+
+
+def test_a_micro_batch_that_does_not_divide_becomes_the_next_smaller_that_does(values):
+    assert resolved(values, hardware__micro_batch_seqs=5).hardware.micro_batch_seqs == 4  # of 8 sequences
+
+
+def test_vocabulary_is_padded_to_a_multiple_of_64(values):
+    assert resolved(values).model.vocab_size == 320  # 257 -> 5 * 64
+    values["model"]["vocab_size"] = 257
+    assert resolved(values).model.vocab_size == 257
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data__batch_tokens": 1000}, r"data.batch_tokens=1000: it must be a multiple of seq_len \* num_processes = 128 \* 1 = 128; try data.batch_tokens=1024"),
+        ({"goal__val_tokens": 100}, r"goal.val_tokens=100: .*try goal.val_tokens=128"),
+        ({"hardware__device": "tpu"}, "hardware.device=tpu: use auto, cpu or cuda"),
+        ({"hardware__device": "cuda"}, "shows no NVIDIA GPU"),
+        ({"hardware__num_processes": 0}, "hardware.num_processes=0: use 1 or more"),
+        ({"hardware__dtype": "fp8"}, "hardware.dtype=fp8: use float32 or bfloat16"),
+        ({"model__width": 130}, r"model.width=130: it must be a multiple of 2 \* num_heads = 8"),
+        ({"model__vocab_size": 256}, "model.vocab_size=256: the data uses tokens up to 256: use 257 or more"),
+        ({"optim__muon_lr": 0.02}, "optim.muon_lr=0.02: it has no effect with optim=adamw: leave it out"),
+        ({"optim__schedule": "constant"}, "optim.cooldown_frac=0.4: it has no effect with optim.schedule=constant"),
+        ({"optim__schedule": "cosine", "optim__cooldown_frac": None, "optim__final_lr_frac": None}, "optim.final_lr_frac=None: optim.schedule=cosine needs it"),
+        ({"optim__lr": -1.0}, "optim.lr=-1.0: it must be above 0"),
+        ({"optim__warmup_frac": 0.7}, "optim.warmup_frac=0.7: with cooldown_frac=0.4 it is more than the whole race"),
+        ({"goal__num_steps": 0}, "goal.num_steps=0: it must be above 0"),
+        ({"goal__stop_at_target": True}, "there is no target"),
+        ({"goal__target_gap_nats": 0.1}, "only data=markov has a known floor, this is data=pysource"),
+        ({"seed": -1}, "seed=-1: use 0 or more"),
+        ({"name": "a/b"}, "name=a/b: it becomes part of a folder's name"),
+        ({"model__depth": 3}, "unknown setting model.depth=3: ModelConfig has arch, num_layers"),
+        ({"goal__num_steps": "many"}, "goal.num_steps='many' is of type str: it must be of type int"),
+        ({"goal__num_steps": True}, "goal.num_steps=True is of type bool: it must be of type int"),
+    ],
+)
+def test_refusals_say_what_the_value_and_what_to_try(values, change, message):
+    with pytest.raises(ValueError, match=message):
+        resolved(values, **change)
+
+
+def test_more_processes_than_gpus_are_refused(values):
+    with pytest.raises(ValueError, match=r"hardware.num_processes=9: this machine has 8 GPU"):
+        resolved(values, NODE, hardware__num_processes=9)
+
+
+def test_a_value_that_nobody_gave_is_named(values):
+    del values["goal"]["num_steps"]
+    with pytest.raises(ValueError, match="goal.num_steps is not set"):
+        resolved(values)
+
+
+def test_runs_that_differ_only_in_name_and_seed_share_their_config_id(values):
+    one = resolved(values)
+    assert config_id(one) == config_id(resolved(values, seed=7, name="other"))
+    assert config_id(one) != config_id(resolved(values, optim__lr=0.004))
+    assert config_id(one) != config_id(resolved(values, instruments={"regions": {}}))
+    assert len(config_id(one)) == 8
+
+
+def test_a_config_survives_its_yaml(values):
+    import yaml
+
+    one = resolved(values)
+    again = build(Config, yaml.safe_load(yaml.safe_dump(to_dict(one))))
+    assert again == one
+    assert config_id(again) == config_id(one)
+
+
+def test_resolving_does_not_change_what_was_asked(values):
+    asked = build(Config, values)
+    resolve(asked, LAPTOP, 257)
+    assert asked.hardware.num_processes is None
