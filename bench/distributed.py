@@ -1,0 +1,70 @@
+"""Ranks: the only reader of RANK, LOCAL_RANK and WORLD_SIZE, and the only caller of torch.distributed's set-up.
+
+One process alone starts no process group: every function then does the obvious thing.
+"""
+
+import datetime
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self):
+        return self.rank == 0
+
+
+def start(device_type, timeout_s):
+    """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs."""
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0))) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo",
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if device_type == "cuda" else None,
+        )
+    return Ranks(rank, world_size, device)
+
+
+def barrier():
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sync(device):
+    """Wait until the device has done all that was submitted."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def all_sum(tensor):
+    """In place: the sum over ranks, on every rank."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather(value):
+    """Any small picklable value -> list over ranks, on every rank.  Between our own processes only."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def stop():
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

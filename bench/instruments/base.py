@@ -1,0 +1,126 @@
+"""What an instrument may do: look.  It never changes a number of the race, and its failure never ends one.
+
+Edges come in this order: on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" |
+"optimizer", each as often as there are micro-steps), on_step_end; on_phase("validation") and on_validation between
+steps, with the clock standing still; on_run_end.  Record inside these, compute in summary(), which runs after the race.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an instrument may know of its run."""
+
+    folder: Path  # of the run; an instrument's files carry the rank in their names
+    rank: int
+    world_size: int
+    device_type: str  # "cuda" or "cpu"
+    num_steps: int
+    marks: Any  # bench.timers backend, shared so that its events are pooled
+
+
+class Instrument:
+    name = "?"  # set when it is loaded: the name of its file
+
+    def __init__(self, context):
+        self.context = context
+
+    def on_run_start(self):
+        """The clock is about to start."""
+
+    def on_step_start(self, step):
+        """Optimizer step number step, from 0, begins."""
+
+    def on_phase(self, name):
+        """A phase begins; the one before it has ended."""
+
+    def on_step_end(self, step):
+        """All work of the step is submitted; a GPU may still be doing it."""
+
+    def on_validation(self, steps_done, val_loss, train_s):
+        """A validation after steps_done steps gave val_loss nats per token; the clock stood at train_s."""
+
+    def on_run_end(self):
+        """The clock has stopped."""
+
+    def columns(self):
+        """{column: {row: value}} for steps.csv; row k is after k steps.  Each rank's; the maximum over ranks is kept."""
+        return {}
+
+    def flags(self):
+        """{row: word}: steps that this instrument disturbed; they enter no timing statistic."""
+        return {}
+
+    def summary(self):
+        """Numbers for run.json, units in their names.  Runs after the race."""
+        return {}
+
+    def close(self):
+        """Give back what is held; also called when the race failed."""
+
+
+class Watch:
+    """All instruments as one.  One that raises is dropped, with a warning in the record; the race goes on.
+
+    essential has the same methods and is no instrument but part of the race (bench/steplog.py): what it raises is raised.
+    """
+
+    EDGES = ("on_run_start", "on_step_start", "on_phase", "on_step_end", "on_validation", "on_run_end")
+
+    def __init__(self, instruments=(), essential=None):
+        self.instruments = list(instruments)
+        self.essential = essential
+        self.warnings = []  # {"instrument", "edge", "error"}
+        self._bind()
+
+    def _bind(self):
+        """Each edge calls only the instruments that have something to do there: the rest cost nothing per step."""
+        for edge in self.EDGES:
+            empty = getattr(Instrument, edge)
+            calls = [getattr(one, edge) for one in self.instruments if getattr(type(one), edge) is not empty]
+            first = getattr(self.essential, edge, None)
+            setattr(self, edge, self._guarded(edge, first, calls))
+
+    def _guarded(self, edge, first, calls):
+        def call_all(*args):
+            if first is not None:
+                first(*args)
+            for call in calls:
+                try:
+                    call(*args)
+                except Exception as error:
+                    self._drop(call.__self__, edge, error)
+
+        return call_all
+
+    def _drop(self, instrument, edge, error):
+        self.warn(instrument, edge, error)
+        self.instruments = [one for one in self.instruments if one is not instrument]
+        self._bind()
+
+    def warn(self, instrument, edge, error):
+        self.warnings.append(
+            {"instrument": instrument.name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
+        )
+
+    def ask(self, what):
+        """{instrument name: its columns(), flags() or summary()}; one that raises is left out, with a warning."""
+        answers = {}
+        for instrument in self.instruments:
+            try:
+                answers[instrument.name] = getattr(instrument, what)()
+            except Exception as error:
+                self.warn(instrument, what, error)
+        return answers
+
+    def close(self):
+        for instrument in self.instruments:
+            try:
+                instrument.close()
+            except Exception as error:
+                self.warn(instrument, "close", error)

@@ -1,0 +1,98 @@
+"""The instrument contract: they look, they are dropped when they fail, and cost nothing where they do nothing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import instruments
+from bench.instruments.base import Context, Instrument, Watch
+from bench.timers import HostMarks
+
+
+class Hand:
+    ns = 0
+
+    def __call__(self):
+        return self.ns
+
+
+@pytest.fixture
+def hand():
+    return Hand()
+
+
+@pytest.fixture
+def context(tmp_path, hand):
+    return Context(Path(tmp_path), rank=0, world_size=1, device_type="cpu", num_steps=4, marks=HostMarks(hand))
+
+
+class Seeing(Instrument):
+    name = "seeing"
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.seen = []
+
+    def on_step_start(self, step):
+        self.seen.append(step)
+
+
+class Failing(Instrument):
+    name = "failing"
+
+    def on_step_start(self, step):
+        raise OSError("the sensor is gone")
+
+
+def test_a_failing_instrument_becomes_a_warning_and_the_others_go_on(context):
+    seeing = Seeing(context)
+    watch = Watch([Failing(context), seeing])
+    watch.on_step_start(0)
+    watch.on_step_start(1)
+    assert seeing.seen == [0, 1]
+    assert watch.warnings == [{"instrument": "failing", "edge": "on_step_start", "error": "OSError: the sensor is gone"}]
+    assert watch.ask("summary") == {"seeing": {}}
+
+
+def test_what_is_essential_may_end_the_race(context):
+    watch = Watch([], essential=Failing(context))
+    with pytest.raises(OSError, match="the sensor is gone"):
+        watch.on_step_start(0)
+
+
+def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
+    (regions,) = instruments.load({"regions": {}}, context)
+    watch = Watch([regions])
+    for step in range(2):
+        watch.on_step_start(step)
+        for phase, ms in (("data", 1), ("forward", 2), ("backward", 4), ("data", 1), ("forward", 3), ("backward", 5), ("optimizer", 7)):
+            watch.on_phase(phase)
+            hand.ns += ms * 1_000_000 * (step + 1)
+        watch.on_step_end(step)
+        watch.on_phase("validation")
+        hand.ns += 50_000_000
+    watch.on_run_end()
+    assert regions.columns() == {
+        "data_ms": {1: 2.0, 2: 4.0},
+        "forward_ms": {1: 5.0, 2: 10.0},
+        "backward_ms": {1: 9.0, 2: 18.0},
+        "optimizer_ms": {1: 7.0, 2: 14.0},
+    }
+    assert regions.summary() == {"data_ms": 3.0, "forward_ms": 7.5, "backward_ms": 13.5, "optimizer_ms": 10.5}
+
+
+def test_an_instrument_that_is_not_chosen_is_not_imported(context):
+    sys.modules.pop("bench.instruments.regions", None)
+    instruments.load({}, context)
+    assert "bench.instruments.regions" not in sys.modules
+
+
+def test_an_unknown_instrument_is_refused_by_name(context):
+    with pytest.raises(ValueError, match="instruments=wattmetre: there is no"):
+        instruments.load({"wattmetre": {}}, context)
+
+
+def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
+    rooms = {path.stem for path in (repo / "bench" / "instruments").glob("*.py")} - {"__init__", "base"}
+    assert rooms == {path.stem for path in (repo / "conf" / "instruments").glob("*.yaml")}

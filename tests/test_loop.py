@@ -1,0 +1,65 @@
+"""The race: when it validates, when it stops, and what its watchers are told."""
+
+import contextlib
+
+from bench.loop import race
+
+
+class FakeClock:
+    train_s = 0.0
+
+    def __init__(self):
+        self.log = []
+
+    def start(self):
+        self.log.append("start")
+
+    def stop(self):
+        self.log.append("stop")
+
+    @contextlib.contextmanager
+    def paused(self, reason):
+        self.log.append(f"pause {reason}")
+        yield
+        self.log.append("go")
+
+
+class Watcher:
+    def __init__(self, log):
+        self.log = log
+
+    def __getattr__(self, edge):
+        return lambda *args: self.log.append((edge, *args))
+
+
+def run(losses, num_steps, val_every_steps, target=None):
+    clock, steps, val_losses = FakeClock(), [], iter(losses)
+    reached = (lambda loss: loss <= target) if target is not None else (lambda loss: False)
+    answer = race(steps.append, lambda: next(val_losses), reached, num_steps, val_every_steps, clock, Watcher(clock.log))
+    return answer, steps, clock.log
+
+
+def test_validates_first_then_every_so_often_then_last():
+    answer, steps, log = run([5.0, 4.0, 3.0, 2.0], num_steps=5, val_every_steps=2)
+    assert answer == (5, 2.0)
+    assert steps == [0, 1, 2, 3, 4]
+    assert [entry[1:] for entry in log if entry[0] == "on_validation"] == [(0, 5.0, 0.0), (2, 4.0, 0.0), (4, 3.0, 0.0), (5, 2.0, 0.0)]
+
+
+def test_stops_at_the_finish_line():
+    answer, steps, log = run([5.0, 4.0, 2.9], num_steps=100, val_every_steps=10, target=3.0)
+    assert answer == (20, 2.9)
+    assert len(steps) == 20
+    assert log[-1] == "stop"
+
+
+def test_the_last_step_is_validated_once_when_it_is_also_a_regular_one():
+    answer, _, log = run([5.0, 4.0], num_steps=4, val_every_steps=4)
+    assert answer == (4, 4.0)
+    assert log.count("pause validation") == 2
+
+
+def test_watchers_see_each_step_between_its_edges():
+    _, _, log = run([5.0, 4.0], num_steps=1, val_every_steps=7)
+    edges = [entry for entry in log if isinstance(entry, tuple) and entry[0].startswith("on_step")]
+    assert edges == [("on_step_start", 0), ("on_step_end", 0)]
