@@ -1,0 +1,47 @@
+"""./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds the verb's room and reports a user's mistake."""
+
+import importlib
+import sys
+
+VERBS = {  # verb: (module in bench/, what it does)
+    "run": ("run", "race once, or a sweep with -m (the default verb)"),
+    "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
+    "table": ("table", "the results table"),
+    "verify": ("verify", "check a run folder against its own record"),
+    "data": ("data_cli", "fetch, make or show data"),
+    "bench-self": ("bench_self", "what this harness itself costs"),
+}
+HELP = """usage: ./run.sh [verb] [...]
+
+{verbs}
+  test        run the tests (./run.sh test [pytest arguments])
+
+./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
+Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use."""
+
+
+def main(argv):
+    """Exit code.  A ValueError is the user's and becomes one clear line; anything else is ours and keeps its traceback."""
+    if argv and argv[0] in ("-h", "--help", "help"):
+        print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, (_, what) in VERBS.items())))
+        return 0
+    verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
+    if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
+        print(f"{argv[0]}: there is no such verb; choose from {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"bench.{VERBS[verb][0]}")
+    try:
+        return module.main(rest)
+    except ValueError as error:
+        print(f"{verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

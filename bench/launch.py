@@ -1,0 +1,308 @@
+"""One race from overrides to a finished record: compose, resolve, start a fresh process group, watch, finish.
+
+The launcher owns the record's status.  It writes run.json as running, with a heartbeat, waits without spinning, and
+finishes it however the workers ended.  It never imports torch.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from bench import compose, environment, failures, preflight, record, sources, verdict
+from bench import config as schema
+from bench.clock import TIMING_PROTOCOL
+from bench.metrics import metrics
+from bench.progress import Progress
+from bench.watchdog import die_with_parent, has_ended
+
+REPO = Path(__file__).resolve().parent.parent
+HEARTBEAT_S = 10.0
+TICK_S = 0.5
+GRACE_S = 5.0  # for workers to end after SIGTERM
+
+
+class Interrupted(Exception):
+    def __init__(self, number):
+        super().__init__(signal.Signals(number).name)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A race that may start: everything asked has been checked."""
+
+    config: schema.Config  # resolved
+    dataset: sources.Dataset
+    overrides: list[str]
+    deviations: list[str]
+
+    @property
+    def config_id(self):
+        return schema.config_id(self.config)
+
+
+def prepare(overrides, fetch=False, say=print):
+    """list[str] -> Job.  Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
+    machine = schema.Machine(environment.visible_gpus(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    asked = compose.compose(overrides, machine)
+    for name in ("train_glob", "val_glob"):
+        pattern = getattr(asked.data, name)
+        if pattern is not None:
+            pattern = os.path.join(os.environ.get("SPEEDRUN_CWD", os.getcwd()), os.path.expanduser(pattern))
+            setattr(asked.data, name, pattern)
+    dataset = sources.prepare(asked.data, fetch=fetch, say=say)
+    for name in ("train_glob", "val_glob"):  # found: from here on only for the record, where no home folder belongs
+        if getattr(asked.data, name) is not None:
+            setattr(asked.data, name, record.redact(getattr(asked.data, name), REPO))
+    config = schema.resolve(asked, machine, dataset.vocab_size)
+    _check_names(config)
+    return Job(config, dataset, list(overrides), compose.deviations(config))
+
+
+def _check_names(config):
+    """Names that a dict in models/ will look up; listed here by reading conf/, so that torch stays out."""
+    for group, name in (("model", config.model.arch), ("optim", config.optim.name)):
+        if name not in compose.choices(group):
+            raise ValueError(f"{group}={name}: there is no such {group}; choose from {', '.join(compose.choices(group))}")
+    if config.optim.schedule not in ("constant", "cosine", "trapezoid"):
+        raise ValueError(f"optim.schedule={config.optim.schedule}: use constant, cosine or trapezoid")
+
+
+def launch(job, command=(), results=None, quiet=False):
+    """Race once.  Returns the finished record (a dict); its folder is run["folder"].  Never raises for a failed race."""
+    config = job.config
+    started_s = time.time()
+    folder = record.new_folder(results or record.results_root(), config.track.name, config.name, job.config_id, config.seed)
+    run = _opening_record(job, folder, command)
+    with _signals_raise():
+        try:
+            _write_inputs(folder, job, run)
+            exit_code, stopped = _watch(folder, job, run, started_s, quiet)
+        except Interrupted as error:
+            exit_code, stopped = None, failures.failure("interrupted", f"the launcher got {error}", signal_name=str(error))
+        except OSError as error:
+            exit_code, stopped = None, failures.failure(failures.kind_of(error), str(error))
+    _finish(folder, job, run, exit_code, stopped, time.time() - started_s)
+    run["folder"] = os.path.relpath(folder, REPO) if folder.is_relative_to(REPO) else str(folder)
+    return run
+
+
+def _opening_record(job, folder, command):
+    config = job.config
+    env = environment.environment()
+    record.write_json_atomic(folder / "environment.json", env)
+    return {
+        "schema_version": record.SCHEMA_VERSION,
+        "run_id": folder.name,
+        "name": config.name,
+        "track": config.track.name,
+        "deviations": job.deviations,
+        "status": "running",
+        "validity": "invalid",
+        "validity_reasons": ["the run did not complete"],
+        "failure": None,
+        "started_at": record.utc_now(),
+        "heartbeat_at": record.utc_now(),
+        "ended_at": None,
+        "launcher": environment.this_process(),
+        "command": [record.redact(word, REPO) for word in command],
+        "seed": config.seed,
+        "config_id": job.config_id,
+        "comparability_id": None,
+        "session_id": environment.session_id(env),
+        "world_size": config.hardware.num_processes,
+        "model": {"arch": config.model.arch},
+        "optim": config.optim.name,
+        "goal": {
+            "target_val_loss": config.goal.target_val_loss,
+            "target_gap_nats": config.goal.target_gap_nats,
+            "stop_at_target": config.goal.stop_at_target,
+            "val_tokens": config.goal.val_tokens,
+        },
+        "hardware": schema.to_dict(config.hardware),
+        "instruments": config.instruments,
+        "timing_protocol": TIMING_PROTOCOL | {"instruments": sorted(config.instruments)},
+        "code": environment.code_state(REPO),
+        "data": _data(job),
+        "environment": environment.summary(env, config.hardware),
+        "measured": {},
+        "metrics": {},
+        "artifacts": [],
+    }
+
+
+def _data(job):
+    dataset, config = job.dataset, job.config
+    root = sources.data_root()
+
+    def files(shards):
+        found = []
+        for shard in shards:
+            inside = shard.path.is_relative_to(root)
+            name = str(shard.path.relative_to(root)) if inside else record.redact(str(shard.path), REPO)
+            found.append({"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256})
+        return found
+
+    return {
+        "source": dataset.name,
+        "vocab_size": dataset.vocab_size,
+        "floor_nats": sources.floor_nats(config.data, dataset, config.goal.val_tokens),
+        "train": files(dataset.train),
+        "val": files(dataset.val),
+    }
+
+
+def _write_inputs(folder, job, run):
+    (folder / "logs").mkdir()
+    record.reserve(folder)
+    (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
+    overrides = [record.redact(override, REPO) for override in job.overrides]
+    (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    environment.write_code(REPO, folder / "code")
+    record.write_json_atomic(folder / "run.json", run)
+    record.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": record.utc_now(), "event": "init_start"})
+
+
+def _watch(folder, job, run, started_s, quiet):
+    """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
+    hardware = job.config.hardware
+    with open(folder / "logs" / "agent.log", "wb") as log, _child(folder, hardware, started_s, log) as process:
+        progress = Progress(folder, job.config.goal.num_steps, quiet)
+        beat_s = time.monotonic()
+        deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
+        while not _ended_within(process, TICK_S):
+            progress.show()
+            now_s = time.monotonic()
+            if now_s - beat_s >= HEARTBEAT_S:
+                beat_s = now_s
+                run["heartbeat_at"] = record.utc_now()
+                with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
+                    record.write_json_atomic(folder / "run.json", run, durable=False)
+            if deadline_s is not None and now_s > deadline_s:
+                message = f"hardware.wall_timeout_s={hardware.wall_timeout_s} is over"
+                return None, failures.failure("wall_timeout", message, step=progress.step)
+        progress.close()
+        return process.returncode, None
+
+
+@contextlib.contextmanager
+def _child(folder, hardware, started_s, log):
+    """The agent in a session of its own, ended with all its workers when this block is left in any way."""
+    env = dict(os.environ)
+    env["SPEEDRUN_LAUNCHER_PID"] = str(os.getpid())
+    env["SPEEDRUN_LAUNCHED_S"] = repr(started_s)
+    env["SPEEDRUN_DATA"] = str(sources.data_root())
+    env["OMP_NUM_THREADS"] = str(hardware.num_threads)
+    if hardware.device == "cpu":
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if hardware.deterministic:
+        env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.agent", str(folder), str(hardware.num_processes)],
+        cwd=REPO,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process):
+    """SIGTERM lets the agent end its workers; after GRACE_S it is killed, and the workers end because it is gone."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _ended_within(process, seconds):
+    """Sleep in the kernel until the process ends or the time is over."""
+    return process.poll() is not None or (has_ended(process.pid, seconds) and process.wait() is not None)
+
+
+def _finish(folder, job, run, exit_code, stopped, wall_s):
+    """Write the last word: status, failure, validity, metrics, artifacts."""
+    failure = stopped or failures.classify(folder, exit_code)
+    result = _take_result(folder)
+    if failure is None and not result:
+        failure = failures.failure("exception", "the workers ended well but left no result.json")
+    run["status"] = "complete" if failure is None else "aborted" if failure["kind"] == "interrupted" else "failed"
+    if failure:
+        failure["message"] = record.redact(failure["message"], REPO)
+    run["failure"] = failure
+    run["ended_at"] = run["heartbeat_at"] = record.utc_now()
+    run["model"] = result.get("model", run["model"])
+    run["environment"] |= result.get("torch_facts", {})
+    run["measured"] = result.get("measured", {}) | {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}
+    run["instrument_summaries"] = result.get("instrument_summaries", {})
+    run["warnings"] = result.get("warnings", [])
+    run["comparability_id"] = environment.comparability_id(run)
+    steps = record.read_steps(folder)
+    if failure and steps:
+        record.write_steps(folder, steps)  # the scribe's rows, made one a step
+    run["metrics"] = metrics(run, steps)
+    run["validity"], run["validity_reasons"] = verdict.validity(run)
+    with contextlib.suppress(OSError):
+        record.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": record.utc_now(), "event": "run_end", "status": run["status"]})
+    for name in ("progress.json", "logs/agent.json"):
+        (folder / name).unlink(missing_ok=True)
+    _redact_logs(folder)
+    record.release(folder)
+    run["artifacts"] = record.artifacts(folder)
+    record.write_json_atomic(folder / "run.json", run)
+
+
+def _take_result(folder):
+    path = folder / "result.json"
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    path.unlink()
+    return result
+
+
+def _redact_logs(folder):
+    for path in (folder / "logs").glob("*"):
+        text = path.read_text(errors="replace")
+        clean = record.redact(text, REPO)
+        if clean != text:
+            with contextlib.suppress(OSError):
+                path.write_text(clean)
+
+
+@contextlib.contextmanager
+def _signals_raise():
+    """SIGTERM, SIGHUP and Ctrl-C raise Interrupted here, so that the record is finished; afterwards as before."""
+
+    def handler(number, frame):
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # once is enough: what follows is the clean end
+        raise Interrupted(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

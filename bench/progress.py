@@ -1,0 +1,86 @@
+"""What a person sees of a race: a bar on a terminal, plain lines in a pipe, and its last words."""
+
+import json
+import sys
+
+
+class Progress:
+    """show() reads what the scribe wrote (progress.json, logs/rank0.log) and brings the screen up to date."""
+
+    def __init__(self, folder, num_steps, quiet=False, out=None):
+        self._folder, self._num_steps, self._quiet = folder, num_steps, quiet
+        self._out = out or sys.stdout
+        self._offset = 0  # into rank0.log
+        self._rest = ""  # a line that is not finished
+        self._bar = None
+        self.step = None
+
+    def show(self):
+        progress = self._read()
+        self.step = progress.get("step")
+        if self._quiet:
+            return
+        lines = [line for line in self._new_lines() if line.startswith("step:")]
+        if not self._out.isatty():
+            for line in lines:
+                print(line, file=self._out, flush=True)
+            return
+        self._draw(progress, [line for line in lines if "val_loss:" in line])
+
+    def close(self):
+        self.show()
+        if self._bar is not None:
+            self._bar.close()
+
+    def _draw(self, progress, lines):
+        from tqdm import tqdm
+
+        if self._bar is None:
+            tqdm.monitor_interval = 0  # no thread beside the race
+            self._bar = tqdm(total=self._num_steps, unit="step", file=self._out, leave=False, dynamic_ncols=True, miniters=1)
+        for line in lines:
+            self._bar.write(line, file=self._out)
+        facts = {}
+        if "step_avg_ms" in progress:
+            facts["step_avg"] = f"{progress['step_avg_ms']:.2f}ms"
+            facts["tokens/s"] = f"{progress['tokens_per_s']:,.0f}"
+        if progress.get("mfu") is not None:
+            facts["MFU"] = f"{100 * progress['mfu']:.1f}%"
+        self._bar.n = progress.get("step", 0)
+        self._bar.set_postfix(facts, refresh=False)
+        self._bar.refresh()
+
+    def _read(self):
+        try:
+            return json.loads((self._folder / "progress.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def _new_lines(self):
+        try:
+            with open(self._folder / "logs" / "rank0.log", errors="replace") as file:
+                file.seek(self._offset)
+                text = self._rest + file.read()
+                self._offset = file.tell()
+        except OSError:
+            return []
+        *lines, self._rest = text.split("\n")
+        return lines
+
+
+def last_words(run):
+    """One line on how a run ended, for a person."""
+    if run["status"] == "complete":
+        found = run["metrics"]
+        doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
+        return (
+            f"complete: val_loss {found['val_loss']:.4f}, train {found['train_s']:.2f} s, step_avg "
+            f"{found['step_avg_ms']:.2f} ms{doubt}\n       {run['folder']}"
+        )
+    failure = run["failure"]
+    where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
+    return f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}\n       {run['folder']}"
+
+
+def say(topic, text):
+    print(f"{topic:>8}  {text}", flush=True)

@@ -1,0 +1,68 @@
+"""What all ranks found -> steps.csv and result.json, written by rank 0 when the race is over.
+
+result.json is the worker's half of run.json: the launcher merges and removes it.
+"""
+
+from bench import environment, record
+
+
+def write(folder, config, num_micro_steps, trainer, times, everyone):
+    """everyone: each rank's dict from bench.worker, in rank order."""
+    rows = _rows(config, trainer.lr_frac, everyone)
+    record.write_steps(folder, rows)
+    first = everyone[0]
+    seq_len = config.data.seq_len
+    result = {
+        "model": {
+            "arch": config.model.arch,
+            "num_params": sum(parameter.numel() for parameter in trainer.model.parameters()),
+            "flops_per_token": trainer.model.flops_per_token(seq_len),
+            "flops_per_token_causal": trainer.model.flops_per_token_causal(seq_len),
+        },
+        "measured": {
+            "train_s_by_rank": [rank["train_s"] for rank in everyone],
+            "validation_s": first["paused_s"].get("validation", 0.0),
+            "num_validations": first["num_pauses"].get("validation", 0),
+            **times,
+            "peak_mem_gib_by_rank": _by_kind([rank["peak_mem_gib"] for rank in everyone]),
+            "foreign_cpu_cores": first["foreign_cpu_cores"],
+            "batch_tokens": config.data.batch_tokens,
+            "num_micro_steps": num_micro_steps,
+            "dtype": config.hardware.dtype,
+        },
+        "torch_facts": environment.torch_facts(),
+        "instrument_summaries": {name: summary for name, summary in first["summaries"].items() if summary},
+        "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank["warnings"]],
+    }
+    record.write_json_atomic(folder / "result.json", result)
+
+
+def _rows(config, lr_frac, everyone):
+    """Rows 0..num_steps of steps.csv: losses are means over ranks, milliseconds are maxima over ranks."""
+    num_steps = everyone[0]["num_steps"]
+    val_losses = everyone[0]["val_losses"]
+    columns = sorted({name for rank in everyone for of_one in rank["columns"].values() for name in of_one}, key=_column_order)
+    flags = [flag for rank in everyone for flag in rank["flags"].values()]
+    rows = []
+    for step in range(num_steps + 1):
+        row = {"step": step, "flags": ";".join(sorted({flag[step] for flag in flags if step in flag}))}
+        row["tokens"] = step * config.data.batch_tokens
+        row["val_loss"] = val_losses.get(step)
+        if step:
+            row["lr"] = config.optim.lr * lr_frac(step - 1)
+            row["train_loss"] = sum(rank["rows"][step - 1]["train_loss"] for rank in everyone) / len(everyone)
+            row["step_ms"] = max(rank["rows"][step - 1]["step_ms"] for rank in everyone)
+        for column in columns:
+            found = [of_one[column].get(step) for rank in everyone for of_one in rank["columns"].values() if column in of_one]
+            row[column] = max((value for value in found if value is not None), default=None)
+        rows.append(row)
+    return rows
+
+
+def _column_order(name):
+    order = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+    return (order.index(name) if name in order else len(order), name)
+
+
+def _by_kind(peaks):
+    return {kind: [peak[kind] for peak in peaks] for kind in peaks[0]}

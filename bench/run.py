@@ -1,0 +1,83 @@
+"""One race, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
+
+import argparse
+import os
+
+from bench import compose, launch, record
+from bench.progress import last_words, say
+
+
+def main(argv):
+    """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
+    args = _parser().parse_intermixed_args(argv)
+    if args.cfg:
+        print(as_yaml(args.overrides), end="")
+        return 0
+    jobs = compose.sweep(args.overrides) if args.multirun else [args.overrides]
+    if args.multirun:
+        return _sweep(jobs, argv)
+    job = launch.prepare(jobs[0], say=lambda text: say("data", text))
+    for deviation in job.deviations:
+        say("track", f"open division, because {deviation}")
+    run = launch.launch(job, command=["run", *argv])
+    say("run", last_words(run))
+    return 0 if run["status"] == "complete" else 1
+
+
+def as_yaml(overrides):
+    """The composed config, as asked: null is derived at the start of the run."""
+    import yaml
+
+    from bench import config as schema
+    from bench import environment
+
+    asked = compose.compose(overrides, schema.Machine(environment.visible_gpus(), os.cpu_count()))
+    return yaml.safe_dump(schema.to_dict(asked), sort_keys=False)
+
+
+def _sweep(jobs, argv):
+    """Every job in a process group of its own; one that fails is recorded and the rest go on."""
+    prepared = [launch.prepare(overrides, say=lambda text: say("data", text)) for overrides in jobs]  # refuse all before racing any
+    failed = []
+    for number, job in enumerate(prepared, 1):
+        words = " ".join(job.overrides)
+        before = already_complete(job)
+        if before:
+            say("sweep", f"{number} of {len(jobs)}: {words}: complete before, {before['run_id']}")
+            continue
+        say("sweep", f"{number} of {len(jobs)}: {words}")
+        run = launch.launch(job, command=["run", *argv])
+        say("sweep", last_words(run))
+        if run["status"] != "complete":
+            failed.append(words)
+        if run["status"] == "aborted":
+            break
+    say("sweep", f"{len(jobs) - len(failed)} of {len(jobs)} complete" + "".join(f"\n          failed: {words}" for words in failed))
+    return 1 if failed else 0
+
+
+def already_complete(job):
+    """A complete record of the same config, seed, code and data, or None."""
+    from bench import environment
+
+    source_sha256 = environment.code_state(launch.REPO)["source_sha256"]
+    data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
+    for run in record.read_all([record.results_root() / job.config.track.name]):
+        same = (run["config_id"], run["seed"], run["code"]["source_sha256"]) == (job.config_id, job.config.seed, source_sha256)
+        if same and run["status"] == "complete" and {file["sha256"] for split in ("train", "val") for file in run["data"][split]} == data:
+            return run
+    return None
+
+
+def _parser():
+    groups = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh run",
+        description="Race once, or with -m once for every combination of values.",
+        epilog=f"groups:\n{groups}\n\ninstruments is a list: instruments=[regions] or instruments=[]\nsettings: --cfg job shows them all",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100")
+    parser.add_argument("-m", "--multirun", action="store_true", help="sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped")
+    parser.add_argument("--cfg", choices=["job"], help="print the composed config and stop")
+    return parser

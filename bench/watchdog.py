@@ -1,0 +1,61 @@
+"""A process that ends when another one has: workers never outlive their launcher, whatever killed it.
+
+Standard library only: it is armed before torch is imported.  On Linux a pidfd sleeps in the kernel and costs nothing;
+elsewhere the process is looked for once a second.
+"""
+
+import os
+import select
+import threading
+import time
+
+LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
+
+
+def when_gone(pid, then, name):
+    """Call then() in a daemon thread as soon as process pid has ended."""
+
+    def wait():
+        while not has_ended(pid, within_s=None):
+            pass
+        then()
+
+    threading.Thread(target=wait, name=name, daemon=True).start()
+
+
+def has_ended(pid, within_s):
+    """Whether process pid ends within so many seconds (None: wait for it).  One that nobody has reaped has ended too."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # no pidfd here
+        time.sleep(LOOK_EVERY_S if within_s is None else within_s)
+        return not _exists(pid)
+    try:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        return bool(poller.poll(None if within_s is None else within_s * 1e3))
+    finally:
+        os.close(pidfd)
+
+
+def _exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def die_with_parent():
+    """For the child, between fork and exec: be killed when the parent is.  Linux only; elsewhere does nothing."""
+    try:
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+    except (OSError, AttributeError):
+        pass

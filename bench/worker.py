@@ -1,0 +1,227 @@
+"""One rank of one race: build, warm up and give the state back, race, record, also when it fails.
+
+Started by bench/agent.py as  python -m bench.worker FOLDER  where FOLDER holds what the launcher wrote: config.yaml
+and run.json.  Writes logs/rankN.log; rank 0 writes steps.csv, events.jsonl and result.json; a rank that fails writes
+logs/rankN.failure.json.  Needs no Hydra.
+"""
+
+import time
+
+STARTED_S = time.time()  # before the imports below: they take seconds, and the record says how many
+
+import gc  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from bench import failures, record, watchdog  # noqa: E402
+
+
+def main(folder):
+    folder = Path(folder)
+    rank = int(os.environ.get("RANK", 0))
+    _redirect_output(folder / "logs" / f"rank{rank}.log")
+    _end_with_launcher(folder, rank)
+    progress = {"step": 0}
+    try:
+        _run(folder, progress)
+    except BaseException as error:
+        failures.write(folder, rank, progress["step"], error)
+        raise
+
+
+def _run(folder, progress):
+    import torch
+
+    import_s = time.time() - STARTED_S
+    from bench import config as schema
+    from bench import distributed
+
+    config = _read_config(folder)
+    if config.hardware.device == "cpu":
+        torch.set_num_threads(config.hardware.num_threads)
+    torch.use_deterministic_algorithms(config.hardware.deterministic)
+    ranks = distributed.start(config.hardware.device, config.hardware.collective_timeout_s)
+    times = {"launch_s": STARTED_S - float(os.environ["SPEEDRUN_LAUNCHED_S"]), "import_s": import_s}
+    run = record.read(folder)
+    shards = {split: [_shard(file) for file in run["data"][split]] for split in ("train", "val")}
+
+    started = time.perf_counter()
+    from bench.trainer import Trainer
+
+    trainer = Trainer(config, ranks, shards["train"], shards["val"])
+    times["build_s"] = time.perf_counter() - started
+    mine = _race(folder, config, ranks, trainer, run, times, progress)
+    everyone = distributed.gather(mine)
+    if ranks.is_first:
+        from bench import result
+
+        result.write(folder, config, schema.num_micro_steps(config), trainer, times, everyone)
+    distributed.barrier()  # no rank leaves while another may still need it
+    trainer.close()
+    del trainer
+    gc.collect()
+    distributed.stop()
+
+
+def _race(folder, config, ranks, trainer, run, times, progress):
+    """Warm up, race, and return what this rank has to say: {"train_s", "rows", "columns", ...}."""
+    from bench import distributed, instruments, loop
+    from bench.clock import Clock
+    from bench.environment import CpuMeter
+    from bench.instruments.base import Context, Watch
+    from bench.steplog import StepLog
+    from bench.timers import marks_for
+
+    marks = marks_for(ranks.device.type)
+    trainer.attach(Watch(), StepLog(marks, ranks.device, 2))
+    times.update(trainer.warm_up())
+    _reset_peak_memory(ranks.device)
+
+    goal = config.goal
+    scribe = _scribe(folder, config, trainer, run) if ranks.is_first else None
+    on_val = scribe.validation if scribe else None
+    log = StepLog(marks, ranks.device, goal.num_steps, on_row=_on_row(progress, scribe), on_val=on_val)
+    context = Context(folder, ranks.rank, ranks.world_size, ranks.device.type, goal.num_steps, marks)
+    watch = Watch(instruments.load(config.instruments, context), essential=log)
+    trainer.attach(watch, log, checks=(scribe.check,) if scribe else ())
+
+    clock = Clock(lambda: distributed.sync(ranks.device), distributed.barrier)
+    meter = CpuMeter()
+    gc.collect()
+    gc.freeze()
+    if scribe:
+        scribe.event("run_start")
+    watch.on_run_start()
+    try:
+        num_steps, val_loss = loop.race(
+            trainer.step, trainer.evaluate, _reached(goal, run), goal.num_steps, goal.val_every_steps, clock, watch
+        )
+        own_cpu_s = meter.own_cpu_s()
+        watch.on_run_end()
+        foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
+        if scribe:
+            scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
+    finally:
+        watch.close()
+        if scribe:
+            scribe.close()  # also when the race failed: what is known is written
+    return {
+        "train_s": clock.train_s,
+        "paused_s": {reason: ns / 1e9 for reason, ns in clock.paused_ns.items()},
+        "num_pauses": clock.num_pauses,
+        "num_steps": num_steps,
+        "rows": log.rows,
+        "val_losses": log.val_losses,
+        "columns": watch.ask("columns"),
+        "flags": watch.ask("flags"),
+        "summaries": watch.ask("summary"),
+        "warnings": watch.warnings,
+        "peak_mem_gib": _peak_mem_gib(ranks.device),
+        "foreign_cpu_cores": foreign,
+    }
+
+
+def _reached(goal, run):
+    """val_loss -> whether the race may end there."""
+    if not goal.stop_at_target:
+        return lambda val_loss: False
+    if goal.target_val_loss is not None:
+        return lambda val_loss: val_loss <= goal.target_val_loss
+    return lambda val_loss: val_loss - run["data"]["floor_nats"] <= goal.target_gap_nats
+
+
+def _on_row(progress, scribe):
+    def on_row(row):
+        progress["step"] = row["step"]
+        if scribe:
+            scribe.row(row)
+
+    return on_row
+
+
+def _scribe(folder, config, trainer, run):
+    from bench.hardware import peak_flops
+    from bench.scribe import Scribe
+
+    gpus = run["environment"]["gpus"]
+    peak = peak_flops(gpus[0]["name"], config.hardware.dtype) if gpus and config.hardware.device == "cuda" else None
+    flops_per_token = trainer.model.flops_per_token(config.data.seq_len)
+    frac = None if peak is None else flops_per_token / (peak * config.hardware.num_processes)
+    return Scribe(folder, config.goal.num_steps, config.data.batch_tokens, frac)
+
+
+def _read_config(folder):
+    import yaml
+
+    from bench import config as schema
+
+    return schema.build(schema.Config, yaml.safe_load((folder / "config.yaml").read_text()))
+
+
+def _shard(file):
+    from bench import shards, sources
+
+    path = Path(file["file"]).expanduser()
+    return shards.check(path if path.is_absolute() else sources.data_root() / path)
+
+
+def _reset_peak_memory(device):
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_mem_gib(device):
+    """{kind: GiB}; on a CPU the resident set of the whole process, imports and warm-up included."""
+    from bench import environment
+    from bench.units import GIB
+
+    if device.type == "cuda":
+        import torch
+
+        stats = torch.cuda.memory_stats(device)
+        kinds = {"allocated": "allocated_bytes", "active": "active_bytes", "reserved": "reserved_bytes"}
+        return {kind: stats[f"{key}.all.peak"] / GIB for kind, key in kinds.items()}
+    return {"rss": environment.peak_rss_gib()}
+
+
+def _redirect_output(path):
+    """Everything this rank and the libraries in it print goes to one file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(fd, stream)
+    os.close(fd)
+
+
+def _end_with_launcher(folder, rank):
+    """A killed launcher or agent takes its workers along; rank 0 then writes the record that the launcher cannot."""
+    if "SPEEDRUN_LAUNCHER_PID" not in os.environ:
+        return
+    launcher, agent = int(os.environ["SPEEDRUN_LAUNCHER_PID"]), int(os.environ["SPEEDRUN_AGENT_PID"])
+    once = threading.Lock()
+
+    def gone():
+        with once:  # both may be gone, and the agent is killed with its launcher: whoever comes first writes
+            if rank == 0 and watchdog.has_ended(launcher, within_s=0.5):
+                failures.write_launcher_killed(folder)
+            os._exit(1)
+
+    watchdog.when_gone(launcher, gone, "launcher-watch")
+    watchdog.when_gone(agent, gone, "agent-watch")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # not sys.exit: DDP over gloo aborts in its static destructors in about 1 exit of 20

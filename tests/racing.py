@@ -1,0 +1,141 @@
+"""Races as their user starts them, for the tests: short ones, in a results folder of their own."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+SHORT = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3", "hardware=cpu"]
+LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
+
+
+def environment(results, **more):
+    return os.environ | {"SPEEDRUN_RESULTS": str(results), "OMP_WAIT_POLICY": "PASSIVE"} | more
+
+
+def bench(results, *words, timeout_s=240, **env):
+    """python -m bench WORDS -> CompletedProcess with text output."""
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *words],
+        cwd=REPO,
+        env=environment(results, **env),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def race(results, *overrides, **env):
+    """A short race that must complete -> its folder."""
+    before = set(folders(results))
+    done = bench(results, "run", *SHORT, *overrides, **env)
+    assert done.returncode == 0, done.stdout + done.stderr + logs(results)
+    (folder,) = set(folders(results)) - before
+    return folder
+
+
+def folders(results):
+    return sorted(path.parent for path in Path(results).glob("*/*/run.json"))
+
+
+def logs(results):
+    return "".join(f"\n== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in Path(results).rglob("logs/*.log"))
+
+
+def run_json(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+def steps(folder):
+    with open(folder / "steps.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def losses(folder):
+    """Every loss of a race, as written: equal text is equal bits."""
+    return [(row["step"], row["train_loss"], row["val_loss"]) for row in steps(folder)]
+
+
+class Background:
+    """A race in the background, to be hurt.  with Background(results, ...) as race: race.wait_for_step(3); ..."""
+
+    def __init__(self, results, *overrides, **env):
+        self.results = Path(results)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench", "run", *LONG, *overrides],
+            cwd=REPO,
+            env=environment(results, **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for pid in self.all_pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.kill()
+        self.process.communicate()
+
+    @property
+    def folder(self):
+        (folder,) = folders(self.results)
+        return folder
+
+    def wait_for_step(self, step, timeout_s=120):
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the race ended early:\n{self.process.stdout.read()}{logs(self.results)}")
+            try:
+                if json.loads((self.folder / "progress.json").read_text())["step"] >= step:
+                    return
+            except (OSError, ValueError, KeyError):
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"no step {step} in {timeout_s} s{logs(self.results)}")
+
+    def pids(self, module):
+        """Processes of this race that run python -m MODULE, by their command lines."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if module in words and any(str(self.results) in word for word in words):
+                found.append(int(path.parent.name))
+        return sorted(found)
+
+    def rank_pid(self, rank):
+        for pid in self.pids("bench.worker"):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in environ:
+                return pid
+        raise AssertionError(f"no rank {rank}")
+
+    def all_pids(self):
+        return self.pids("bench.worker") + self.pids("bench.agent")
+
+    def all_gone(self, timeout_s=30):
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if not self.all_pids():
+                return True
+            time.sleep(0.2)
+        return False
+
+    def end(self, timeout_s=60):
+        """Wait for the launcher -> (exit code, its output)."""
+        out, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out

@@ -1,0 +1,97 @@
+"""From what ranks and agent left behind to one cause."""
+
+import errno
+import json
+
+import pytest
+
+from bench import failures
+from bench.steplog import NonFiniteLoss
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def told(folder, rank, kind, message, at_s, step=7):
+    found = failures.failure(kind, message, rank, step) | {"failed_at_s": at_s, "traceback": "..."}
+    (folder / "logs" / f"rank{rank}.failure.json").write_text(json.dumps(found))
+
+
+def agent(folder, *failed):
+    rows = [{"rank": rank, "exit_code": code, "failed_at_s": at_s} for rank, code, at_s in failed]
+    (folder / "logs" / "agent.json").write_text(json.dumps({"failures": rows}))
+
+
+def test_a_good_end_is_no_failure(folder):
+    assert failures.classify(folder, 0) is None
+
+
+def test_the_killed_rank_is_the_cause_not_those_who_lost_it(folder):
+    told(folder, 0, "exception", "RuntimeError: [../gloo/transport/tcp/pair.cc] Connection closed by peer", 100.0)
+    agent(folder, (0, 1, 100.0), (1, -9, 100.0))
+    found = failures.classify(folder, 1)
+    assert (found["kind"], found["rank"], found["signal"], found["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
+
+
+def test_a_kill_by_the_agent_long_after_the_first_failure_is_no_cause(folder):
+    told(folder, 0, "collective_timeout", "RuntimeError: Timed out waiting 5000ms", 100.0)
+    agent(folder, (0, 1, 100.0), (1, -9, 131.0))
+    assert (failures.classify(folder, 1)["kind"], failures.classify(folder, 1)["rank"]) == ("collective_timeout", 0)
+
+
+def test_the_rank_that_failed_first_is_the_cause(folder):
+    told(folder, 0, "exception", "RuntimeError: Connection reset", 100.0)
+    told(folder, 1, "out_of_memory", "RuntimeError: can't allocate memory", 100.2)
+    told(folder, 2, "non_finite_loss", "NonFiniteLoss: train_loss=nan at step 9", 100.1, step=9)
+    found = failures.classify(folder, 1)
+    assert (found["kind"], found["rank"], found["step"]) == ("non_finite_loss", 2, 9)
+    assert "failed_at_s" not in found and "traceback" not in found
+
+
+def test_a_crash_in_native_code_is_told_from_a_kill(folder):
+    agent(folder, (3, -11, 100.0))
+    found = failures.classify(folder, 1)
+    assert (found["kind"], found["signal"], found["rank"]) == ("rank_crashed", "SIGSEGV", 3)
+
+
+def test_an_agent_that_says_nothing_is_told_as_that(folder):
+    assert "exit code 1" in failures.classify(folder, 1)["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NonFiniteLoss(3, float("nan")), "non_finite_loss"),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
+        (RuntimeError("[gloo] Timed out waiting 5000ms for recv operation"), "collective_timeout"),
+        (ValueError("pysource/train_000000.bin: it is cut"), "bad_data"),
+        (ValueError("optim.lr=-1"), "bad_setting"),
+        (ZeroDivisionError("division by zero"), "exception"),
+    ],
+)
+def test_every_kind_of_error_has_a_name_and_a_hint(error, kind):
+    assert failures.kind_of(error) == kind
+    assert failures.HINTS[kind]
+
+
+def test_a_failing_rank_can_still_speak_on_a_full_disk(folder, monkeypatch):
+    from pathlib import Path
+
+    from bench import record
+
+    record.reserve(folder)
+    really = Path.write_text
+
+    def full_until_released(self, text, *args, **kwargs):
+        if (folder / record.RESERVE).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return really(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full_until_released)
+    failures.write(folder, 0, 12, OSError(errno.ENOSPC, "No space left on device"))
+    assert failures.classify(folder, 1)["kind"] == "disk_full"

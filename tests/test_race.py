@@ -1,0 +1,176 @@
+"""Whole races, started as a user starts them: what is in the record, and that the losses are always the same."""
+
+import json
+import re
+
+import pytest
+import racing
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def first(results):
+    return racing.race(results, "seed=5")
+
+
+def test_a_race_leaves_a_complete_record(first):
+    run = racing.run_json(first)
+    assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
+    assert first.name == run["run_id"]
+    assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5", run["run_id"])
+    assert run["metrics"]["num_steps"] == 6
+    assert run["metrics"]["train_s"] == max(run["measured"]["train_s_by_rank"])
+    assert run["metrics"]["step_avg_ms"] == pytest.approx(1e3 * run["metrics"]["train_s"] / 6)
+    assert run["metrics"]["tokens_per_s"] == pytest.approx(6 * 1024 / run["metrics"]["train_s"])
+    assert run["metrics"]["mfu"] is None  # no peak is known for a CPU, and none is guessed
+    assert run["instruments"] == {"regions": {}}
+    names = {artifact["path"] for artifact in run["artifacts"]}
+    assert {"config.yaml", "overrides.yaml", "steps.csv", "events.jsonl", "environment.json", "logs/rank0.log"} <= names
+    assert "run.json" not in names
+
+
+def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(first):
+    rows = racing.steps(first)
+    assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if row["val_loss"]] == ["0", "3", "6"]
+    assert [int(row["tokens"]) for row in rows] == [1024 * step for step in range(7)]
+    for row in rows[1:]:
+        parts = sum(float(row[name]) for name in ("data_ms", "forward_ms", "backward_ms", "optimizer_ms"))
+        assert 0.9 * float(row["step_ms"]) < parts <= 1.001 * float(row["step_ms"])
+
+
+def test_events_tell_the_order_of_things(first):
+    events = [json.loads(line) for line in (first / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["init_start", "run_start", "eval_stop", "eval_stop", "eval_stop", "run_stop", "run_end"]
+
+
+def test_the_record_names_nobody(first):
+    import getpass
+    import socket
+    from pathlib import Path
+
+    text = "".join(path.read_text(errors="replace") for path in first.rglob("*") if path.is_file())
+    assert str(racing.REPO) not in text
+    assert str(Path.home()) + "/" not in text
+    assert len(socket.gethostname()) < 4 or socket.gethostname() not in text
+    assert len(getpass.getuser()) < 5 or getpass.getuser() not in text
+
+
+def test_lines_are_those_of_modded_nanogpt(results, first):
+    lines = [line for line in (first / "logs" / "rank0.log").read_text().splitlines() if line.startswith("step:")]
+    number = r"\d+(\.\d+)?"
+    assert len(lines) == 9
+    assert re.fullmatch(rf"step:0/6 val_loss:{number} train_time:0ms step_avg:0\.00ms", lines[0])
+    assert re.fullmatch(rf"step:1/6 train_time:{number}ms step_avg:{number}ms", lines[1])
+    assert re.fullmatch(rf"step:6/6 val_loss:{number} train_time:{number}ms step_avg:{number}ms", lines[-1])
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, first):
+    assert racing.losses(racing.race(results, "seed=5")) == racing.losses(first)
+    assert racing.losses(racing.race(results, "seed=6")) != racing.losses(first)
+
+
+def test_instruments_change_no_bit(results, first):
+    bare = racing.race(results, "seed=5", "instruments=[]")
+    assert racing.losses(bare) == racing.losses(first)
+    assert "forward_ms" not in racing.steps(bare)[1]
+
+
+def test_a_plain_loop_without_warm_up_gives_the_same_bits(first):
+    """The reference: no warm-up, no instruments, no threads; the harness must add nothing and lose nothing."""
+    import yaml
+
+    from bench import config as schema
+
+    assert plain_losses(schema.build(schema.Config, yaml.safe_load((first / "config.yaml").read_text()))) == [
+        float(row["train_loss"]) for row in racing.steps(first)[1:]
+    ]
+
+
+def plain_losses(config):
+    import numpy as np
+    import torch
+
+    import models
+    from bench import launch
+
+    torch.set_num_threads(config.hardware.num_threads)
+    shard = launch.prepare(racing.SHORT).dataset.train[0].path
+    stream = torch.from_numpy(np.fromfile(shard, dtype="<u2", offset=1024).astype(np.int64))
+    model = models.MODELS[config.model.arch](
+        vocab_size=config.model.vocab_size, seq_len=128, num_layers=4, num_heads=4, width=128
+    )
+    model.init_weights(torch.Generator().manual_seed(config.seed))
+    optimizer = models.OPTIMIZERS["adamw"](model, config.optim, 0, 1, "cpu")
+    found = []
+    for step in range(config.goal.num_steps):
+        tokens_BT = stream[1024 * step : 1024 * (step + 1)].view(8, 128)
+        targets_BT = stream[1024 * step + 1 : 1024 * (step + 1) + 1].view(8, 128)
+        loss = model(tokens_BT, targets_BT)
+        loss.backward()
+        if config.optim.grad_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip_norm)
+        optim = config.optim
+        lr_frac = models.SCHEDULES[optim.schedule](
+            step, config.goal.num_steps, optim.warmup_frac, optim.cooldown_frac, optim.final_lr_frac
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_frac
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_the_losses_are_the_same_for_every_world_size(results, optim):
+    """To float rounding: sums over ranks are taken in another order."""
+    alone = numbers(racing.race(results, "seed=5", f"optim={optim}"))
+    for num_processes in (2, 4, 8) if optim == "adamw" else (2, 4):
+        together = numbers(racing.race(results, "seed=5", f"optim={optim}", f"hardware.num_processes={num_processes}"))
+        assert together == pytest.approx(alone, rel=2e-5 if optim == "adamw" else 2e-3)
+
+
+def test_micro_steps_change_only_the_rounding(results, first):
+    folder = racing.race(results, "seed=5", "hardware.micro_batch_seqs=2")
+    assert numbers(folder) == pytest.approx(numbers(first), rel=2e-5)
+    assert racing.run_json(folder)["measured"]["num_micro_steps"] == 4
+
+
+def numbers(folder):
+    return [float(loss) for row in racing.losses(folder) for loss in row[1:] if loss]
+
+
+def test_a_race_stops_at_its_target(results):
+    folder = racing.race(results, "goal=target", "goal.target_val_loss=5.5", "goal.num_steps=30", "goal.val_every_steps=2")
+    run = racing.run_json(folder)
+    assert run["metrics"]["target_reached"] is True
+    assert 0 < run["metrics"]["num_steps"] < 30
+    assert run["metrics"]["val_loss"] <= 5.5
+
+
+def test_a_loss_below_the_known_floor_is_invalid(results, monkeypatch):
+    from bench import verdict
+
+    run = {
+        "status": "complete", "metrics": {"val_loss": 1.90}, "data": {"floor_nats": 1.9177}, "hardware": {"device": "cpu"},
+        "goal": {"val_tokens": 65536}, "measured": {"foreign_cpu_cores": 0.0},
+    }
+    assert verdict.validity(run)[0] == "invalid"
+    assert "below the data's floor" in verdict.validity(run)[1][0]
+    run["metrics"]["val_loss"] = 1.9177 - 10 / 65536  # within what chance allows
+    assert verdict.validity(run) == ("valid", [])
+
+
+def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
+    done = racing.bench(
+        results, "run", "track=cpu_nano", "goal.num_steps=4", "goal.val_tokens=4096", "hardware=cpu", "name=short"
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = [path for path in racing.folders(results) if "-short-" in path.name]
+    assert racing.run_json(folder)["deviations"] == ["goal.num_steps: 4 instead of 200", "goal.val_tokens: 4096 instead of 65536"]
+    assert "open division, because goal.num_steps: 4 instead of 200" in done.stdout

@@ -1,0 +1,150 @@
+"""Killed ranks, killed launchers, full disks, losses that are no numbers: the record says what happened."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import racing
+
+from bench import record
+
+TWO = ["hardware.num_processes=2", "hardware.num_threads=1", "hardware.collective_timeout_s=20"]
+
+
+def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
+    with racing.Background(tmp_path, *TWO) as race:
+        race.wait_for_step(3)
+        os.kill(race.rank_pid(1), signal.SIGKILL)
+        code, out = race.end()
+        assert race.all_gone()
+        run = racing.run_json(race.folder)
+    assert code == 1
+    assert (run["status"], run["validity"]) == ("failed", "invalid")
+    failure = run["failure"]
+    assert (failure["kind"], failure["rank"], failure["signal"], failure["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
+    assert failure["step"] >= 3
+    assert "rank_killed" in out and failure["hint"] in out
+    rows = record.read_steps(race.folder)  # what was written before is kept
+    assert len(rows) > 3 and rows[3]["step"] == 3
+
+
+def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path):
+    with racing.Background(tmp_path, *TWO) as race:
+        race.wait_for_step(3)
+        race.process.kill()
+        race.process.wait()
+        assert race.all_gone()
+        run = racing.run_json(race.folder)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
+    assert run["failure"]["step"] >= 3
+
+
+def test_when_everything_is_killed_the_reader_tells(tmp_path):
+    with racing.Background(tmp_path, *TWO) as race:
+        race.wait_for_step(3)
+        workers = race.all_pids()
+        for pid in workers:  # all at once: none may see the others go
+            os.kill(pid, signal.SIGSTOP)
+        race.process.kill()
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        race.process.wait()
+        assert race.all_gone()
+        assert racing.run_json(race.folder)["status"] == "running"  # nobody was left to write
+        run = record.read(race.folder)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_a_clean_end(tmp_path, number):
+    with racing.Background(tmp_path) as race:
+        race.wait_for_step(3)
+        race.process.send_signal(number)
+        code, out = race.end()
+        assert race.all_gone()
+        run = racing.run_json(race.folder)
+    assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("aborted", "interrupted", number.name)
+    assert code == 1
+    assert "aborted: interrupted" in out
+    assert {artifact["path"] for artifact in run["artifacts"]} >= {"steps.csv", "config.yaml"}
+
+
+def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
+    done = racing.bench(tmp_path, "run", *racing.SHORT, "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50")
+    assert done.returncode == 1
+    (folder,) = racing.folders(tmp_path)
+    failure = racing.run_json(folder)["failure"]
+    assert failure["kind"] == "non_finite_loss"
+    assert failure["rank"] == 0
+    assert 1 <= failure["step"] < 10
+    assert "lower optim.lr" in done.stdout
+
+
+def test_out_of_memory_is_told_with_its_remedy(tmp_path):
+    done = racing.bench(tmp_path, "run", *racing.SHORT, "model.vocab_size=4000000000")  # 2 TB of embedding
+    assert done.returncode == 1
+    (folder,) = racing.folders(tmp_path)
+    failure = racing.run_json(folder)["failure"]
+    assert failure["kind"] == "out_of_memory"
+    assert "micro_batch_seqs" in failure["hint"]
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path):
+    with racing.Background(tmp_path, "hardware.wall_timeout_s=8") as race:
+        code, out = race.end()
+        assert race.all_gone()
+        run = racing.run_json(race.folder)
+    assert code == 1
+    assert (run["status"], run["failure"]["kind"]) == ("failed", "wall_timeout")
+
+
+def test_a_stopped_rank_ends_the_race_within_the_timeout(tmp_path):
+    with racing.Background(tmp_path, *TWO[:2], "hardware.collective_timeout_s=5") as race:
+        race.wait_for_step(3)
+        os.kill(race.rank_pid(1), signal.SIGSTOP)
+        started_s = time.monotonic()
+        code, _ = race.end(timeout_s=60)
+        assert time.monotonic() - started_s < 45
+        assert race.all_gone()
+        run = racing.run_json(race.folder)
+    assert code == 1
+    assert (run["status"], run["failure"]["kind"], run["failure"]["rank"]) == ("failed", "collective_timeout", 0)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 400 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no small file system here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_still_gets_its_record(small_disk):
+    with racing.Background(small_disk) as race:
+        race.wait_for_step(3)
+        fill(small_disk / "other_program.bin")
+        code, out = race.end(timeout_s=90)
+        assert race.all_gone()
+        run = racing.run_json(race.folder)
+    assert code == 1
+    assert (run["status"], run["failure"]["kind"]) == ("failed", "disk_full")
+    assert run["failure"]["rank"] == 0
+    assert "free space" in out
+
+
+def fill(path):
+    """Until nothing more fits."""
+    try:
+        with open(path, "wb", buffering=0) as file:
+            while True:
+                file.write(b"\0" * 4096)
+    except OSError:
+        pass

@@ -1,0 +1,31 @@
+"""A process is known to have ended when it has, reaped or not."""
+
+import subprocess
+import sys
+import threading
+import time
+
+from bench import watchdog
+
+
+def sleeper(seconds):
+    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+
+
+def test_a_killed_process_has_ended_even_before_it_is_reaped():
+    child = sleeper(60)
+    assert not watchdog.has_ended(child.pid, within_s=0.05)
+    child.kill()
+    assert watchdog.has_ended(child.pid, within_s=10)
+    child.wait()
+    assert watchdog.has_ended(child.pid, within_s=0)
+
+
+def test_the_watch_calls_once_the_process_is_gone():
+    child, told = sleeper(60), threading.Event()
+    watchdog.when_gone(child.pid, told.set, "test-watch")
+    time.sleep(0.1)
+    assert not told.is_set()
+    child.kill()
+    assert told.wait(10)
+    child.wait()
