@@ -1,6 +1,7 @@
 """./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds the verb's room and reports a user's mistake."""
 
 import importlib
+import os
 import sys
 
 VERBS = {  # verb: (module in bench/, what it does)
@@ -38,10 +39,18 @@ def main(argv):
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stderr.close()
-        return 0
+
+
+def run():
+    """main(), and quiet when the reader of a pipe has seen enough."""
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains once more at its end
+        code = 0
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run()

@@ -1,0 +1,105 @@
+"""requirements.lock against pyproject.toml, against what is installed, and against what the code imports."""
+
+import ast
+import importlib.metadata
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPO = Path(__file__).resolve().parent.parent
+MODULES = {"hydra-core": "hydra", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}  # where the module has another name
+inside_venv = pytest.mark.skipif(Path(sys.prefix) != REPO / ".venv", reason="not run by the Python of .venv")
+
+
+def sections():
+    """The lock's lines in its three parts: direct, needed by those, CUDA build."""
+    parts, part = [], None
+    for line in (REPO / "requirements.lock").read_text().splitlines():
+        if line.startswith(("# direct", "# needed by those", "# CUDA build")):
+            parts.append(part := [])
+        elif line.strip() and part is not None:
+            part.append(line)
+    direct, needed, cuda = parts
+    return direct, needed, cuda
+
+
+def pins(lines):
+    """Name -> exact version."""
+    found = {}
+    for line in lines:
+        requirement = Requirement(line.split("#")[0])
+        (pin,) = requirement.specifier
+        assert pin.operator == "==" and "*" not in pin.version, f"{line}: not an exact version"
+        assert requirement.name not in found, f"{line}: pinned twice"
+        found[canonicalize_name(requirement.name)] = pin.version
+    return found
+
+
+def declared():
+    """Group -> requirements, from pyproject.toml; the group without which nothing runs is 'core'."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    groups = {"core": project["dependencies"]} | project["optional-dependencies"]
+    return {group: [Requirement(text) for text in texts] for group, texts in groups.items()}
+
+
+def test_the_direct_pins_are_the_declared_dependencies_and_inside_their_ranges():
+    direct = pins(sections()[0])
+    ranges = {canonicalize_name(needed.name): needed.specifier for group in declared().values() for needed in group}
+    assert set(direct) == set(ranges)
+    for name, version in direct.items():
+        assert ranges[name].contains(version), f"{name} {version} is outside {ranges[name]}"
+
+
+def test_every_line_of_the_lock_is_an_exact_pin():
+    direct, needed, cuda = sections()
+    assert len(pins([*direct, *needed, *cuda])) == len(direct) + len(needed) + len(cuda)
+
+
+@inside_venv
+def test_every_other_pin_is_needed_by_what_its_comment_says():
+    for line in sections()[1]:
+        pin, reason = line.split("#")
+        (name,) = pins([pin])
+        for user in reason.split(", and to build")[0].split(","):
+            needs = map(Requirement, importlib.metadata.requires(user.strip()) or [])
+            assert name in {canonicalize_name(found.name) for found in needs}, f"{user} does not need {name}"
+
+
+@inside_venv
+def test_the_environment_holds_the_pins_and_nothing_else():
+    installed = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()}
+    build = importlib.metadata.version("torch").partition("+")[2]  # "cpu", or nothing: the registry's CUDA build
+    installed["torch"] = importlib.metadata.version("torch").partition("+")[0]
+    del installed["pip"]
+    direct, needed, cuda = sections()
+    cuda_lines = [] if build == "cpu" or sys.platform != "linux" else cuda
+    assert installed == pins([*direct, *needed, *cuda_lines])
+
+
+def test_the_code_imports_only_what_is_declared():
+    modules = {group: {module(found.name) for found in found_in_group} for group, found_in_group in declared().items()}
+    program = {"bench", "models"}.union(sys.stdlib_module_names, modules["core"], modules["fineweb"], modules["text"])
+    for path in [*REPO.glob("bench/**/*.py"), *REPO.glob("models/**/*.py")]:
+        assert imported(path) <= program, path
+    helpers = {path.stem for path in REPO.glob("tests/*.py")}
+    for path in REPO.glob("tests/**/*.py"):
+        assert imported(path) <= program.union(helpers, modules["test"], {"packaging"}), path  # pytest needs packaging
+
+
+def module(name):
+    return MODULES.get(name, name.replace("-", "_"))
+
+
+def imported(path):
+    """Top-level names of all modules that a file imports, inside functions included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
