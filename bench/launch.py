@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from bench import compose, environment, failures, preflight, record, sources, verdict
+from bench import compose, environment, failures, record, sources, verdict
 from bench import config as schema
 from bench.clock import TIMING_PROTOCOL
 from bench.metrics import metrics
@@ -50,7 +50,7 @@ class Job:
 
 def prepare(overrides, fetch=False, say=print):
     """list[str] -> Job.  Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
-    machine = schema.Machine(environment.visible_gpus(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    machine = schema.Machine(environment.visible_gpus(), environment.usable_cpus())
     asked = compose.compose(overrides, machine)
     for name in ("train_glob", "val_glob"):
         pattern = getattr(asked.data, name)

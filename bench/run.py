@@ -1,7 +1,6 @@
 """One race, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
 
 import argparse
-import os
 
 from bench import compose, launch, record
 from bench.progress import last_words, say
@@ -31,7 +30,7 @@ def as_yaml(overrides):
     from bench import config as schema
     from bench import environment
 
-    asked = compose.compose(overrides, schema.Machine(environment.visible_gpus(), os.cpu_count()))
+    asked = compose.compose(overrides, schema.Machine(environment.visible_gpus(), environment.usable_cpus()))
     return yaml.safe_dump(schema.to_dict(asked), sort_keys=False)
 
 

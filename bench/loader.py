@@ -1,0 +1,224 @@
+"""Shards -> batches on the device: the same global stream of tokens for every world size.
+
+Step s of a race reads tokens [s * batch_tokens, (s + 1) * batch_tokens] of the shards in a row, which start over at the
+end.  Rank r owns the r-th equal block of the step's rows, micro-step m the m-th equal slice of that block; a target is
+the token after its own.  A thread reads ahead; next() only copies to the device.
+Legend: B sequences of one micro-batch, T tokens of one sequence, R sequences of a whole step.
+"""
+
+import bisect
+import itertools
+import queue
+import threading
+import time
+
+import numpy as np
+import torch
+
+BLOCK_TOKENS = 1 << 16  # small steps are read several at once, or handing them over would cost more than reading them
+CLOSE_S = 30.0
+
+
+class Stream:
+    """The endless concatenation of shards.  Not for two threads at once."""
+
+    def __init__(self, shards):
+        if not shards:
+            raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
+        self._shards = list(shards)
+        self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in self._shards)]
+        self._mapped = (None, None)  # the shard being read; the others need no memory
+
+    @property
+    def num_tokens(self):
+        """Of one epoch."""
+        return self._starts[-1]
+
+    def read(self, start, num_tokens):
+        """Tokens [start, start + num_tokens) as uint16, a view of the file where one shard holds them all."""
+        pieces, start = [], start % self.num_tokens
+        while num_tokens:
+            index = bisect.bisect_right(self._starts, start) - 1
+            first = start - self._starts[index]
+            piece = self._tokens(index)[first : first + num_tokens]
+            pieces.append(piece)
+            num_tokens -= len(piece)
+            start = (start + len(piece)) % self.num_tokens
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _tokens(self, index):
+        if self._mapped[0] != index:
+            self._mapped = (index, np.asarray(self._shards[index].tokens()))
+        return self._mapped[1]
+
+
+def global_batch(stream, step, batch_tokens, seq_len):
+    """The plain reference: tokens_RT, targets_RT of one step over all ranks and micro-steps, int64."""
+    span = torch.from_numpy(stream.read(step * batch_tokens, batch_tokens + 1).astype(np.int64))
+    return span[:-1].view(-1, seq_len), span[1:].view(-1, seq_len)
+
+
+class Loader:
+    """Endless micro-batches of one rank.  Reads at least depth whole steps ahead.
+
+    wait_ns is how long next() has waited for the thread since load_state_dict(), and num_waits how often.
+    """
+
+    def __init__(self, shards, batch_tokens, seq_len, num_micro_steps, rank, world_size, device, depth=2):
+        num_slices = world_size * num_micro_steps
+        if batch_tokens % (num_slices * seq_len):
+            raise ValueError(f"data.batch_tokens={batch_tokens}: use a multiple of {num_slices} * seq_len = {num_slices * seq_len}")
+        self._stream = Stream(shards)
+        self._device = torch.device(device)
+        self._on_gpu = self._device.type == "cuda"
+        self._num_micro_steps, self._seq_len = num_micro_steps, seq_len
+        micro_tokens = batch_tokens // num_slices
+        rank_start = rank * num_micro_steps * micro_tokens
+
+        def start_of(micro):
+            """Where this rank's micro-batch, counted from the start of the race, begins in the stream."""
+            step, micro_step = divmod(micro, num_micro_steps)
+            return step * batch_tokens + rank_start + micro_step * micro_tokens
+
+        self._start_of = start_of
+        steps_per_block = -(-BLOCK_TOKENS // (num_micro_steps * micro_tokens))
+        shape = (steps_per_block * num_micro_steps, 2, micro_tokens)
+        # one more than is read ahead: the block that next() hands out from.  Pinned, or copies to the GPU would block.
+        self._blocks = [torch.empty(shape, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(depth + 1)]
+        if self._on_gpu:
+            self._copies = torch.cuda.Stream(self._device)
+            self._copied = torch.cuda.Event()
+        self._thread = None
+        self._start(0)
+
+    @property
+    def num_tokens(self):
+        """Of one epoch."""
+        return self._stream.num_tokens
+
+    def next(self):
+        """(tokens_BT, targets_BT), int64 on the device; they are the caller's to keep."""
+        if self._left == 0:
+            self._next_block()
+        pair = self._block[len(self._block) - self._left]
+        pair = self._to_gpu(pair) if self._on_gpu else pair.clone()
+        self._left -= 1
+        self._micro += 1
+        tokens_BT, targets_BT = pair.view(2, -1, self._seq_len).unbind(0)
+        return tokens_BT, targets_BT
+
+    def state_dict(self):
+        """Where the next batch to be handed out stands."""
+        step, micro_step = divmod(self._micro, self._num_micro_steps)
+        return {"step": step, "micro_step": micro_step}
+
+    def load_state_dict(self, state):
+        """Go on from there.  Returns when the first batch is ready, so that the first step does not start late."""
+        self._stop()
+        self._start(state["step"] * self._num_micro_steps + state["micro_step"])
+        self._next_block()
+        self.wait_ns = self.num_waits = 0
+
+    def close(self):
+        """End the thread; next() is of no use afterwards."""
+        self._stop()
+        self._error = ValueError("the loader is closed: make a new one")
+
+    def _start(self, micro):
+        self._micro, self._left, self._block, self._error = micro, 0, None, None
+        self.wait_ns = self.num_waits = 0
+        self._free, self._ready = queue.SimpleQueue(), queue.SimpleQueue()
+        for block in self._blocks:
+            self._free.put(block)
+        read_ahead = (self._stream, self._start_of, micro, self._free, self._ready)
+        self._thread = threading.Thread(target=_read_ahead, args=read_ahead, name="loader", daemon=True)
+        self._thread.start()
+
+    def _stop(self):
+        if self._thread is not None:
+            self._free.put(None)
+            self._thread.join(CLOSE_S)
+            assert not self._thread.is_alive(), f"the loader's thread did not end in {CLOSE_S} s"
+            self._thread = None
+        self._wait_for_copies()
+        self._block, self._left = None, 0
+
+    def _next_block(self):
+        if self._error is not None:
+            raise self._error
+        if self._block is not None:
+            self._wait_for_copies()
+            self._free.put(self._block)
+            self._block = None
+        try:
+            found = self._ready.get_nowait()
+        except queue.Empty:
+            started_ns = time.perf_counter_ns()
+            found = self._ready.get()
+            self.wait_ns += time.perf_counter_ns() - started_ns
+            self.num_waits += 1
+        if isinstance(found, BaseException):
+            self._error = found
+            raise found
+        self._block, self._left = found, len(found)
+
+    def _to_gpu(self, pair):
+        """Copy on a stream of its own: it waits for no compute, and the host for neither."""
+        with torch.cuda.stream(self._copies):
+            pair = pair.to(self._device, non_blocking=True)
+            self._copied.record()
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_event(self._copied)
+        pair.record_stream(compute)  # its memory came from the other stream
+        return pair
+
+    def _wait_for_copies(self):
+        """Before a pinned block is written again.  Its last copy was issued a step ago and waited for no compute."""
+        if self._on_gpu:
+            self._copied.synchronize()
+
+
+def _read_ahead(stream, start_of, micro, free, ready):
+    """The thread: fill free blocks in order until None comes.  It calls nothing of CUDA, so it cannot disturb it."""
+    try:
+        while (block := free.get()) is not None:
+            for pair in block.numpy():
+                _fill(pair, stream, start_of(micro))
+                micro += 1
+            ready.put(block)
+    except BaseException as error:
+        ready.put(error)
+
+
+def _fill(pair, stream, start):
+    """The stream's tokens from start on into pair[0], their targets into pair[1]."""
+    span = stream.read(start, pair.shape[1] + 1)
+    pair[0] = span[:-1]
+    pair[1] = span[1:]
+
+
+def val_batches(shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size, device):
+    """This rank's (tokens_BT, targets_BT) of exactly the first val_tokens tokens, int64 on the device.
+
+    The val_tokens / seq_len rows are dealt to the ranks in equal blocks, and each rank's to equal batches of at most
+    micro_batch_seqs rows, so that a compiled graph sees one shape.  Raises ValueError at once where that cannot be.
+    """
+    stream = Stream(shards)
+    row_of_seqs = world_size * seq_len  # tokens of one row on each rank
+    if val_tokens <= 0 or val_tokens % row_of_seqs:
+        raise ValueError(f"goal.val_tokens={val_tokens}: use a multiple of world_size * seq_len = {row_of_seqs}")
+    if val_tokens + 1 > stream.num_tokens:
+        fits = (stream.num_tokens - 1) // row_of_seqs * row_of_seqs
+        raise ValueError(f"goal.val_tokens={val_tokens}: the val shards hold {stream.num_tokens} tokens: use {fits} or fewer")
+    rank_seqs = val_tokens // row_of_seqs
+    num_seqs = next(num for num in range(min(micro_batch_seqs, rank_seqs), 0, -1) if rank_seqs % num == 0)
+    return _val_batches(stream, range(rank * rank_seqs, (rank + 1) * rank_seqs, num_seqs), num_seqs, seq_len, torch.device(device))
+
+
+def _val_batches(stream, first_seqs, num_seqs, seq_len, device):
+    for seq in first_seqs:
+        pair = torch.empty((2, num_seqs * seq_len), dtype=torch.int64, pin_memory=device.type == "cuda")
+        _fill(pair.numpy(), stream, seq * seq_len)
+        # torch keeps the memory of a pinned tensor until its copies are done
+        tokens_BT, targets_BT = pair.to(device, non_blocking=True).view(2, num_seqs, seq_len).unbind(0)
+        yield tokens_BT, targets_BT

@@ -1,0 +1,114 @@
+"""Raw facts of a record -> its derived numbers, run.json["metrics"].  Anyone can recompute them; verify does.
+
+None where a fact is missing: a run that did not finish, a device whose peak is unknown, a CPU for everything per GPU.
+"""
+
+import math
+
+from bench import hardware, stats
+from bench.units import ms_from_s
+
+
+def metrics(run, steps):
+    """run: a record with "measured", "model", "environment", "world_size", "data" and perhaps "goal".
+
+    steps: rows of steps.csv.  Row k is after k optimizer steps.
+    """
+    measured, model = run["measured"], run["model"]
+    num_steps = steps[-1]["step"] if steps else None
+    val_loss = last_val_loss(steps)
+    seconds = train_s(measured)
+    rate = tokens_per_s(num_steps, measured.get("batch_tokens"), seconds)
+    num_gpus = len(run["environment"].get("gpus") or ())
+    gap_nats = _minus(val_loss, run["data"].get("floor_nats"))
+    mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
+    timed_ms = unflagged_step_ms(steps) if seconds is not None else []
+    peak = peak_flops(run)
+    return {
+        "num_steps": num_steps,
+        "val_loss": val_loss,
+        "train_s": seconds,
+        "step_avg_ms": step_avg_ms(seconds, num_steps),
+        "step_ms_p50": stats.percentile(timed_ms, 50),
+        "step_ms_p95": stats.percentile(timed_ms, 95),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / run["world_size"] if rate is not None and num_gpus else None,
+        "mfu": mfu(model.get("flops_per_token"), rate, run["world_size"], peak),
+        "mfu_causal": mfu(model.get("flops_per_token_causal"), rate, run["world_size"], peak),
+        "peak_mem_gib": max(mem_gib, default=None),
+        "peak_mem_gib_min": min(mem_gib, default=None),
+        "compile_s": measured.get("compile_s"),
+        "goodput_frac": goodput_frac(seconds, measured.get("wall_s")),
+        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if seconds is not None else None,
+        "gap_nats": gap_nats,
+    }
+
+
+def train_s(measured):
+    """The run's time: the slowest rank's clock (DESIGN 4.2), which excludes warm-up, compilation and validation."""
+    return max(measured.get("train_s_by_rank") or (), default=None)
+
+
+def step_avg_ms(seconds, num_steps):
+    """train_s / num_steps: synchronised at both ends, unlike the step_avg of a line printed during the race."""
+    return ms_from_s(seconds) / num_steps if seconds is not None and num_steps else None
+
+
+def unflagged_step_ms(steps):
+    """The step times that may enter statistics: measured, and no instrument disturbed the step."""
+    return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
+
+
+def tokens_per_s(num_steps, batch_tokens, seconds):
+    """Global, over all ranks: num_steps * batch_tokens / train_s, batch_tokens being those of all ranks together."""
+    if not num_steps or batch_tokens is None or not seconds:
+        return None
+    return num_steps * batch_tokens / seconds
+
+
+def mfu(flops_per_token, rate, world_size, peak):
+    """Model FLOPs utilisation, 0 to 1: flops_per_token * tokens_per_s / (world_size * peak of one device).
+
+    Chowdhery et al. 2022 (PaLM), appendix B; flops_per_token as DESIGN 4.6: forward and backward, nothing recomputed.
+    """
+    if flops_per_token is None or rate is None or peak is None:
+        return None
+    return flops_per_token * rate / (world_size * peak)
+
+
+def peak_flops(run):
+    """Dense peak of the slowest device of the run in its dtype; None on a CPU and for any unknown device."""
+    gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
+    peaks = [hardware.peak_flops(gpu["name"], dtype) for gpu in gpus]
+    return None if None in peaks else min(peaks, default=None)
+
+
+def peak_mem_gib(by_rank):
+    """{kind: [GiB of each rank]} -> the ranks' peaks: what torch allocated on a GPU, the resident set on a CPU."""
+    by_rank = by_rank or {}
+    found = by_rank.get("allocated") or by_rank.get("rss") or ()
+    return [gib for gib in found if gib is not None]
+
+
+def goodput_frac(seconds, wall_s):
+    """Share of the wall time, launch to record, that was training: train_s / wall_s."""
+    return seconds / wall_s if seconds is not None and wall_s else None
+
+
+def target_reached(goal, val_loss, gap_nats):
+    """Whether the last validation is at or below the goal's target; None without a target."""
+    goal = goal or {}
+    for value, target in ((val_loss, goal.get("target_val_loss")), (gap_nats, goal.get("target_gap_nats"))):
+        if target is not None:
+            return None if value is None else value <= target
+    return None
+
+
+def last_val_loss(steps):
+    """Of the last validation, nats per token; None if there was none or it is not a number."""
+    found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
+    return found[-1] if found and math.isfinite(found[-1]) else None
+
+
+def _minus(value, floor):
+    return None if value is None or floor is None else value - floor

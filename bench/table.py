@@ -1,0 +1,314 @@
+"""The results table.  ./run.sh table [FOLDER...] [--sort COL[,-COL]] [--where KEY=VALUE...] [--group]
+
+Reads run folders and nothing else; 1,000 of them in half a second, so no heavy import.  A run that failed or still runs
+has its row and no numbers.  Sums nothing up over steps: a row is a run, with --group a set of repeats.
+"""
+
+import argparse
+import json
+import operator
+import os
+import re
+import sys
+
+from bench import record, stats
+
+DEFAULT_WIDTH = 100
+GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
+# fmt: off
+METRICS = (
+    "num_steps", "val_loss", "gap_nats", "target_reached", "train_s", "step_avg_ms", "step_ms_p50", "step_ms_p95",
+    "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "peak_mem_gib", "compile_s", "goodput_frac",
+)
+COLUMNS = (
+    "run_id", "track", "num_deviations", "status", "failure", "validity", "name", "seed", "model", "optim", "data",
+    "world_size", "device", "dtype", "torch", *METRICS, "wall_s", "started_at", "config_id", "commit",
+    "source_sha256", "comparability_id", "session_id", "folder",
+)
+GROUP_COLUMNS = (
+    "track", "num_deviations", "name", "model", "optim", "world_size", "device", "config_id", "n", "num_suspect",
+    "num_invalid", "num_failed", "num_aborted", "num_running",
+    *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
+    "source_sha256", "comparability_id", "run_ids",
+)
+# What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
+SHOWN = ("run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib")
+GROUP_SHOWN = (
+    "config_id", "name", "track", "n", "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd",
+    "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd",
+)
+DECIMALS = {
+    "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2, "step_ms_p50": 2,
+    "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3, "peak_mem_gib": 2,
+    "goodput_frac": 2,
+}
+# fmt: on
+CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.S)
+OPERATORS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def main(argv):
+    args = _parser().parse_args(_joined(argv))
+    try:
+        rows = [row for row in read_rows(args.folder) if _chosen(row, args.where)]
+        columns = GROUP_COLUMNS if args.group else COLUMNS
+        rows = sort(groups(rows) if args.group else rows, args.sort, columns)
+    except ValueError as error:
+        print(f"table: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps([{column: row[column] for column in columns} for row in rows], indent=1))
+    elif args.csv:
+        _print_csv(rows, columns)
+    elif not rows:
+        print(_nothing(args))
+    elif args.all_columns or args.md:
+        shown = columns if args.all_columns else _filled(rows, GROUP_SHOWN if args.group else SHOWN)
+        print(_render(rows, shown, "github" if args.md else "simple"))
+    else:
+        print(_fit(rows, GROUP_SHOWN if args.group else SHOWN, _width()))
+    return 0
+
+
+def text(runs, width=DEFAULT_WIDTH):
+    """Records -> the table a terminal shows."""
+    return _fit([row_of(run) for run in runs], SHOWN, width)
+
+
+def read_rows(folders):
+    """Words of the user, none for results/ -> one row (a dict by COLUMNS) for each run, by track, then time.
+
+    A folder that cannot be read is named on standard error and left out.
+    """
+    root = record.results_root()
+    paths = [record.locate(word) for word in folders] or ([root] if root.is_dir() else [])
+    rows = []
+    for folder in dict.fromkeys(record.find_runs(paths)):  # each once, though folders may lie in each other
+        try:
+            rows.append(row_of(record.read(folder), os.path.relpath(folder)))
+        except ValueError as error:
+            print(f"table: left out: {error}", file=sys.stderr)
+        except (KeyError, TypeError, AttributeError) as error:
+            print(f"table: left out: {folder}: the record lacks something ({error!r})", file=sys.stderr)
+    return sorted(rows, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))
+
+
+def row_of(run, folder=None):
+    """A record -> its row.  Numbers only of complete runs: a failed one's last loss is no result."""
+    complete = run["status"] == "complete"
+    env, measured = run["environment"], run["measured"]
+    gpus = env.get("gpus") or ()
+    facts = {
+        "failure": (run["failure"] or {}).get("kind"),
+        "num_deviations": len(run["deviations"]),
+        "model": run["model"]["arch"],
+        "data": run["data"]["source"],
+        "device": f"{len(gpus)} x {gpus[0]['name']}" if gpus else env.get("cpu_model"),
+        "dtype": measured.get("dtype"),
+        "torch": env.get("torch"),
+        "wall_s": measured.get("wall_s") if complete else None,
+        "commit": run["code"].get("commit"),
+        "source_sha256": run["code"].get("source_sha256"),
+        "folder": folder,
+    }
+    metrics = {name: run["metrics"].get(name) if complete else None for name in METRICS}
+    return {column: run.get(column) for column in COLUMNS} | facts | metrics
+
+
+def groups(rows):
+    """Repeats together: same track, config, source and comparability_id.
+
+    A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
+    config and source.  Means and sd (ddof 1, None for n = 1) are of complete runs that are not invalid.
+    """
+    complete, incomplete = {}, {}
+    for row in rows:
+        family = (row["track"], row["config_id"], row["source_sha256"])
+        if row["status"] == "complete":
+            complete.setdefault((*family, row["comparability_id"]), []).append(row)
+        else:
+            incomplete.setdefault(family, []).append(row)
+    for family, lost in incomplete.items():
+        siblings = [key for key in complete if key[:3] == family]
+        for row in lost:
+            own = (*family, row["comparability_id"])
+            complete.setdefault(own if own in siblings or not siblings else siblings[-1], []).append(row)
+    return [_group(members) for members in complete.values()]
+
+
+def _group(members):
+    first = members[0]
+    counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid"]
+    group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
+    group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
+    group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)
+    group["num_invalid"] = sum(row["status"] == "complete" and row["validity"] == "invalid" for row in members)
+    for status in ("failed", "aborted", "running"):
+        group[f"num_{status}"] = sum(row["status"] == status for row in members)
+    for name in GROUPED:
+        values = [row[name] for row in counted if row[name] is not None]
+        group[f"{name}_mean"] = stats.mean(values) if values else None
+        group[f"{name}_sd"] = stats.sd(values)
+    return group
+
+
+# ---- choosing and sorting
+
+
+def _chosen(row, conditions):
+    return all(_holds(row, *_parsed(condition)) for condition in conditions)
+
+
+def _parsed(condition):
+    match = CONDITION.fullmatch(condition)
+    if not match:
+        raise ValueError(f"--where {condition}: use KEY=VALUE, or one of != < <= > >= in the place of =")
+    if match[1] not in COLUMNS:
+        raise ValueError(f"--where {condition}: there is no column {match[1]}; choose from {', '.join(COLUMNS)}")
+    return match.groups()
+
+
+def _holds(row, key, sign, wanted):
+    """An empty cell equals only the empty value, and is neither above nor below anything."""
+    value = row[key]
+    if value is None or wanted == "":
+        return (value is None and wanted == "") == (sign == "=") if sign in ("=", "!=") else False
+    if isinstance(value, bool):
+        wanted = {"true": True, "yes": True, "false": False, "no": False}.get(wanted.lower())
+    elif isinstance(value, (int, float)):
+        try:
+            wanted = float(wanted)
+        except ValueError:
+            raise ValueError(f"--where {key}{sign}{wanted}: {key} is a number, {wanted!r} is none") from None
+    return OPERATORS[sign](value, wanted)
+
+
+def sort(rows, order, columns):
+    """order: "val_loss,-train_s" or None; empty cells come last either way."""
+    for word in reversed((order or "").split(",")):
+        column = word.strip().lstrip("-+")
+        if not column:
+            continue
+        if column not in columns:
+            raise ValueError(f"--sort {order}: there is no column {column}; choose from {', '.join(columns)}")
+        filled = [row for row in rows if row[column] is not None]
+        filled.sort(key=lambda row: row[column], reverse=word.strip().startswith("-"))
+        rows = filled + [row for row in rows if row[column] is None]
+    return rows
+
+
+# ---- showing
+
+
+def _fit(rows, columns, width):
+    """As many of the columns as fit, the most useful first."""
+    columns = _filled(rows, columns)
+    widths = [max(len(name), *(len(_cell(row, name)) for row in rows)) for name in columns]
+    while len(columns) > 4 and sum(widths[: len(columns)]) + 2 * (len(columns) - 1) > width:  # 2 spaces between them
+        columns.pop()
+    return _render(rows, columns, "simple")
+
+
+def _filled(rows, columns):
+    """Without the columns that are empty in every row."""
+    return [name for name in columns if any(row[name] is not None for row in rows)]
+
+
+def _render(rows, columns, form):
+    import tabulate
+
+    tabulate.MIN_PADDING = 0  # columns as narrow as their words
+    cells = [[_cell(row, column) for column in columns] for row in rows]
+    numeric = [any(isinstance(row[name], (int, float)) for row in rows) for name in columns]
+    align = ["right" if is_numeric else "left" for is_numeric in numeric]
+    return tabulate.tabulate(cells, columns, tablefmt=form, disable_numparse=True, colalign=align if rows else None)
+
+
+def _cell(row, column):
+    value = row[column]
+    if column == "track" and row["num_deviations"]:
+        return f"{value} (open)"  # it changed what the track fixes: MLPerf's open division
+    if column == "status":
+        return row["validity"] if value == "complete" and row["validity"] != "valid" else value
+    if column == "n":
+        kinds = (
+            "suspect",
+            "invalid",
+            "failed",
+            "aborted",
+            "running",
+        )  # the suspect are among the n, the others beside
+        return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(value)
+    if isinstance(value, float):
+        name, _, what = column.rpartition("_") if column.endswith(("_mean", "_sd")) else (column, "", "")
+        return f"{value:,.{DECIMALS.get(name, 3) + (what == 'sd')}f}"
+    return str(value)
+
+
+def _print_csv(rows, columns):
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([" ".join(value) if isinstance(value := row[name], list) else value for name in columns])
+
+
+def _width():
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):  # a pipe, or no file at all
+        return DEFAULT_WIDTH
+
+
+def _nothing(args):
+    if args.where:
+        return f"no run fits --where {' '.join(args.where)}: leave it out to see all"
+    where = " ".join(args.folder) or "results/"
+    return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one"
+
+
+def _joined(argv):
+    """--sort -train_s as --sort=-train_s: argparse would take -train_s for an option."""
+    argv = list(argv)
+    while "--sort" in argv[:-1]:
+        place = argv.index("--sort")
+        argv[place : place + 2] = [f"--sort={argv[place + 1]}"]
+    return argv
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="./run.sh table",
+        description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
+        epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(GROUP_COLUMNS)}\n\n"
+        "exit codes: 0 fine, 2 wrong use; what cannot be read is named on standard error and left out",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/"
+    )
+    parser.add_argument("--sort", metavar="COL[,-COL]", help="by these columns; - in front: largest first")
+    parser.add_argument(
+        "--where", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="also 'KEY<VALUE' and != <= > >="
+    )
+    parser.add_argument("--group", action="store_true", help="repeats together, with mean and sd")
+    parser.add_argument("--all-columns", action="store_true", help="every column, however wide")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a list of objects, unrounded, all columns")
+    form.add_argument("--csv", action="store_true", help="unrounded, all columns")
+    form.add_argument("--md", action="store_true", help="Markdown")
+    return parser

@@ -1,0 +1,78 @@
+"""The only place where a unit is converted or printed.
+
+Inside the harness: seconds, milliseconds, bytes and GiB (2**30), each in the name of its number.  GB (1e9) is not used.
+Every format_* gives "" for None: nothing measured, nothing shown.
+"""
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+MS_PER_S = 1e3
+NS_PER_MS = 1e6
+NS_PER_S = 1e9
+
+
+def ms_from_s(seconds):
+    return MS_PER_S * seconds
+
+
+def ms_from_ns(ns):
+    return ns / NS_PER_MS
+
+
+def s_from_ns(ns):
+    return ns / NS_PER_S
+
+
+def gib_from_bytes(num_bytes):
+    return num_bytes / GIB
+
+
+def format_s(seconds, decimals=2):
+    """11.021 -> "11.02 s", 754 -> "12 min 34 s", 3725 -> "1 h 02 min"."""
+    if seconds is None:
+        return ""
+    if seconds < 600:
+        return f"{seconds:.{decimals}f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_ms(ms, decimals=2):
+    return "" if ms is None else f"{ms:.{decimals}f} ms"
+
+
+def format_count(count):
+    """Three significant digits: 999 -> "999", 1234567 -> "1.23M", 524288 -> "524k"."""
+    if count is None:
+        return ""
+    for size, suffix in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T")):
+        scaled = float(f"{count / size:.3g}")  # rounded first: 999999 is 1M, not 1000k
+        if abs(scaled) < 1000 or suffix == "T":
+            break
+    return f"{scaled:.{_decimals(scaled)}f}{suffix}" if suffix else f"{count:g}"
+
+
+def _decimals(value):
+    return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+
+
+def format_bytes(num_bytes):
+    """65536 -> "64.0 KiB", 2402048 -> "2.3 MiB"."""
+    if num_bytes is None:
+        return ""
+    for size, suffix in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.1f} {suffix}"
+    return f"{num_bytes} B"
+
+
+def format_gib(gib, decimals=2):
+    return "" if gib is None else f"{gib:.{decimals}f} GiB"
+
+
+def format_pct(frac, decimals=1):
+    """A fraction as per cent: 0.4512 -> "45.1 %"."""
+    return "" if frac is None else f"{100 * frac:.{decimals}f} %"

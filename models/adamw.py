@@ -1,0 +1,30 @@
+"""AdamW as the speedrun's first records use it: weight decay on matrices only, one learning rate for all.
+
+Loshchilov and Hutter 2019; which parameters decay as in github.com/karpathy/nanoGPT model.py.
+"""
+
+import torch
+
+
+def build_adamw(model, optim, rank, world_size, device_type):
+    """AdamW over all of the model.  Every rank does the same update: rank and world_size are not used."""
+    return adamw(model.parameters(), optim, device_type)
+
+
+def adamw(parameters, optim, device_type):
+    """One group of 2-D parameters with weight decay and one of the others without; lr and peak_lr in each.
+
+    One fused kernel on CUDA; on a CPU, where fusing gains nothing, the plain loop.
+    state_dict() refers to the live tensors: copy it to keep it.  Loading one taken before the first step resets all.
+    """
+    parameters = list(parameters)
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": optim.weight_decay, "peak_lr": optim.lr},
+        {"params": vectors, "weight_decay": 0.0, "peak_lr": optim.lr},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = (optim.beta1, optim.beta2)
+    fused = device_type == "cuda"
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, fused=fused, foreach=False)

@@ -1,0 +1,80 @@
+"""GPT-2 as nanoGPT trains it: LayerNorm and linear layers with biases, tanh GELU, learned positions, tied head.
+
+Radford et al. 2019; initialisation as in github.com/karpathy/nanoGPT model.py.  No dropout.
+B batch, T tokens, D width, V vocabulary, H heads, K head width
+"""
+
+import torch.nn.functional as F
+from torch import nn
+
+from models.attention import causal_attention, merge_heads, split_heads
+from models.base import LanguageModel, constant_, normal_
+
+INIT_STD = 0.02  # of every weight but the residual projections
+
+
+class Attention(nn.Module):
+    def __init__(self, num_heads, width):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x_BTD):
+        q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, dim=-1)
+        q_BHTK, k_BHTK, v_BHTK = (split_heads(part_BTD, self.num_heads) for part_BTD in (q_BTD, k_BTD, v_BTD))
+        return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK)))
+
+
+class MLP(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.proj = nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD):
+        return self.proj(F.gelu(self.up(x_BTD), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, num_heads, width):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(num_heads, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = MLP(width)
+
+    def forward(self, x_BTD):
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class GPT2(LanguageModel):
+    def __init__(self, vocab_size, seq_len, num_layers, num_heads, width):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, width // num_heads
+        self.token_embedding = nn.Embedding(vocab_size, width)  # and the head: one matrix for both
+        self.position_embedding = nn.Embedding(seq_len, width)
+        self.blocks = nn.ModuleList(Block(num_heads, width) for _ in range(num_layers))
+        self.final_norm = nn.LayerNorm(width)
+
+    def init_weights(self, generator):
+        """Every parameter anew, from a CPU generator."""
+        residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5  # 2 additions a block keep the stream's variance
+        for name, module in self.named_modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                normal_(module.weight, residual_std if name.endswith(".proj") else INIT_STD, generator)
+            if isinstance(module, nn.LayerNorm):
+                constant_(module.weight, 1.0)
+            if isinstance(module, (nn.Linear, nn.LayerNorm)):
+                constant_(module.bias, 0.0)
+
+    def logits(self, tokens_BT):
+        """[B, T] -> [B, T, V], of the next token, float32."""
+        x_BTD = self.token_embedding(tokens_BT) + self.position_embedding.weight[: tokens_BT.shape[1]]
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return F.linear(self.final_norm(x_BTD), self.head_weight()).float()
+
+    def head_weight(self):
+        return self.token_embedding.weight

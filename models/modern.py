@@ -1,0 +1,124 @@
+"""A GPT as the speedrun's records of late 2024 have it, without the parts that need a special GPU.
+
+Rotary positions; RMSNorm without weights, also right after the embedding; queries and keys normalised; ReLU
+squared; no biases; projections back into the stream and the head start at zero; head not tied; logits softly capped.
+From github.com/KellerJordan/modded-nanogpt, records 2 (rotary), 5 (ReLU squared, zero projections, QK-norm),
+8 (untied zero head, norm after the embedding), 18 (softcap 15).
+B batch, T tokens, D width, V vocabulary, H heads, K head width
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from models.attention import causal_attention, merge_heads, split_heads
+from models.base import LanguageModel, constant_, normal_
+
+EMBEDDING_STD = 0.02  # the norm after it undoes the scale: this only sets how far one AdamW step of lr turns a row
+NORM_EPS = 1e-6  # well under EMBEDDING_STD**2 = 4e-4; torch's default depends on the dtype
+ROTARY_BASE = 10_000  # Su et al. 2021, RoFormer, section 3.2.2
+LOGIT_CAP = 15.0  # logits -> cap * tanh(logits / cap); Gemma 2 (2024) has 30, record 18 found 15 better
+
+
+def rms_norm(x):
+    return F.rms_norm(x, (x.shape[-1],), eps=NORM_EPS)
+
+
+def softcap(logits, cap=LOGIT_CAP):
+    """Close to the identity near 0, never beyond -cap..cap."""
+    return cap * torch.tanh(logits / cap)
+
+
+class Rotary(nn.Module):
+    """Turns the pair (i, i + K/2) of a head by position * ROTARY_BASE**(-2i/K): dot products see only distances."""
+
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        self.register_buffer("cos_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
+        self.register_buffer("sin_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
+        self.fill()
+
+    @torch.no_grad()
+    def fill(self):
+        """Computed on the CPU in float64, so that every device and rank has the same table."""
+        seq_len, half_dim = self.cos_TK.shape
+        turn_K = ROTARY_BASE ** (-torch.arange(half_dim, dtype=torch.float64, device="cpu") / half_dim)
+        angle_TK = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), turn_K)
+        self.cos_TK.copy_(angle_TK.cos())
+        self.sin_TK.copy_(angle_TK.sin())
+
+    def forward(self, x_BHTK):
+        T = x_BHTK.shape[2]
+        cos_TK, sin_TK = self.cos_TK[:T], self.sin_TK[:T]
+        left, right = x_BHTK.float().chunk(2, dim=-1)  # bf16 angles would be off by whole turns far from the start
+        turned_BHTK = torch.cat((left * cos_TK - right * sin_TK, right * cos_TK + left * sin_TK), dim=-1)
+        return turned_BHTK.type_as(x_BHTK)
+
+
+class Attention(nn.Module):
+    def __init__(self, num_heads, width):
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(width, width, bias=False)  # three matrices, not one: Muon makes each orthogonal
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x_BTD, rotary):
+        q_BHTK = split_heads(self.query(x_BTD), self.num_heads)
+        k_BHTK = split_heads(self.key(x_BTD), self.num_heads)
+        v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
+        q_BHTK, k_BHTK = rotary(rms_norm(q_BHTK)), rotary(rms_norm(k_BHTK))
+        return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK)))
+
+
+class MLP(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.proj = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x_BTD):
+        return self.proj(F.relu(self.up(x_BTD)).square())
+
+
+class Block(nn.Module):
+    def __init__(self, num_heads, width):
+        super().__init__()
+        self.attention = Attention(num_heads, width)
+        self.mlp = MLP(width)
+
+    def forward(self, x_BTD, rotary):
+        x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rotary)
+        return x_BTD + self.mlp(rms_norm(x_BTD))
+
+
+class Modern(LanguageModel):
+    def __init__(self, vocab_size, seq_len, num_layers, num_heads, width):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, width // num_heads
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.rotary = Rotary(self.head_dim, seq_len)
+        self.blocks = nn.ModuleList(Block(num_heads, width) for _ in range(num_layers))
+        self.head = nn.Linear(width, vocab_size, bias=False)
+
+    def init_weights(self, generator):
+        """Every parameter anew, from a CPU generator, and the rotary table."""
+        normal_(self.embedding.weight, EMBEDDING_STD, generator)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and name.endswith((".proj", "head")):
+                constant_(module.weight, 0.0)
+            elif isinstance(module, nn.Linear):
+                std = (3 * module.in_features) ** -0.5  # torch's own default has this variance; 0.0208 at width 768
+                normal_(module.weight, std, generator)
+        self.rotary.fill()
+
+    def logits(self, tokens_BT):
+        """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
+        x_BTD = rms_norm(self.embedding(tokens_BT))
+        for block in self.blocks:
+            x_BTD = block(x_BTD, self.rotary)
+        return softcap(self.head(rms_norm(x_BTD)).float())
+
+    def head_weight(self):
+        return self.head.weight

@@ -1,0 +1,121 @@
+"""The .bin shard of llm.c and modded-nanogpt: written, read, and refused by name when it is not one.
+
+256 little-endian int32: magic 20240520, version 1, token count, zeros; then that many little-endian uint16 tokens.
+"""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+TOKEN_BYTES = 2
+MAX_TOKENS = 2**31 - 1  # the header holds the count as int32
+SCAN_TOKENS = 1 << 21  # read at once when a whole shard is scanned: 4 MiB
+
+TOKEN_DTYPE = np.dtype("<u2")
+HEADER_DTYPE = np.dtype("<i4")
+LLAMA_MAGIC = 20240801  # llm.c's other format
+
+
+class CheckFailed(ValueError):
+    """The data are missing, damaged or not what they should be; the user asked for nothing wrong."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file whose header and size agree."""
+
+    path: Path
+    num_tokens: int
+    num_bytes: int
+
+    def tokens(self):
+        """Read-only uint16 view of the file; costs no memory until it is read."""
+        return np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(self.num_tokens,))
+
+
+def num_bytes(num_tokens):
+    """Size of a shard that holds so many tokens."""
+    return HEADER_BYTES + TOKEN_BYTES * num_tokens
+
+
+def write(path, tokens):
+    """1-D integers below 65536 -> a shard under its final name, whole or not at all.  Returns its Shard."""
+    path, tokens = Path(path), np.asarray(tokens)
+    assert tokens.ndim == 1 and tokens.dtype.kind in "iu", f"{path.name}: tokens must be 1-D integers, not {tokens.dtype}"
+    assert 0 < len(tokens) <= MAX_TOKENS, f"{path.name}: a shard cannot hold {len(tokens)} tokens"
+    assert tokens.min() >= 0 and tokens.max() < 2**16, f"{path.name}: tokens must be in [0, 65536) to fit uint16"
+    header = np.zeros(HEADER_INTS, HEADER_DTYPE)
+    header[:3] = MAGIC, VERSION, len(tokens)
+    with replacing(path) as file:
+        file.write(header.tobytes())
+        file.write(np.ascontiguousarray(tokens, TOKEN_DTYPE).data)
+    return Shard(path, len(tokens), num_bytes(len(tokens)))
+
+
+class replacing:
+    """with replacing(path) as file: ...  The bytes appear under path when the block ends well, or not at all."""
+
+    def __init__(self, path):
+        self._path = Path(path)
+
+    def __enter__(self):
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # beside its goal, because a rename is atomic only inside one file system
+        self._file = tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=f".{self._path.name}.", delete=False)
+        return self._file
+
+    def __exit__(self, kind, *rest):
+        with self._file:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        if kind is None:
+            os.chmod(self._file.name, 0o644)  # a temporary file is its owner's alone
+            os.replace(self._file.name, self._path)
+        else:
+            os.unlink(self._file.name)
+
+
+def check(path):
+    """Header and size of a file -> Shard.  Raises CheckFailed, which names the file, what is wrong and what to try."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(HEADER_BYTES)
+    except OSError as error:
+        raise CheckFailed(f"{path}: cannot be read ({error.strerror}): check the name and the permissions") from error
+    if len(head) < HEADER_BYTES:
+        raise CheckFailed(f"{path}: its {size} bytes are fewer than a header's {HEADER_BYTES}: truncated or no shard; get it again")
+    magic, version, num_tokens = (int(value) for value in np.frombuffer(head, HEADER_DTYPE)[:3])
+    if magic != MAGIC:
+        kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
+        raise CheckFailed(f"{path}: magic {magic} instead of {MAGIC}: this is {kind}; ./run.sh data make text makes one from text")
+    if version != VERSION:
+        raise CheckFailed(f"{path}: version {version}, and only {VERSION} is known here: make it again in that version")
+    if num_tokens <= 0:
+        raise CheckFailed(f"{path}: the header counts {num_tokens} tokens: make or get it again")
+    if size != num_bytes(num_tokens):
+        how = "truncated" if size < num_bytes(num_tokens) else "longer than its header says"
+        raise CheckFailed(f"{path}: {size} bytes, but {num_tokens} tokens need {num_bytes(num_tokens)}: it is {how}; get it again")
+    return Shard(path, num_tokens, size)
+
+
+def max_token(shard):
+    """The largest token of a shard."""
+    tokens = shard.tokens()
+    return max(int(tokens[start : start + SCAN_TOKENS].max()) for start in range(0, shard.num_tokens, SCAN_TOKENS))
+
+
+def sha256(path):
+    """Hex digest of a whole file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,45 @@
+"""What all architectures share: loss from logits, the matrices Muon may take, FLOPs, initialisation.
+
+B batch, T tokens, V vocabulary
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from models import flops
+
+
+class LanguageModel(nn.Module):
+    """An architecture adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT), init_weights(generator)."""
+
+    def forward(self, tokens_BT, targets_BT):
+        """Mean nats per token, float32 also under bf16 autocast."""
+        return F.cross_entropy(self.logits(tokens_BT).flatten(0, 1), targets_BT.flatten())
+
+    def hidden_matrices(self):
+        """The 2-D weights inside the blocks, in order: what Muon may take."""
+        return [parameter for parameter in self.blocks.parameters() if parameter.ndim == 2]
+
+    def flops_per_token(self, seq_len):
+        """Forward and backward, masked pairs of tokens counted."""
+        return flops.flops_per_token(*self._shape(), seq_len)
+
+    def flops_per_token_causal(self, seq_len):
+        """Forward and backward, masked pairs of tokens left out."""
+        return flops.flops_per_token_causal(*self._shape(), seq_len)
+
+    def _shape(self):
+        num_matmul_weights = sum(matrix.numel() for matrix in (*self.hidden_matrices(), self.head_weight()))
+        return num_matmul_weights, len(self.blocks), self.num_heads, self.head_dim
+
+
+@torch.no_grad()
+def normal_(parameter, std, generator):
+    """N(0, std^2), drawn on the CPU, so that the same seed gives the same bits on every device and rank."""
+    parameter.copy_(torch.empty(parameter.shape, device="cpu").normal_(std=std, generator=generator))
+
+
+@torch.no_grad()
+def constant_(parameter, value):
+    parameter.fill_(value)

@@ -1,0 +1,437 @@
+"""Where it ran: facts without private names, GPUs through a stand-in for NVML, ids, code state, CPU meter."""
+
+import copy
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from bench import config as schema
+from bench import environment, record
+
+COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"]
+
+
+def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0):
+    """A module like pynvml that shows these GPUs; calls named in fails raise NotSupported."""
+
+    class NVMLError(Exception):
+        pass
+
+    handles = list(range(len(names)))
+    answers = {
+        "Name": lambda handle: names[handle],
+        "UUID": lambda handle: UUIDS[handle],
+        "MemoryInfo": lambda handle: types.SimpleNamespace(total=80 * 2**30, used=2**30),
+        "CudaComputeCapability": lambda handle: (9, 0),
+        "PowerManagementLimit": lambda handle: 700_000,
+        "EnforcedPowerLimit": lambda handle: 650_000,
+        "PowerManagementDefaultLimit": lambda handle: 700_000,
+        "MaxClockInfo": lambda handle, kind: {1: 1980, 2: 2619}[kind],
+        "PersistenceMode": lambda handle: 1,
+        "EccMode": lambda handle: [1, 0],
+        "MigMode": lambda handle: [int(mig), 0],
+        "CurrPcieLinkGeneration": lambda handle: 4,
+        "MaxPcieLinkGeneration": lambda handle: 5,
+        "CurrPcieLinkWidth": lambda handle: 16,
+        "MaxPcieLinkWidth": lambda handle: 16,
+        "ComputeRunningProcesses": lambda handle: [object()] * processes,
+        "Count": lambda: len(handles),
+        "HandleByIndex": lambda number: handles[number],
+        "HandleByUUID": lambda uuid: ("slice", uuid),
+        "DeviceHandleFromMigDeviceHandle": lambda handle: 1,
+    }
+
+    def call(name):
+        def ask(*args):
+            if name in fails:
+                raise NVMLError("Not Supported")
+            return answers[name](*args)
+
+        return ask
+
+    def init():
+        if init_error:
+            raise NVMLError(init_error)
+
+    module = types.ModuleType("pynvml")
+    module.NVMLError, module.nvmlInit, module.nvmlShutdown = NVMLError, init, lambda: None
+    module.nvmlSystemGetDriverVersion = lambda: "575.57.08"
+    module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM = 1, 2
+    for name in answers:
+        setattr(module, f"nvmlDeviceGet{name}", call(name))
+    return module
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """machine(names, ...) puts these GPUs into this machine; machine(visible="1") sets CUDA_VISIBLE_DEVICES."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def build(names=(), visible=None, **how):
+        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(names, **how))
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return build
+
+
+# ---- the facts
+
+
+def test_the_environment_names_software_and_machine_and_nobody():
+    env = environment.environment()
+    assert env["python"].count(".") == 2
+    assert env["num_cpus"] == len(os.sched_getaffinity(0))
+    assert env["memory_gib"] is None or env["memory_gib"] > 0
+    assert env["packages"]["pytest"]
+    text = json.dumps(env)
+    home, host = os.path.expanduser("~"), os.uname().nodename
+    assert len(home) < 2 or home + "/" not in text
+    assert len(host) < 5 or host not in text
+
+
+def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials():
+    home = os.path.expanduser("~")
+    environ = {
+        "OMP_NUM_THREADS": "2",
+        "NCCL_DEBUG": "INFO",
+        "CUDA_VISIBLE_DEVICES": "GPU-aaaa1111-2222-3333-4444-555566667777,1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "HYDRA_FULL_ERROR": "1",
+        "TORCH_HOME": f"{home}/models",
+        "SPEEDRUN_HUB_TOKEN": "hf_secret",
+        "TORCH_API_KEY": "secret",
+        "USER": "ada",
+        "HOSTNAME": "box",
+        "PATH": "/bin",
+    }
+    found = environment.env_variables(environ)
+    assert found == {
+        "CUDA_VISIBLE_DEVICES": f"GPU#{record.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
+        "HYDRA_FULL_ERROR": "1",
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "2",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_HOME": "~/models" if len(home) > 1 else f"{home}/models",
+    }
+
+
+def test_a_machine_without_a_driver_has_no_gpu_and_says_why(machine):
+    machine(init_error="NVML Shared Library Not Found")
+    assert environment.nvml_facts() == {"driver": None, "gpus": [], "nvml": "NVML Shared Library Not Found"}
+    assert environment.visible_gpus() == 0
+
+
+def test_a_gpu_is_described_in_our_units(machine):
+    machine(["NVIDIA H100 80GB HBM3"])
+    facts = environment.nvml_facts()
+    (gpu,) = facts["gpus"]
+    assert facts["driver"] == "575.57.08"
+    assert gpu["name"] == "NVIDIA H100 80GB HBM3"
+    assert (gpu["memory_gib"], gpu["used_memory_gib"]) == (80.0, 1.0)
+    assert (gpu["power_limit_w"], gpu["enforced_power_limit_w"]) == (700.0, 650.0)  # NVML said mW
+    assert (gpu["max_sm_clock_mhz"], gpu["max_mem_clock_mhz"], gpu["compute_capability"]) == (1980, 2619, "9.0")
+    assert (gpu["persistence"], gpu["ecc"], gpu["mig"]) == (True, True, False)
+    assert (gpu["pcie_generation"], gpu["pcie_max_generation"], gpu["pcie_width"]) == (4, 5, 16)
+    assert gpu["unsupported"] == []
+    assert UUIDS[0] not in json.dumps(facts)
+
+
+def test_what_a_board_does_not_support_is_None_and_noted_once(machine):
+    machine(["Tesla T4"], fails=("EccMode", "PowerManagementLimit", "ComputeRunningProcesses"))
+    (gpu,) = environment.nvml_facts()["gpus"]
+    assert (gpu["ecc"], gpu["power_limit_w"], gpu["num_compute_processes"]) == (None, None, None)
+    assert sorted(gpu["unsupported"]) == ["ComputeRunningProcesses", "EccMode", "PowerManagementLimit"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "order"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [2, 0]),
+        ("0, 1", [0, 1]),
+        ("0,7,1", [0]),  # CUDA stops at the first that does not exist
+        ("1,1", []),  # twice: none
+        ("GPU-bbbb3333-0000,0", [2, 0]),
+        ("GPU-aaaa", [0]),
+        ("GPU-bbbb", []),  # fits two
+        ("NoDevFiles", []),
+    ],
+)
+def test_visible_gpus_are_those_that_cuda_would_show(visible, order, machine):
+    assert environment.visible_order(UUIDS, visible) == order
+    machine(["A", "B", "C"], visible=visible)
+    assert environment.visible_gpus() == len(order)
+
+
+def test_a_mig_slice_counts_as_the_gpu_it_is_part_of(machine):
+    machine(["A", "B"], visible="MIG-1234abcd-0", mig=True)
+    assert [gpu["visible"] for gpu in environment.nvml_facts()["gpus"]] == [None, 0]
+
+
+# ---- the summary of a run
+
+
+def test_the_summary_has_the_gpus_that_the_run_used_by_rank(machine):
+    machine(["A", "B", "C"], visible="2,0,1")
+    hardware = schema.HardwareConfig(device="cuda", num_processes=2, num_threads=1)
+    found = environment.summary(environment.environment(), hardware)
+    assert [gpu["name"] for gpu in found["gpus"]] == ["C", "A"]
+    assert (found["driver"], found["num_threads"]) == ("575.57.08", 1)
+
+
+def test_the_summary_of_a_cpu_race_on_a_machine_with_gpus_has_none(machine):
+    machine(["A"])
+    hardware = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
+    assert environment.summary(environment.environment(), hardware)["gpus"] == []
+
+
+def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
+    machine(["NVIDIA H100 80GB HBM3"], mig=True)
+    hardware = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=1)
+    (gpu,) = environment.summary(environment.environment(), hardware)["gpus"]
+    assert gpu["name"] == "NVIDIA H100 80GB HBM3 MIG"  # so that no peak is found for it
+
+
+def test_this_process_can_be_recognised_again():
+    me = environment.this_process()
+    assert me["pid"] == os.getpid()
+    assert me["start_ticks"] == record.start_ticks(os.getpid())
+
+
+def test_torch_facts_are_those_of_the_installed_torch():
+    pytest.importorskip("torch")
+    facts = environment.torch_facts()
+    assert facts["torch"] == environment.packages()["torch"]
+    assert (facts["cuda"] is None) == (facts["nccl"] is None) == (facts["cudnn"] is None)
+
+
+# ---- ids
+
+
+@pytest.fixture
+def run():
+    return record.read(COMPLETE)
+
+
+def with_gpu(run, **facts):
+    run["environment"]["gpus"] = [{"name": "NVIDIA H200", "memory_gib": 141.0, "power_limit_w": 700.0} | facts]
+    return run
+
+
+def changed(run, **changes):
+    run = copy.deepcopy(run)
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        place = run
+        for part in path:
+            place = place[part]
+        place[last] = value
+    return run
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"environment__cpu_model": "Another CPU"},
+        {"environment__num_cpus": 4},
+        {"environment__num_threads": 2},
+        {"environment__torch": "2.12.0"},
+        {"environment__cuda": "13.0"},
+        {"environment__nccl": "2.28.3"},
+        {"environment__driver": "580.1"},
+        {"timing_protocol__id": "tp-2"},
+        {"timing_protocol__instruments": ["regions", "profiler"]},
+        {"data__val": [{"sha256": "0" * 64}]},
+        {"world_size": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_times_under_other_conditions_are_not_comparable(run, change):
+    assert environment.comparability_id(changed(run, **change)) != environment.comparability_id(run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 9},
+        {"config_id": "ffffffff"},
+        {"session_id": "f" * 16},
+        {"environment__python": "3.13.0"},
+        {"code__dirty": True},
+    ],
+)
+def test_what_does_not_change_how_time_passes_leaves_runs_comparable(run, change):
+    assert environment.comparability_id(changed(run, **change)) == environment.comparability_id(run)
+
+
+def test_on_gpus_their_model_and_power_limit_decide_and_the_cpu_does_not(run):
+    base = environment.comparability_id(with_gpu(run))
+    assert environment.comparability_id(with_gpu(changed(run, environment__cpu_model="Another CPU"))) == base
+    assert environment.comparability_id(with_gpu(run, power_limit_w=500.0)) != base
+    assert environment.comparability_id(with_gpu(run, name="NVIDIA H100 PCIe")) != base
+
+
+def test_a_session_is_one_boot_one_set_of_gpus_and_one_software_image():
+    env = {
+        "boot": "b",
+        "gpus": [{"uuid_hash": "1"}, {"uuid_hash": "2"}],
+        "python": "3.12.8",
+        "packages": {"torch": "2.13.0"},
+    }
+    base = environment.session_id(env)
+    assert len(base) == 16
+    assert environment.session_id(env | {"gpus": env["gpus"][::-1]}) == base
+    for change in ({"boot": "c"}, {"gpus": env["gpus"][:1]}, {"python": "3.13.0"}, {"packages": {"torch": "2.12.0"}}):
+        assert environment.session_id(env | change) != base
+    assert environment.session_id(env | {"boot": None}) is None  # unknown, never equal
+
+
+# ---- CPU and memory
+
+
+def meter(wall_s, busy_s, own_s):
+    """A CpuMeter between two readings of each clock, in seconds."""
+    readings = [iter([0.0, end]) for end in (wall_s, busy_s, own_s)]
+    return environment.CpuMeter(
+        now_ns=lambda: int(next(readings[0]) * 1e9),
+        read_busy_s=lambda: next(readings[1]),
+        own_s=lambda: next(readings[2]),
+    )
+
+
+def test_foreign_load_is_what_is_busy_and_not_ours():
+    """3 busy CPU seconds in 2 s, of which 1.8 are ours: (3 - 1.8) / 2 cores."""
+    assert meter(2.0, 3.0, 1.8).foreign_cpu_cores() == pytest.approx(0.6)
+    assert meter(2.0, 3.0, 0.9).foreign_cpu_cores(own_cpu_s=2.8) == pytest.approx(0.1)  # all ranks together
+
+
+def test_foreign_load_is_never_negative_and_unknown_without_proc():
+    assert meter(2.0, 1.0, 1.1).foreign_cpu_cores() == 0.0  # ticks are coarse
+    assert environment.CpuMeter(read_busy_s=lambda: None).foreign_cpu_cores() is None
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc")
+def test_our_own_work_is_not_foreign():
+    """0.3 s of work: of what /proc/stat sees of it, own_cpu_s takes away as much."""
+    found = environment.CpuMeter()
+    while found.own_cpu_s() < 0.3:
+        sum(range(10_000))
+    busy_s = environment._busy_cpu_s() - found._start[1]
+    assert busy_s >= 0.27  # ticks of 10 ms
+    assert found.foreign_cpu_cores() <= found.foreign_cpu_cores(own_cpu_s=0.0) - 0.1
+
+
+def test_usable_memory_is_known_where_proc_is():
+    gib = environment.available_memory_gib()
+    assert gib is None if not os.path.exists("/proc/meminfo") else 0 < gib < 1e5
+
+
+# ---- code
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """A tiny repository: one commit with bench/a.py and models/b.py."""
+    for name, text in (("bench/a.py", "a = 1\n"), ("models/b.py", "b = 1\n"), ("results/.keep", "")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "remote", "add", "origin", "https://ada:secret@example.org/race.git")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(repo, *words):
+    identity = [
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e@example.org",
+        "-c",
+        "commit.gpgsign=false",
+        "-c",
+        "core.hooksPath=/dev/null",
+    ]
+    done = subprocess.run(["git", *identity, *words], cwd=repo, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(repo):
+    git(repo, "add", "-A")
+    git(repo, "commit", "-q", "-m", "x")
+
+
+def test_committed_code_is_clean_and_its_hash_is_over_paths_and_contents(repo):
+    state = environment.code_state(repo)
+    expected = hashlib.sha256(b"bench/a.py\x006\x00a = 1\nmodels/b.py\x006\x00b = 1\n").hexdigest()
+    assert state == {
+        "source_sha256": expected, "commit": git(repo, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None,
+        "untracked": [],
+    }  # fmt: skip
+
+
+def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_factory):
+    clean = environment.code_state(repo)["source_sha256"]
+    (repo / "bench" / "a.py").write_text("a = 2  # é\n")
+    (repo / "models" / "new.py").write_text("c = 3\n")
+    state = environment.code_state(repo)
+    assert (state["dirty"], state["untracked"]) == (True, ["models/new.py"])
+    assert state["source_sha256"] != clean
+    folder = repo / "results" / "code"
+    environment.write_code(repo, folder)
+    assert json.loads((folder / "commit.json").read_text()) == state  # results/ itself does not count as a change
+    assert hashlib.sha256((folder / "diff.patch").read_bytes()).hexdigest() == state["diff_sha256"]
+    assert (folder / "untracked" / "models" / "new.py").read_text() == "c = 3\n"
+    copy_of_commit = tmp_path_factory.mktemp("clone")
+    git(copy_of_commit, "clone", "-q", str(repo), ".")
+    git(copy_of_commit, "apply", str(folder / "diff.patch"))
+    assert (copy_of_commit / "bench" / "a.py").read_text() == "a = 2  # é\n"
+
+
+def test_no_remote_is_ever_written(repo):
+    (repo / "bench" / "a.py").write_text("a = 2\n")
+    environment.write_code(repo, repo / "results" / "code")
+    assert not any(
+        "example.org" in path.read_text() for path in (repo / "results" / "code").rglob("*") if path.is_file()
+    )
+
+
+def test_large_untracked_files_are_data_and_stay_where_they_are(repo):
+    (repo / "models" / "big.py").write_text("#" * (2**20 + 1))
+    environment.write_code(repo, repo / "results" / "code")
+    assert not (repo / "results" / "code" / "untracked").exists()
+
+
+def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "a.py").write_text("a = 1\n")
+    state = environment.code_state(tmp_path)
+    assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked")} == {None}
+    assert state["source_sha256"] == hashlib.sha256(b"bench/a.py\x006\x00a = 1\n").hexdigest()
+    environment.write_code(tmp_path, tmp_path / "code")
+    assert (tmp_path / "code" / "diff.patch").read_text() == ""
+
+
+def test_before_the_first_commit_everything_is_untracked(tmp_path):
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "a.py").write_text("a = 1\n")
+    git(tmp_path, "init", "-q")
+    state = environment.code_state(tmp_path)
+    assert (state["commit"], state["dirty"], state["untracked"]) == (None, True, ["bench/a.py"])
+
+
+def test_importing_the_room_imports_neither_torch_nor_nvml():
+    code = "import sys, bench.environment, bench.preflight; print('torch' in sys.modules, 'pynvml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=record.REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,118 @@
+"""Derived numbers, worked by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import record
+from bench.metrics import metrics, target_reached
+
+EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+
+
+@pytest.fixture
+def run():
+    return json.loads((EXAMPLE / "run.json").read_text())
+
+
+@pytest.fixture
+def steps():
+    return record.read_steps(EXAMPLE)
+
+
+def on_gpus(run, *names, dtype="bfloat16"):
+    run["environment"]["gpus"] = [{"name": name, "memory_gib": 80.0, "power_limit_w": 700.0} for name in names]
+    run["world_size"] = len(names)
+    run["measured"]["dtype"] = dtype
+    return run
+
+
+def test_the_numbers_of_a_race_on_two_ranks(run, steps):
+    """4 steps of 1,024 tokens; the ranks' clocks say 0.218 and 0.22 s; steps took 50, 52, 60 (flagged) and 56 ms."""
+    found = metrics(run, steps)
+    assert found["num_steps"] == 4
+    assert found["train_s"] == 0.22  # the slowest rank
+    assert found["step_avg_ms"] == pytest.approx(55.0)  # 220 / 4
+    assert found["step_ms_p50"] == 52.0  # of 50, 52, 56
+    assert found["step_ms_p95"] == pytest.approx(55.6)  # 52 + 0.9 * 4
+    assert found["tokens_per_s"] == pytest.approx(4096 / 0.22)
+    assert found["val_loss"] == 4.25
+    assert (found["peak_mem_gib"], found["peak_mem_gib_min"]) == (0.5, 0.375)
+    assert found["goodput_frac"] == pytest.approx(0.05)  # 0.22 of 4.4 s
+    assert found["target_reached"] is True  # 4.25 <= 4.5
+    assert found["gap_nats"] is None  # no known floor
+
+
+def test_a_cpu_has_no_mfu_and_no_rate_per_gpu(run, steps):
+    found = metrics(run, steps)
+    assert (found["mfu"], found["mfu_causal"], found["tokens_per_s_per_gpu"]) == (None, None, None)
+
+
+def test_mfu_is_against_all_gpus_together(run, steps):
+    """900,000 FLOP a token * 18,618.18 tokens/s = 1.67564e10 FLOP/s, of 2 * 989e12."""
+    found = metrics(on_gpus(run, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), steps)
+    assert found["mfu"] == pytest.approx(900_000 * 4096 / 0.22 / (2 * 989e12), rel=1e-12)
+    assert found["mfu_causal"] == pytest.approx(found["mfu"] * 8 / 9, rel=1e-12)
+    assert found["tokens_per_s_per_gpu"] == pytest.approx(2048 / 0.22)
+
+
+def test_mfu_is_against_the_dtype_that_ran(run, steps):
+    bf16 = metrics(on_gpus(run, "NVIDIA H200"), steps)["mfu"]
+    fp32 = metrics(on_gpus(run, "NVIDIA H200", dtype="float32"), steps)["mfu"]
+    assert fp32 / bf16 == pytest.approx(989 / 67)
+
+
+def test_an_unknown_gpu_gives_no_mfu(run, steps):
+    assert metrics(on_gpus(run, "NVIDIA H200", "Some GPU of 2031"), steps)["mfu"] is None
+
+
+def test_gpu_memory_is_what_was_allocated(run, steps):
+    run["measured"]["peak_mem_gib_by_rank"] = {
+        "allocated": [30.0, 31.0],
+        "active": [32.0, 33.0],
+        "reserved": [40.0, 41.0],
+    }
+    found = metrics(run, steps)
+    assert (found["peak_mem_gib"], found["peak_mem_gib_min"]) == (31.0, 30.0)
+
+
+def test_the_gap_is_above_the_known_floor(run, steps):
+    run["data"]["floor_nats"] = 4.0
+    run["goal"] = {"target_val_loss": None, "target_gap_nats": 0.2}
+    found = metrics(run, steps)
+    assert found["gap_nats"] == 0.25
+    assert found["target_reached"] is False
+
+
+def test_the_target_itself_counts_as_reached_and_without_one_there_is_no_answer():
+    assert target_reached({"target_val_loss": 4.25}, 4.25, None) is True
+    assert target_reached({"target_val_loss": 4.2}, 4.25, None) is False
+    assert target_reached({"target_val_loss": 4.2}, None, None) is None
+    assert target_reached({}, 4.25, None) is None
+    assert target_reached(None, 4.25, None) is None
+
+
+def test_a_run_that_did_not_finish_has_what_is_known_and_None_for_the_rest(run, steps):
+    run["measured"] = {"wall_s": 3.0}
+    run["model"] = {"arch": "gpt2"}
+    del run["goal"]
+    found = metrics(run, steps[:3])
+    assert (found["num_steps"], found["val_loss"]) == (2, 4.75)
+    rest = {name: value for name, value in found.items() if name not in ("num_steps", "val_loss")}
+    assert set(rest.values()) == {None}
+
+
+def test_a_run_without_any_step_has_no_numbers(run):
+    run["measured"] = {}
+    assert set(metrics(run, []).values()) == {None}
+
+
+def test_a_loss_that_is_no_number_is_no_loss(run, steps):
+    steps[-1]["val_loss"] = float("nan")
+    assert metrics(run, steps)["val_loss"] is None
+
+
+def test_the_same_names_as_in_the_schema(run, steps):
+    schema = json.loads((Path(record.REPO) / "bench" / "run.schema.json").read_text())
+    assert set(metrics(run, steps)) == set(schema["properties"]["metrics"]["properties"])

@@ -1,0 +1,431 @@
+"""The run folder: written whole or not at all, read forever, honest about runs that died."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from bench import record
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
+HEARTBEAT_S = datetime(2026, 11, 21, 3, 15, 5, tzinfo=timezone.utc).timestamp()  # of COMPLETE
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(COMPLETE, tmp_path / COMPLETE.name)
+
+
+def edit(folder, **changes):
+    run = json.loads((folder / "run.json").read_text()) | changes
+    (folder / "run.json").write_text(json.dumps(run))
+    return run
+
+
+# ---- kept examples: must load forever
+
+
+@pytest.mark.parametrize("kept", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
+def test_a_kept_record_of_any_version_loads_as_the_newest(kept):
+    run = record.read(kept)
+    assert run["schema_version"] == record.SCHEMA_VERSION
+    assert run["run_id"] == kept.name
+    assert record.read_steps(kept, strict=True)[0]["step"] == 0
+    assert record.read_events(kept)[0]["event"] == "init_start"
+
+
+def test_the_kept_records_of_version_1_say_what_they_said():
+    run = record.read(COMPLETE)
+    assert (run["status"], run["metrics"]["val_loss"], run["metrics"]["train_s"], run["seed"]) == (
+        "complete",
+        4.25,
+        0.22,
+        0,
+    )
+    assert record.read_steps(COMPLETE)[3] == {
+        "step": 3, "flags": "profiled", "tokens": 3072, "lr": 0.003, "train_loss": 4.0, "val_loss": None,
+        "step_ms": 60.0, "data_ms": 1.0, "forward_ms": 15.0, "backward_ms": 25.0, "optimizer_ms": 5.0,
+    }  # fmt: skip
+    assert record.read(FAILED)["failure"]["kind"] == "non_finite_loss"
+
+
+def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
+    monkeypatch.setattr(record, "SCHEMA_VERSION", 3)
+    upgraders = {
+        1: lambda run: run | {"schema_version": 2, "path": ["1 to 2"]},
+        2: lambda run: run | {"schema_version": 3, "path": run["path"] + ["2 to 3"]},
+    }
+    monkeypatch.setattr(record, "UPGRADERS", upgraders)
+    assert record.read(folder)["path"] == ["1 to 2", "2 to 3"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no JSON"),
+        ('{"schema_version": 1, "run_id"', "no JSON"),
+        ("[]", "no record"),
+        ('{"run_id": "x"}', "no record"),
+        ('{"schema_version": "1", "run_id": "x"}', "no record"),
+        ('{"schema_version": 99, "run_id": "x"}', "newer than 1: update"),
+        ('{"schema_version": 1, "run_id": "x"}', "lacks something"),
+    ],
+)
+def test_what_is_no_record_is_refused_by_name(folder, content, words):
+    (folder / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=words) as refusal:
+        record.read(folder)
+    assert str(folder) in str(refusal.value)
+
+
+def test_a_folder_without_a_record_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="run.json: cannot be read"):
+        record.read(tmp_path)
+
+
+# ---- status of a run whose launcher is gone
+
+
+def test_a_running_record_with_its_launcher_alive_is_running(folder):
+    edit(folder, status="running")
+    run = record.read(folder, now_s=HEARTBEAT_S + 1e6, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: 99887766)
+    assert run["status"] == "running"  # however old its heartbeat: the process is there
+
+
+@pytest.mark.parametrize("ticks", [None, 5])
+def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, ticks):
+    """No such process (None), or its pid now belongs to another (5)."""
+    before = edit(folder, status="running", ended_at=None)
+    run = record.read(folder, now_s=HEARTBEAT_S, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: ticks)
+    assert (run["status"], run["failure"]["kind"], run["validity"]) == ("aborted", "launcher_killed", "invalid")
+    assert run["ended_at"] == "2026-11-21T03:15:05.000Z"  # its last sign of life
+    assert json.loads((folder / "run.json").read_text()) == before  # shown, not written
+    assert record.read_raw(folder)["status"] == "running"
+
+
+@pytest.mark.parametrize(("age_s", "status"), [(59.0, "running"), (61.0, "aborted")])
+def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
+    edit(folder, status="running")
+    run = record.read(folder, now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766)
+    assert run["status"] == status
+
+
+def test_this_process_is_found_and_a_dead_one_is_not():
+    assert record.start_ticks(os.getpid()) == record.start_ticks(os.getpid()) > 0
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    deadline_s = time.monotonic() + 10
+    while record.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert record.start_ticks(child.pid) is None  # ended, though nobody has waited for it: a zombie
+    child.wait()
+    assert record.start_ticks(child.pid) is None
+
+
+# ---- where records are
+
+
+def test_a_run_id_tells_time_name_config_and_seed():
+    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=timezone.utc)
+    assert record.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
+
+
+def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
+    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=timezone.utc)
+    made, start = [], threading.Barrier(8)
+
+    def launch():
+        start.wait()
+        made.append(record.new_folder(tmp_path, "cpu_nano", "x", "1a2b3c4d", 7, utc).name)
+
+    threads = [threading.Thread(target=launch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = "20261121T031500Z-x-1a2b3c4d-s7"
+    assert sorted(made) == sorted([first, *(f"{first}-{number}" for number in range(2, 9))])
+
+
+def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path):
+    for name in ("b/run2", "a/deep/run1", ".trash/run3"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+    (tmp_path / "a/deep/run1/inside").mkdir()
+    (tmp_path / "a/deep/run1/inside/run.json").write_text("{}")  # part of run1, no run of its own
+    assert [path.relative_to(tmp_path).as_posix() for path in record.find_runs([tmp_path])] == [
+        "a/deep/run1",
+        "b/run2",
+    ]
+    with pytest.raises(ValueError, match="no such folder"):
+        list(record.find_runs([tmp_path / "nowhere"]))
+
+
+def test_a_user_may_name_a_run_by_path_by_run_json_by_id_or_by_part_of_it(folder, monkeypatch):
+    shutil.copytree(FAILED, folder.parent / FAILED.name)
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(folder.parent))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(folder.parent))
+    for word in (str(folder), folder.name, f"{folder.name}/run.json", "031500Z"):
+        assert record.locate(word).resolve() == folder.resolve()
+    with pytest.raises(ValueError, match="is part of 2 run ids"):
+        record.locate("gpt2-adamw")
+    with pytest.raises(ValueError, match="no folder and no run id: ./run.sh table lists the runs"):
+        record.locate("nothing-like-it")
+
+
+def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):
+    (folder.parent / "broken").mkdir()
+    (folder.parent / "broken" / "run.json").write_text("no")
+    told = []
+    assert [run["seed"] for run in record.read_all([folder.parent, "/no/such/folder"], told.append)] == [0]
+    assert len(told) == 1
+    assert "broken" in told[0]
+
+
+# ---- atomic writing
+
+
+def test_json_is_written_whole_and_nothing_else_is_left(tmp_path):
+    record.write_json_atomic(tmp_path / "run.json", {"b": 1, "a": [1.5, None]})
+    assert list(json.loads((tmp_path / "run.json").read_text())) == [
+        "b",
+        "a",
+    ]  # order kept: schema_version stays first
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_what_json_cannot_say_becomes_null(tmp_path):
+    record.write_json_atomic(tmp_path / "x.json", {"losses": [1.0, float("nan")], "t": float("-inf")})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"losses": [1.0, None], "t": None}
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    record.write_json_atomic(tmp_path / "run.json", {"old": True})
+
+    def fails(source, target):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="input/output"):
+        record.write_json_atomic(tmp_path / "run.json", {"old": False})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"old": True}
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
+    code = (
+        "import sys; from bench import record\n"
+        "n = 0\n"
+        "while True:\n"
+        "    n += 1\n"
+        "    record.write_json_atomic(sys.argv[1], {'n': n, 'ballast': ['x' * 50] * 200, 'last': n}, durable=False)\n"
+    )
+    for attempt in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=record.REPO)
+        deadline_s = time.monotonic() + 20
+        while not (tmp_path / "run.json").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        time.sleep(0.013 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        found = json.loads((tmp_path / "run.json").read_text())
+        assert found["n"] == found["last"] > 0
+        (tmp_path / "run.json").unlink()
+
+
+def disk_full_while_reserved(monkeypatch, folder, always=False):
+    """os.fsync fails with "no space left" as long as the reserve takes the last space."""
+
+    def fsync(fd):
+        if always or (folder / record.RESERVE).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_on_a_full_disk_the_reserve_is_given_up_for_the_record(tmp_path, monkeypatch):
+    record.reserve(tmp_path)
+    assert (tmp_path / record.RESERVE).stat().st_size == 65536
+    disk_full_while_reserved(monkeypatch, tmp_path)
+    record.write_json_atomic(tmp_path / "run.json", {"status": "failed"})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"status": "failed"}
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_on_a_disk_that_stays_full_the_error_is_raised(tmp_path, monkeypatch):
+    record.reserve(tmp_path)
+    disk_full_while_reserved(monkeypatch, tmp_path, always=True)
+    with pytest.raises(OSError, match="No space left"):
+        record.write_json_atomic(tmp_path / "run.json", {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_only_the_living_read_does_not_cost_the_reserve(tmp_path, monkeypatch):
+    record.reserve(tmp_path)
+
+    def fails(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="No space left"):
+        record.write_json_atomic(tmp_path / "progress.json", {}, durable=False)
+    assert os.listdir(tmp_path) == [record.RESERVE]
+
+
+def test_another_error_does_not_cost_the_reserve(tmp_path, monkeypatch):
+    record.reserve(tmp_path)
+
+    def fails(source, target):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(PermissionError):
+        record.write_json_atomic(tmp_path / "run.json", {})
+    assert record.release(tmp_path) is True
+    assert record.release(tmp_path) is False
+
+
+def test_the_record_of_a_run_that_filled_a_real_disk_can_still_be_finished(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
+    try:
+        record.reserve(disk)
+        record.write_json_atomic(disk / "run.json", {"status": "running"})
+        with pytest.raises(OSError, match="No space left"), open(disk / "trace", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        finished = {"status": "failed", "ballast": "x" * 20_000}  # more than the pages that run.json has
+        record.write_json_atomic(disk / "run.json", finished)
+        assert json.loads((disk / "run.json").read_text()) == finished
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# ---- artifacts
+
+
+def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text("abc")
+    (tmp_path / "code" / "untracked").mkdir(parents=True)
+    (tmp_path / "code" / "untracked" / ".hidden.py").write_text("")
+    for name in ("run.json", ".run.json.12.tmp", "steps.csv", "odd.bin"):
+        (tmp_path / name).write_text("")
+    record.reserve(tmp_path)
+    found = record.artifacts(tmp_path)
+    assert [(one["path"], one["role"], one["num_bytes"]) for one in found] == [
+        ("code/untracked/.hidden.py", "code", 0),
+        ("logs/rank0.log", "log", 3),
+        ("odd.bin", "other", 0),
+        ("steps.csv", "steps", 0),
+    ]
+    assert (
+        found[1]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )  # FIPS 180-2, "abc"
+
+
+# ---- steps.csv and events.jsonl
+
+
+def test_steps_come_back_as_they_were_written(tmp_path):
+    rows = [
+        {"step": 0, "flags": "", "tokens": 0, "lr": None, "train_loss": None, "val_loss": 0.1 + 0.2, "step_ms": None,
+         "data_ms": None},
+        {"step": 1, "flags": "profiled;memory", "tokens": 1024, "lr": 3e-4, "train_loss": float("inf"),
+         "val_loss": None, "step_ms": 55.5, "data_ms": 0.25},
+    ]  # fmt: skip
+    record.write_steps(tmp_path, rows)
+    assert (tmp_path / "steps.csv").read_text().splitlines() == [
+        "step,flags,tokens,lr,train_loss,val_loss,step_ms,data_ms",
+        "0,,0,,,0.30000000000000004,,",
+        "1,profiled;memory,1024,0.0003,inf,,55.5,0.25",
+    ]
+    assert record.read_steps(tmp_path, strict=True) == rows
+
+
+def test_no_steps_file_means_no_steps(tmp_path):
+    assert record.read_steps(tmp_path) == []
+    assert record.read_events(tmp_path) == []
+
+
+def test_lines_of_one_step_become_one_row(tmp_path):
+    """A race in progress writes a step's validation on a line of its own."""
+    (tmp_path / "steps.csv").write_text("step,train_loss,val_loss,step_ms\n0,,5.5,\n1,5.0,,50.0\n1,,4.5,\n")
+    assert record.read_steps(tmp_path) == [
+        {"step": 0, "train_loss": None, "val_loss": 5.5, "step_ms": None},
+        {"step": 1, "train_loss": 5.0, "val_loss": 4.5, "step_ms": 50.0},
+    ]
+    with pytest.raises(ValueError, match="line 4 is damaged or there twice"):
+        record.read_steps(tmp_path, strict=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["step,step_ms\n1,50.0\n2,5", "step,step_ms\n1,50.0\n2\n", "step,step_ms\n1,50.0\n2,5x\n"]
+)
+def test_a_cut_line_is_left_out_and_with_strict_refused(tmp_path, text):
+    (tmp_path / "steps.csv").write_text(text)
+    assert record.read_steps(tmp_path) == [{"step": 1, "step_ms": 50.0}]
+    with pytest.raises(ValueError, match=r"steps.csv: (the last )?line"):
+        record.read_steps(tmp_path, strict=True)
+
+
+def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
+    record.append_event(tmp_path, {"t_ns": 1, "event": "run_start"})
+    record.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"t_ns": 3, "ev')
+    assert record.read_events(tmp_path) == [
+        {"t_ns": 1, "event": "run_start"},
+        {"t_ns": 2, "event": "eval_stop", "val_loss": None},
+    ]
+
+
+# ---- privacy
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("at /home/ada/race/bench/loop.py:3", "at ./bench/loop.py:3"),
+        ("/home/ada/race", "."),
+        ("/home/ada/racetrack/x", "~/racetrack/x"),  # no part of the repository
+        ("/home/ada/race-2/x and /home/ada.", "~/race-2/x and ~."),
+        ("data.train_glob=/home/ada/data/*.bin", "data.train_glob=~/data/*.bin"),
+        ("file:///home/ada/x", "file://~/x"),
+        ("/scratch/ada/x:/scratch/adam/x", "/scratch/USER/x:/scratch/adam/x"),
+        ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths
+        ("rank 0 on gpu-box7.example.org", "rank 0 on HOST.example.org"),
+    ],
+)
+def test_private_paths_and_names_are_taken_out(text, clean):
+    assert record.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
+
+
+def test_a_host_with_an_ordinary_name_and_the_user_root_hide_nobody():
+    assert (
+        record.redact("node /data/root/x", "/srv/race", home="/root", user="root", host="node") == "node /data/root/x"
+    )
+
+
+def test_what_redact_takes_out_by_default_is_this_machine():
+    home = os.path.expanduser("~")
+    assert record.redact(f"{record.REPO}/bench", record.REPO) == "./bench"
+    if len(home) > 1:
+        assert record.redact(f"{home}/.cache", "/nowhere/at/all") == "~/.cache"

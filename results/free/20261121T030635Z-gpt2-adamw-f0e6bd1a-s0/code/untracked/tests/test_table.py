@@ -1,0 +1,308 @@
+"""The results table: rows, groups, filters, forms."""
+
+import csv
+import io
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import record, table
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    return tmp_path
+
+
+def add(results, seed, base=COMPLETE, metrics=(), **changes):
+    """A run folder with another seed and other numbers."""
+    run = json.loads((base / "run.json").read_text())
+    run |= {"run_id": f"20261121T03{seed // 60:02d}{seed % 60:02d}Z-x-48623a63-s{seed}", "seed": seed}
+    run["started_at"] = f"2026-11-21T03:{seed // 60:02d}:{seed % 60:02d}.000Z"
+    run |= changes
+    run["metrics"] |= dict(metrics)
+    folder = results / run["track"] / run["run_id"]
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(run))
+    return run["run_id"]
+
+
+def as_json(capsys, *argv):
+    assert table.main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_row_of_a_complete_run_has_its_numbers_unrounded(capsys):
+    (row,) = as_json(capsys, str(COMPLETE))
+    wanted = {
+        "run_id": COMPLETE.name, "track": "cpu_nano", "status": "complete", "validity": "valid", "seed": 0,
+        "config_id": "48623a63", "model": "gpt2", "optim": "adamw", "world_size": 2, "num_steps": 4, "val_loss": 4.25,
+        "train_s": 0.22, "step_avg_ms": 55.0, "tokens_per_s": 4096 / 0.22, "mfu": None, "peak_mem_gib": 0.5,
+        "compile_s": None,
+    }  # fmt: skip
+    assert {name: row[name] for name in wanted} == wanted
+
+
+def test_a_failed_run_is_listed_without_numbers(capsys):
+    """Its record knows 3 steps and a val_loss, but these are no result."""
+    (row,) = as_json(capsys, str(FAILED))
+    assert (row["status"], row["failure"], row["validity"]) == ("failed", "non_finite_loss", "invalid")
+    assert {row[name] for name in table.METRICS} == {None}
+
+
+def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsys):
+    add(
+        results,
+        0,
+        status="running",
+        launcher={"pid": 1, "start_ticks": -1, "boot_id_hash": record.boot_id_hash() or "x"},
+    )
+    (row,) = as_json(capsys)
+    assert (row["status"], row["failure"], row["val_loss"]) == ("aborted", "launcher_killed", None)
+
+
+def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, capsys):
+    assert table.main([]) == 0
+    assert "no runs in results/ yet: ./speedrun.sh makes the first" in capsys.readouterr().out
+    assert as_json(capsys) == []
+    add(results, 3)
+    assert [row["seed"] for row in as_json(capsys)] == [3]
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_shown(results, capsys):
+    add(results, 1)
+    for name, content in (("broken", "{"), ("bare", '{"schema_version": 1, "run_id": "x", "status": "complete"}')):
+        (results / name).mkdir()
+        (results / name / "run.json").write_text(content)
+    assert table.main(["--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [row["seed"] for row in json.loads(out)] == [1]
+    assert "left out" in err
+    assert "broken" in err
+    assert "bare" in err
+
+
+def test_a_run_named_twice_is_listed_once(results, capsys):
+    run_id = add(results, 1)
+    assert len(as_json(capsys, str(results), str(results / "cpu_nano" / run_id))) == 1
+
+
+# ---- what a person sees
+
+
+def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(results, capsys):
+    add(results, 0, name="x" * 20, metrics={"mfu": 0.4512})
+    add(results, 1, deviations=["goal.num_steps: 4 instead of 200"])
+    add(results, 2, validity="suspect", validity_reasons=["other programs used 1.20 CPU cores"])
+    add(results, 3, FAILED)
+    assert table.main([]) == 0
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:5] == ["run_id", "track", "status", "val_loss", "train_s"]
+    assert [line.split(maxsplit=1)[1].rsplit("  ")[0].strip() for line in lines] == [
+        "cpu_nano",
+        "cpu_nano (open)",
+        "cpu_nano",
+        "cpu_nano",
+    ]
+    assert ["suspect" in line for line in lines] == [False, False, True, False]
+    assert lines[3].split()[-1] == "failed"  # and no numbers behind it
+    assert all(len(line) <= 100 for line in [head, *lines])
+    assert lines[0].split()[0] == "20261121T030000Z-x-48623a63-s0"  # whole: it is pasted into other commands
+
+
+def test_what_does_not_fit_gives_way_from_the_right():
+    run = record.read(COMPLETE)
+    run["metrics"]["mfu"] = 0.4512
+    wide, narrow = table.text([run], width=200).splitlines(), table.text([run], width=70).splitlines()
+    assert wide[0].split() == list(table.SHOWN)
+    assert wide[2].split()[3:] == ["4.2500", "0.22", "55.00", "18,618", "0.451", "0.50"]
+    assert narrow[0].split() == ["run_id", "track", "status", "val_loss"]
+
+
+def test_a_column_without_any_value_is_not_shown():
+    assert "mfu" not in table.text([record.read(COMPLETE)], width=200)
+    assert table.text([]) == ""
+
+
+def test_markdown_and_csv(results, capsys):
+    add(results, 0, metrics={"val_loss": 4.123456789})
+    assert table.main(["--md"]) == 0
+    head, rule, line = capsys.readouterr().out.splitlines()
+    assert head.startswith("| run_id ")
+    assert set(rule) == set("|-")
+    assert "4.1235" in line
+    assert table.main(["--csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["val_loss"], row["mfu"], row["seed"]) == ("4.123456789", "", "0")
+    assert tuple(row) == table.COLUMNS
+
+
+def test_all_columns_shows_every_column(results, capsys):
+    add(results, 0)
+    assert table.main(["--all-columns"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == list(table.COLUMNS)
+
+
+# ---- choosing and sorting
+
+
+@pytest.mark.parametrize(
+    ("where", "seeds"),
+    [
+        (["seed=1"], [1]),
+        (["val_loss<4.2"], [0, 1]),  # the failed run has none: neither below
+        (["val_loss>=4.2"], [2]),  # nor above
+        (["val_loss="], [3]),
+        (["val_loss!="], [0, 1, 2]),
+        (["status!=failed"], [0, 1, 2]),
+        (["val_loss<=4.1", "seed>0"], [1]),
+        (["target_reached=true"], [0, 1, 2]),
+        (["target_reached=no"], []),
+        (["run_id=20261121T030002Z-x-48623a63-s2"], [2]),
+    ],
+)
+def test_where_chooses_rows(results, capsys, where, seeds):
+    for seed in range(3):
+        add(results, seed, metrics={"val_loss": 4.0 + seed / 10})
+    add(results, 3, FAILED)
+    assert [row["seed"] for row in as_json(capsys, "--where", *where)] == seeds
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--where", "speed=1"], "there is no column speed; choose from run_id, track"),
+        (["--where", "seed"], "use KEY=VALUE"),
+        (["--where", "val_loss<low"], "val_loss is a number"),
+        (["--sort", "speed"], "there is no column speed; choose from run_id, track"),
+        (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
+        (["/no/such/folder"], "is no folder and no run id"),
+    ],
+)
+def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, words):
+    add(results, 0)
+    assert table.main(argv) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("order", "seeds"),
+    [
+        ("val_loss", [2, 0, 1, 3]),
+        ("-val_loss", [1, 0, 2, 3]),
+        ("status,-seed", [2, 1, 0, 3]),
+        ("run_id", [0, 1, 2, 3]),
+    ],
+)
+def test_sorting_by_columns_puts_empty_cells_last(results, capsys, order, seeds):
+    for seed, val_loss in enumerate((4.2, 4.3, 4.1)):
+        add(results, seed, metrics={"val_loss": val_loss})
+    add(results, 3, FAILED)
+    assert [row["seed"] for row in as_json(capsys, "--sort", order)] == seeds
+
+
+# ---- groups
+
+
+def test_a_group_has_mean_and_sd_of_its_repeats_and_counts_what_went_wrong(results, capsys):
+    for seed, val_loss in enumerate((4.1, 4.2, 4.3)):
+        add(results, seed, metrics={"val_loss": val_loss, "train_s": 0.2 + seed / 100})
+    add(results, 3, FAILED, comparability_id=None)
+    add(results, 4, FAILED, status="aborted")
+    add(results, 5, validity="invalid", validity_reasons=["below the floor"], metrics={"val_loss": 0.0})
+    (group,) = as_json(capsys, "--group")
+    assert (group["n"], group["num_failed"], group["num_aborted"], group["num_invalid"]) == (3, 1, 1, 1)
+    assert group["val_loss_mean"] == pytest.approx(4.2)
+    assert group["val_loss_sd"] == pytest.approx(0.1)  # (0.01 + 0 + 0.01) / 2, root
+    assert group["train_s_mean"] == pytest.approx(0.21)
+    assert (group["step_avg_ms_mean"], group["step_avg_ms_sd"]) == (55.0, 0.0)
+    assert len(group["run_ids"]) == 6
+    assert table.main(["--group"]) == 0
+    shown = capsys.readouterr().out
+    assert "3, 1 invalid, 1 failed, 1 aborted" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_one_run_has_no_sd(results, capsys):
+    add(results, 0)
+    (group,) = as_json(capsys, "--group")
+    assert (group["n"], group["val_loss_mean"], group["val_loss_sd"]) == (1, 4.25, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config_id": "ffffffff"},
+        {"comparability_id": "f" * 16},
+        {"code": {"source_sha256": "other"}},
+        {"track": "free"},
+    ],
+)
+def test_runs_that_are_no_repeats_are_not_pooled(results, capsys, change):
+    add(results, 0)
+    add(results, 1, **change)
+    assert [group["n"] for group in as_json(capsys, "--group")] == [1, 1]
+
+
+def test_a_group_of_failures_only_has_no_numbers(results, capsys):
+    add(results, 0, FAILED)
+    (group,) = as_json(capsys, "--group")
+    assert (group["n"], group["num_failed"], group["val_loss_mean"], group["val_loss_sd"]) == (0, 1, None, None)
+
+
+# ---- size and speed
+
+
+def test_a_thousand_runs_are_listed_grouped_and_sorted_right(results, capsys):
+    """val_loss 4 + seed/1000 for seeds 0..999: mean 4.4995, sd sqrt(n (n + 1) / 12) / 1000 of 1,000 equal steps."""
+    for seed in range(1000):
+        add(results, seed, metrics={"val_loss": 4 + seed / 1000}, track="cpu_nano" if seed % 2 else "free")
+    rows = as_json(capsys, "--sort", "-val_loss")
+    assert [row["seed"] for row in rows] == list(range(999, -1, -1))
+    nano, free = sorted(as_json(capsys, "--group"), key=lambda group: group["track"])
+    assert (nano["n"], free["n"]) == (500, 500)
+    assert nano["val_loss_mean"] == pytest.approx(4.5)  # seeds 1, 3, ... 999
+    assert nano["val_loss_sd"] == pytest.approx(2 * math.sqrt(500 * 501 / 12) / 1000)  # steps of 2/1000
+    assert table.main([]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1002
+
+
+def test_the_table_imports_no_heavy_library():
+    code = "import sys; from bench import table; table.main(sys.argv[1:]); print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(RECORDS)], cwd=record.REPO, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "bench.table" in loaded
+    assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "yaml", "jsonschema", "scipy", "pynvml", "tqdm"}
+
+
+def test_the_help_names_every_column(capsys):
+    with pytest.raises(SystemExit) as ended:
+        table.main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(column in shown for column in (*table.COLUMNS, *table.GROUP_COLUMNS))
+
+
+def test_unknown_options_are_wrong_use():
+    with pytest.raises(SystemExit) as ended:
+        table.main(["--no-such-option"])
+    assert ended.value.code == 2
+
+
+def test_a_copy_of_the_kept_records_lists_both(results, capsys):
+    for kept in (COMPLETE, FAILED):
+        shutil.copytree(kept, results / "cpu_nano" / kept.name)
+    assert [row["status"] for row in as_json(capsys)] == ["complete", "failed"]

@@ -1,0 +1,62 @@
+"""Units: conversions and what a person reads."""
+
+import pytest
+
+from bench import units
+
+
+def test_a_gib_is_two_to_the_thirty():
+    assert units.GIB == 1_073_741_824
+    assert units.gib_from_bytes(3 * 2**29) == 1.5
+
+
+def test_seconds_milliseconds_and_nanoseconds_convert():
+    assert units.ms_from_s(0.0125) == 12.5
+    assert units.ms_from_ns(2_500_000) == 2.5
+    assert units.s_from_ns(1_500_000_000) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00k"),
+        (1234567, "1.23M"),
+        (12345678, "12.3M"),
+        (524288, "524k"),
+        (999999, "1.00M"),
+        (1.5e9, "1.50B"),
+    ],
+)
+def test_a_count_has_three_digits(count, text):
+    assert units.format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.50 s"), (11.021, "11.02 s"), (754, "12 min 34 s"), (3599.6, "1 h 00 min"), (3725, "1 h 02 min")],
+)
+def test_a_duration_changes_its_unit_where_a_person_would(seconds, text):
+    assert units.format_s(seconds) == text
+
+
+def test_sizes_and_shares_carry_their_unit():
+    assert units.format_ms(55.123) == "55.12 ms"
+    assert units.format_bytes(512) == "512 B"
+    assert units.format_bytes(65536) == "64.0 KiB"
+    assert units.format_bytes(2402048) == "2.3 MiB"  # 2402048 / 2**20 = 2.29
+    assert units.format_gib(79.647) == "79.65 GiB"
+    assert units.format_pct(0.4512) == "45.1 %"
+
+
+def test_what_was_not_measured_prints_as_nothing():
+    for function in (
+        units.format_s,
+        units.format_ms,
+        units.format_count,
+        units.format_bytes,
+        units.format_gib,
+        units.format_pct,
+    ):
+        assert function(None) == ""

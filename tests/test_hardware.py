@@ -1,0 +1,91 @@
+"""Peaks by device name: the names that other tables confuse."""
+
+import pytest
+
+from bench import hardware
+
+T = 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16_t"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H20", 148),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("A100-SXM4-40GB", 312),  # as older drivers say
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 3090", 71),
+    ],
+)
+def test_dense_bf16_peak_by_full_name(name, bf16_t):
+    assert hardware.peak_flops(name, "bf16") == bf16_t * T
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        None,
+        "",
+        "NVIDIA H100",  # SXM, PCIe or NVL: unknown
+        "NVIDIA H800",  # 989 or 756, depending on a form factor that the name does not tell
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM-64GB",  # a custom A100 with more cores
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "AMD EPYC",
+        "Some GPU of 2031",
+    ],
+)
+def test_an_unknown_device_has_no_peak(name):
+    assert hardware.peak_flops(name, "bf16") is None
+    assert hardware.mem_bytes_per_s(name) is None
+    assert hardware.source(name) is None
+
+
+def test_each_precision_has_its_own_peak():
+    name = "NVIDIA H100 80GB HBM3"
+    peaks = [hardware.peak_flops(name, dtype) for dtype in ("fp8", "bf16", "fp16", "tf32", "fp32")]
+    assert peaks == [1979 * T, 989 * T, 989 * T, 494.5 * T, 67 * T]
+
+
+def test_torch_names_of_precisions_are_understood_and_unknown_ones_have_no_peak():
+    assert hardware.peak_flops("NVIDIA H200", "bfloat16") == 989 * T
+    assert hardware.peak_flops("NVIDIA H200", "float32") == 67 * T
+    assert hardware.peak_flops("NVIDIA H200", "int3") is None
+    assert hardware.peak_flops("NVIDIA H200", None) is None
+    assert hardware.peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None  # it has no fp8
+    assert hardware.peak_flops("Tesla V100-SXM2-16GB", "bfloat16") is None
+
+
+def test_memory_bandwidth_by_variant():
+    assert hardware.mem_bytes_per_s("NVIDIA H100 80GB HBM3") == 3.35e12
+    assert hardware.mem_bytes_per_s("NVIDIA H100 PCIe") == 2.0e12
+    assert hardware.mem_bytes_per_s("NVIDIA A100-SXM4-40GB") == 1.555e12
+
+
+def test_every_row_names_its_source_and_no_name_is_there_twice():
+    names = [hardware._key(name) for device in hardware.DEVICES for name in device.names]
+    assert len(names) == len(set(names))
+    assert all(len(device.source) > 10 for device in hardware.DEVICES)
+
+
+def test_faster_precisions_are_not_slower():
+    """fp32 <= tf32 <= bf16 <= fp8 wherever two of them are known: a sparse or swapped number would break it."""
+    for device in hardware.DEVICES:
+        known = [peak for peak in (device.fp32, device.tf32, device.bf16, device.fp8) if peak is not None]
+        assert known == sorted(known), device.names

@@ -1,0 +1,269 @@
+"""AdamW and Muon against torch's own, across ranks, and through a warm-up that is undone."""
+
+import copy
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from bench import config as bench_config
+from models import MODELS, OPTIMIZERS
+from models.muon import Muon, newton_schulz, share_out
+
+ROOT = Path(__file__).parent.parent
+SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}
+OPTIM = types.SimpleNamespace(
+    lr=0.004, beta1=0.8, beta2=0.95, eps=1e-8, weight_decay=0.1,
+    muon_lr=0.02, muon_momentum=0.95, muon_weight_decay=0.1, muon_ns_steps=5,
+)  # fmt: skip
+SHAPES = [(64, 64), (96, 32), (32, 128), (64, 64), (17, 40), (1, 8), (8, 1)]
+
+
+def made(arch="gpt2", optim="muon", rank=0, world_size=1):
+    model = MODELS[arch](**SHAPE)
+    model.init_weights(torch.Generator().manual_seed(0))
+    return model, OPTIMIZERS[optim](model, OPTIM, rank, world_size, "cpu")
+
+
+def train(model, optimizer, num_steps, first_seed=0):
+    for seed in range(first_seed, first_seed + num_steps):
+        tokens_BT = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(seed))
+        model(tokens_BT[:, :-1], tokens_BT[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def random_matrices(seed, shapes):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def after_five_steps(build, shapes=SHAPES):
+    """Weights and the last step's changes, with gradients of very different sizes and a falling learning rate."""
+    matrices = [torch.nn.Parameter(matrix) for matrix in random_matrices(0, shapes)]
+    optimizer = build(matrices)
+    for step in range(5):
+        before = [matrix.detach().clone() for matrix in matrices]
+        for matrix, grad in zip(matrices, random_matrices(step + 1, shapes)):
+            matrix.grad = grad * 10.0 ** (step - 3)
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 10)
+        optimizer.step()
+    after = [matrix.detach() for matrix in matrices]
+    return after, [new - old for new, old in zip(after, before)]
+
+
+def torch_muon(matrices):
+    return torch.optim.Muon(matrices, lr=0.02, momentum=0.9, weight_decay=0.3, ns_steps=5, adjust_lr_fn="original")
+
+
+def our_muon(matrices, **options):
+    return Muon(matrices, lr=0.02, momentum=0.9, weight_decay=0.3, ns_steps=5, **options)
+
+
+def test_muon_in_bfloat16_is_torchs_muon_bit_for_bit():
+    ours, _ = after_five_steps(lambda matrices: our_muon(matrices, products=torch.bfloat16))
+    theirs, _ = after_five_steps(torch_muon)
+    assert same(ours, theirs)
+
+
+def test_muon_on_a_cpu_is_torchs_muon_but_for_the_order_of_adding():
+    _, our_changes = after_five_steps(our_muon)
+    _, their_changes = after_five_steps(torch_muon)
+    for shape, ours, theirs in zip(SHAPES, our_changes, their_changes):
+        assert (ours - theirs).norm() <= 0.01 * theirs.norm(), shape
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (96, 32), (32, 128)])
+def test_newton_schulz_keeps_directions_and_evens_out_sizes(shape):
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(side, 8, generator=generator)).Q for side in shape)
+    update = left @ torch.diag(torch.logspace(-1, 2, 8)) @ right.T  # singular values from 0.1 to 100
+    even = left.T @ newton_schulz(update, 10).float() @ right
+    off_diagonal = even - even.diagonal().diag()
+    assert ((even.diagonal() > 0.6) & (even.diagonal() < 1.25)).all(), even.diagonal()
+    assert off_diagonal.abs().max() < 0.1
+
+
+def test_newton_schulz_of_zeros_is_zeros():
+    assert not newton_schulz(torch.zeros(4, 6), 5).any()
+
+
+def test_shares_are_balanced_by_cost():
+    # n*n*(2m+n): 4x4 192, 2x8 72, 8x2 72, 2x2 24, 1x1 3; 192 to rank 0, 72 + 72 + 24 + 3 to rank 1
+    matrices = [torch.empty(shape) for shape in [(2, 2), (2, 8), (4, 4), (8, 2), (1, 1)]]
+    assert share_out(matrices, 2) == [[2], [1, 3, 0, 4]]
+    assert share_out(matrices, 1) == [[2, 1, 3, 0, 4]]
+    assert sorted(index for share in share_out(matrices, 3) for index in share) == [0, 1, 2, 3, 4]
+    assert share_out(matrices[:1], 3) == [[0], [], []]
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_parameter_belongs_to_exactly_one_group(arch, name):
+    model, optimizer = made(arch, name)
+    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
+    assert all(group["lr"] == group["peak_lr"] for group in optimizer.param_groups)
+
+
+def test_adamw_decays_matrices_only():
+    model, optimizer = made("gpt2", "adamw")
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert all(decays[id(p)] == (0.1 if p.ndim == 2 else 0.0) for p in model.parameters())
+    assert {group["peak_lr"] for group in optimizer.param_groups} == {0.004}
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
+    model, optimizer = made("gpt2", "muon")
+    assert list(map(id, optimizer.muon.param_groups[0]["params"])) == list(map(id, model.hidden_matrices()))
+    assert [group["peak_lr"] for group in optimizer.param_groups] == [0.004, 0.004, 0.02]
+    decays = [group["weight_decay"] for group in optimizer.adamw.param_groups]
+    assert decays == [0.1, 0.0]  # embeddings, then norms and biases
+
+
+def test_adamw_makes_the_textbook_step():
+    model, optimizer = made("gpt2", "adamw")
+    matrix, bias = model.blocks[0].mlp.up.weight, model.blocks[0].mlp.up.bias
+    old_matrix, old_bias = matrix.detach().clone(), bias.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, -3.0)
+    optimizer.step()
+    # the first step is lr * sign(gradient); a matrix is first multiplied by 1 - lr * weight_decay = 0.9996
+    assert torch.allclose(matrix, 0.9996 * old_matrix + 0.004, atol=1e-7)
+    assert torch.allclose(bias, old_bias + 0.004, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_learning_rate_of_zero_stops_everything(name):
+    model, optimizer = made("gpt2", name)
+    before = weights(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    train(model, optimizer, 1)
+    assert same(before, weights(model))
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"]
+    train(model, optimizer, 1)
+    assert not any(torch.equal(old, new) for old, new in zip(before, weights(model)))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_loading_the_first_state_undoes_a_warm_up_bit_for_bit(name):
+    model, optimizer = made("modern", name)
+    first_weights, first_state = weights(model), optimizer.state_dict()
+    train(model, optimizer, 3, first_seed=50)
+    with torch.no_grad():
+        for parameter, old in zip(model.parameters(), first_weights):
+            parameter.copy_(old)
+    optimizer.load_state_dict(first_state)
+    train(model, optimizer, 3)
+
+    fresh_model, fresh_optimizer = made("modern", name)
+    train(fresh_model, fresh_optimizer, 3)
+    assert same(weights(model), weights(fresh_model))
+    assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in fresh_optimizer.param_groups]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_copied_state_takes_up_where_it_was(name):
+    model, optimizer = made("gpt2", name)
+    train(model, optimizer, 2)
+    middle_weights, middle_state = weights(model), copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, 2, first_seed=2)
+
+    other_model, other_optimizer = made("gpt2", name)
+    with torch.no_grad():
+        for parameter, middle in zip(other_model.parameters(), middle_weights):
+            parameter.copy_(middle)
+    other_optimizer.load_state_dict(middle_state)
+    train(other_model, other_optimizer, 2, first_seed=2)
+    assert same(weights(model), weights(other_model))
+
+
+RANK_PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+sys.path[:0] = sys.argv[1:3]
+from test_optimizers import SHAPES, after_five_steps, made, our_muon, train, weights
+rank, world_size, folder = int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+model, optimizer = made("modern", "muon", rank, world_size)
+train(model, optimizer, 3)
+mixed, single = (
+    after_five_steps(lambda matrices: our_muon(matrices, rank=rank, world_size=world_size), shapes)[0]
+    for shapes in (SHAPES, SHAPES[:1])
+)
+ended = {"weights": weights(model), "num_momenta": len(optimizer.muon.state), "mixed": mixed, "single": single}
+torch.save(ended, f"{folder}/rank{rank}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What RANK_PROGRAM saved on each rank.  Both get the same batches, so the same gradients, without DDP."""
+    folder, world_size = tmp_path_factory.mktemp("ranks"), 2
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = [str(ROOT), str(ROOT / "tests")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", RANK_PROGRAM, *arguments, str(rank), str(world_size), str(folder)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        for rank in range(world_size)
+    ]
+    try:
+        for process in processes:
+            said, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, said
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
+
+
+def test_two_ranks_share_muons_work_and_end_with_the_weights_of_one(two_ranks):
+    alone_model, alone_optimizer = made("modern", "muon")
+    train(alone_model, alone_optimizer, 3)
+    first, second = two_ranks
+    assert same(first["weights"], second["weights"])
+    assert same(first["weights"], weights(alone_model))
+    assert first["num_momenta"] + second["num_momenta"] == len(alone_optimizer.muon.state) == 12
+    assert min(first["num_momenta"], second["num_momenta"]) >= 4
+
+
+def test_matrices_of_all_shapes_come_back_from_the_other_rank_whole(two_ranks):
+    alone, _ = after_five_steps(our_muon)
+    assert all(same(rank["mixed"], alone) for rank in two_ranks)
+
+
+def test_a_rank_without_a_matrix_of_its_own_still_gets_the_update(two_ranks):
+    alone, _ = after_five_steps(our_muon, SHAPES[:1])
+    assert all(same(rank["single"], alone) for rank in two_ranks)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_conf_optim_sets_what_its_optimizer_needs_and_no_more(name):
+    values = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "optim" / f"{name}.yaml"))
+    optim = bench_config.build(bench_config.OptimConfig, values)
+    bench_config._check_optim(optim)
+    assert optim.name == name and optim.schedule == "trapezoid"
+    optimizer = OPTIMIZERS[name](MODELS["modern"](**SHAPE), optim, 0, 1, "cpu")
+    assert max(group["peak_lr"] for group in optimizer.param_groups) == max(optim.lr, optim.muon_lr or 0)

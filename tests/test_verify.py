@@ -1,0 +1,267 @@
+"""verify: each rule passes on a true record and fails on one that was touched."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench import config as schema
+from bench import record, verify
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A true record, its config_id that of today's settings (a kept one's may be that of settings as they were)."""
+    run = record.read_raw(COMPLETE)
+    config_id = schema.config_id(schema.build(schema.Config, yaml.safe_load((COMPLETE / "config.yaml").read_text())))
+    run["run_id"] = run["run_id"].replace(run["config_id"], config_id)
+    run["config_id"] = config_id
+    folder = shutil.copytree(COMPLETE, tmp_path / run["run_id"])
+    record.write_json_atomic(folder / "run.json", run)
+    return folder
+
+
+def edit(folder, **changes):
+    """Dotted keys with __ for the dot."""
+    run = record.read_raw(folder)
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        place = run
+        for part in path:
+            place = place[part]
+        place[last] = value
+    record.write_json_atomic(folder / "run.json", run)
+
+
+def listed_again(folder):
+    """As a forger would: the files' hashes brought up to date, so that only the content can betray the change."""
+    edit(folder, artifacts=record.artifacts(folder))
+
+
+def replace_in(path, old, new):
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def failed_rules(folder):
+    return {rule["rule"]: rule["evidence"] for rule in verify.report(folder)["rules"] if not rule["passed"]}
+
+
+def test_a_true_record_passes_every_rule(folder, capsys):
+    assert verify.main([str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == folder.name
+    assert all(line.startswith("    pass  ") for line in lines[1:-1])
+    assert lines[-1] == f"  verify  all {len(verify.RULES + verify.RULES_OF_A_COMPLETE_RUN)} rules passed"
+
+
+@pytest.mark.parametrize("kept", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
+def test_a_kept_record_stays_true_but_for_what_newer_settings_add_to_its_config_id(kept):
+    wrong = set(failed_rules(kept)) - {"config id is that of the config"}
+    assert wrong == (set() if record.read(kept)["status"] == "complete" else {"is complete"})
+
+
+def test_one_changed_byte_in_steps_csv_is_found(folder, capsys):
+    path = folder / "steps.csv"
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    assert verify.main([str(folder)]) == 1
+    assert "FAIL  artifacts are unchanged: steps.csv has another sha256" in capsys.readouterr().out
+
+
+def test_a_file_of_another_size_a_missing_one_and_one_outside_are_found(folder):
+    (folder / "overrides.yaml").write_text("")
+    (folder / "environment.json").unlink()
+    run = record.read_raw(folder)
+    edit(folder, artifacts=[*run["artifacts"], run["artifacts"][0] | {"path": "../other/steps.csv"}])
+    assert failed_rules(folder) == {
+        "artifacts are unchanged": "environment.json is missing; overrides.yaml has 0 bytes instead of 9; "
+        "../other/steps.csv lies outside the folder"
+    }
+
+
+def test_a_clone_lacks_the_logs_as_a_whole_and_still_passes(folder):
+    shutil.rmtree(folder / "logs")
+    (rule,) = [rule for rule in verify.report(folder)["rules"] if rule["rule"] == "artifacts are unchanged"]
+    assert (rule["passed"], rule["evidence"]) == (True, "7 files; not here, as in a clone: logs")
+
+
+def test_one_log_missing_among_others_is_found(folder):
+    (folder / "logs" / "rank1.log").write_text("")
+    listed_again(folder)
+    assert failed_rules(folder) == {}
+    (folder / "logs" / "rank1.log").unlink()
+    assert failed_rules(folder) == {"artifacts are unchanged": "logs/rank1.log is missing"}
+
+
+def test_an_unrecorded_file_is_found(folder):
+    (folder / "code" / "patch.py").write_text("")
+    assert failed_rules(folder) == {"nothing is unrecorded": "code/patch.py is not listed"}
+
+
+def test_steps_must_be_among_the_artifacts(folder):
+    edit(folder, artifacts=[one for one in record.read_raw(folder)["artifacts"] if one["path"] != "steps.csv"])
+    assert "steps.csv is not listed" in failed_rules(folder)["nothing is unrecorded"]
+
+
+def test_a_changed_config_is_found_by_its_id(folder):
+    replace_in(folder / "config.yaml", "lr: 0.003", "lr: 0.004")
+    listed_again(folder)
+    assert set(failed_rules(folder)) == {"config id is that of the config"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [("seed: 0", "seed: 5", "seed: 5, but the record says 0"), ("name: gpt2-adamw", "name: fast", "name: 'fast'")],
+)
+def test_a_config_of_another_run_is_found(folder, old, new, what):
+    """name and seed are no part of config_id."""
+    replace_in(folder / "config.yaml", old, new)
+    listed_again(folder)
+    assert list(failed_rules(folder)) == ["names agree"]
+    assert what in failed_rules(folder)["names agree"]
+
+
+def test_a_renamed_folder_is_found(folder):
+    assert set(failed_rules(folder.rename(folder.parent / "best-run"))) == {"names agree"}
+
+
+def test_a_record_that_breaks_the_schema_is_found(folder):
+    edit(folder, seed="zero", data__train=None)
+    evidence = failed_rules(folder)["follows the schema"]
+    assert "$.seed: 'zero' is not of type 'integer'" in evidence
+    assert "$.data.train" in evidence
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("running", "status aborted, launcher_killed"), ("failed", "status failed, x")]
+)
+def test_a_run_that_is_not_complete_fails(folder, status, words):
+    failure = {"kind": "x", "rank": None, "step": None, "signal": None, "exit_code": None, "message": "", "hint": ""}
+    edit(
+        folder,
+        status=status,
+        failure=failure if status == "failed" else None,
+        heartbeat_at="2020-01-01T00:00:00.000Z",
+    )
+    assert failed_rules(folder)["is complete"] == words
+
+
+def test_a_missing_step_is_found(folder):
+    lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
+    (folder / "steps.csv").write_text("".join(lines[:2] + lines[3:]))  # without step 1
+    listed_again(folder)
+    assert "lacking [1]" in failed_rules(folder)["steps are without gaps"]
+
+
+def test_a_step_that_is_there_twice_is_found(folder):
+    lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
+    (folder / "steps.csv").write_text("".join([*lines, lines[-1]]))
+    listed_again(folder)
+    assert "there twice" in failed_rules(folder)["steps are without gaps"]
+
+
+def test_tokens_that_do_not_add_up_are_found(folder):
+    replace_in(folder / "steps.csv", ",2048,", ",2047,")
+    listed_again(folder)
+    assert failed_rules(folder) == {"tokens are counted": "wrong at steps [2]"}
+
+
+def test_a_loss_that_is_no_number_is_found(folder):
+    replace_in(folder / "steps.csv", ",4.5,", ",nan,")
+    listed_again(folder)
+    assert failed_rules(folder) == {"losses are finite": "not finite at steps [2]"}
+
+
+def test_a_better_loss_in_the_record_alone_is_found(folder):
+    edit(folder, metrics__val_loss=4.2499999)
+    assert failed_rules(folder) == {"metrics follow from the facts": "val_loss: 4.25, recorded 4.2499999"}
+
+
+def test_a_rounding_error_of_one_in_ten_to_the_ten_is_none(folder):
+    edit(folder, metrics__tokens_per_s=4096 / 0.22 * (1 + 1e-10))
+    assert failed_rules(folder) == {}
+    edit(folder, metrics__tokens_per_s=4096 / 0.22 * (1 + 1e-8))
+    assert list(failed_rules(folder)) == ["metrics follow from the facts"]
+
+
+def test_a_missing_and_an_invented_metric_are_found(folder):
+    metrics = record.read_raw(folder)["metrics"]
+    del metrics["target_reached"]
+    edit(folder, metrics=metrics | {"speedup": 2.0})
+    evidence = failed_rules(folder)["metrics follow from the facts"]
+    assert "target_reached: True, recorded None" in evidence
+    assert "speedup: None, recorded 2.0" in evidence
+
+
+def test_a_clock_that_ran_too_slowly_is_found(folder):
+    """The steps add up to 218 ms; train_s of 0.2 s allows 210."""
+    edit(folder, measured__train_s_by_rank=[0.2, 0.2])
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    assert failed_rules(folder) == {"steps fit into the time": "they add up to 0.2180 s, the limit is 0.2100 s"}
+
+
+def test_a_race_longer_than_its_run_is_found(folder):
+    edit(folder, measured__wall_s=0.26)  # 0.22 of training + 0.05 of validation
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    assert list(failed_rules(folder)) == ["times fit into the wall time"]
+
+
+def test_a_race_that_was_stopped_early_is_found(folder):
+    lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
+    (folder / "steps.csv").write_text("".join(lines[:4]))  # steps 0 to 2, with a validation at 2
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    listed_again(folder)
+    assert failed_rules(folder) == {"steps are those of the goal": "2 of 4"}
+
+
+def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
+    """Slack for 2,048 tokens is far below the 4 nats by which this loss undercuts its floor."""
+    edit(folder, data__floor_nats=8.25)
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    evidence = failed_rules(folder)["validity is honest"]
+    assert "recorded valid, ruled invalid" in evidence
+    assert "below the data's floor" in evidence
+    edit(folder, validity="invalid", validity_reasons=["val_loss is below the floor"])
+    assert failed_rules(folder) == {}
+
+
+def test_a_record_with_holes_fails_rules_and_ends_none_of_them(folder):
+    (folder / "config.yaml").unlink()
+    (folder / "steps.csv").unlink()
+    found = verify.report(folder)["rules"]
+    assert len(found) == len(verify.RULES + verify.RULES_OF_A_COMPLETE_RUN)
+    assert any("cannot be checked: FileNotFoundError" in rule["evidence"] for rule in found)
+
+
+def test_json_lists_every_run_with_its_rules(folder, capsys):
+    shutil.copytree(FAILED, folder.parent / FAILED.name)
+    assert verify.main([str(folder.parent), "--json"]) == 1
+    true, failed = json.loads(capsys.readouterr().out)
+    assert (true["run_id"], true["passed"]) == (folder.name, True)
+    assert (failed["run_id"], failed["passed"]) == (FAILED.name, False)
+    assert set(true["rules"][0]) == {"rule", "passed", "evidence"}
+
+
+def test_what_is_no_record_is_wrong_use(tmp_path, folder, capsys):
+    (tmp_path / "empty").mkdir()
+    for word in (str(tmp_path / "empty"), "no-such-run"):
+        assert verify.main([word]) == 2
+        assert word in capsys.readouterr().err
+    (folder / "run.json").write_text("{")
+    assert verify.main([str(folder)]) == 2
+    assert "is no JSON" in capsys.readouterr().err
+
+
+def test_every_rule_says_in_one_sentence_what_it_wants():
+    for rule in verify.RULES + verify.RULES_OF_A_COMPLETE_RUN:
+        assert rule.__doc__.endswith(".")
+        assert "\n" not in rule.__doc__
