@@ -43,9 +43,9 @@ def known():
 
 
 def data_config(name, overrides=()):
-    """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track would set is filled in: it changes no data."""
+    """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
     if name not in known():
-        raise ValueError(f"{name}: there is no such data; choose from {', '.join(known())}, or name a .bin file with data show")
+        raise ValueError(f"{name}: there is no such data; choose from {', '.join(known())}, or show a .bin file")
     values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     for override in overrides:
         key, found, value = override.removeprefix("data.").partition("=")
@@ -86,10 +86,12 @@ def _get(verb, name, overrides):
 
 
 def _show(names, overrides, as_json):
+    if overrides and not names:
+        raise ValueError(f"data show {' '.join(overrides)}: say whose settings these are: one of {', '.join(known())}")
     if names:
-        shown = [_file_facts(_path(name)) if _is_file(name) else _facts(sources.find(data_config(name, overrides), _say)) for name in names]
+        shown = [_file_facts(_path(name)) if _is_file(name) else _named_facts(name, overrides) for name in names]
     else:
-        shown = [_listed(name, overrides) for name in known()]
+        shown = [_listed(name) for name in known()]
     if as_json:
         print(json.dumps(shown, indent=1))
     else:
@@ -105,12 +107,16 @@ def _path(name):
     return Path(os.path.join(sources.working_folder(), os.path.expanduser(name)))
 
 
-def _listed(name, overrides):
+def _listed(name):
     """A row of the list of all data: there, or what to do about it."""
     try:
-        return {"name": name, "there": True} | _facts(sources.find(data_config(name, overrides), _say)) | {"name": name}
+        return {"there": True} | _named_facts(name, ())
     except ValueError as error:
         return {"name": name, "there": False, "why": str(error)}
+
+
+def _named_facts(name, overrides):
+    return _facts(sources.find(data_config(name, overrides), _say)) | {"name": name}
 
 
 def _facts(dataset):
@@ -157,11 +163,13 @@ def _lines(facts):
     if "magic" in facts:
         width = max(len(key) for key in facts)
         return "\n".join(f"{key:<{width}}  {value}" for key, value in facts.items())
-    lines = [f"{facts['name']}: vocab_size {facts['vocab_size']}, {len(facts['train'])} train and {len(facts['val'])} val shards, checked"]
+    num_train, num_val = len(facts["train"]), len(facts["val"])
+    lines = [f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"]
     for split in ("train", "val"):
         for file in facts[split]:
-            size = format_bytes(file["num_bytes"])
-            lines.append(f"  {split:<5} {file['num_tokens']:>11,} tokens  {size:>9}  largest {file['max_token']:>5}  {file['sha256']}  {file['file']}")
+            size, largest = format_bytes(file["num_bytes"]), f"largest {file['max_token']}"
+            words = f"{split:<5} {file['num_tokens']:>11,} tokens  {size:>9}  {largest:<13}"
+            lines.append(f"  {words}  {file['sha256']}  {file['file']}")
     return "\n".join(lines)
 
 

@@ -153,10 +153,8 @@ def _meminfo_gib(name):
 
 def peak_rss_gib():
     """The largest resident set this process has had, imports included."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return gib_from_bytes(
-        peak if sys.platform == "darwin" else peak * 1024
-    )  # KiB on Linux, bytes on macOS: getrusage(2)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS: getrusage(2)
+    return gib_from_bytes(peak if sys.platform == "darwin" else peak * 1024)
 
 
 class CpuMeter:
@@ -351,9 +349,7 @@ def code_state(repo=REPO):
     diff, untracked = code_diff(repo), _untracked(repo)
     commit = _git(repo, "rev-parse", "--verify", "HEAD")
     state |= {"commit": commit.strip() if commit else None, "dirty": bool(diff or untracked), "untracked": untracked}
-    return state | {
-        "diff_sha256": hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest() if diff else None
-    }
+    return state | {"diff_sha256": hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest() if diff else None}
 
 
 def code_diff(repo=REPO):

@@ -75,7 +75,7 @@ def _check_names(config):
         raise ValueError(f"optim.schedule={config.optim.schedule}: use constant, cosine or trapezoid")
 
 
-def launch(job, command=(), results=None, quiet=False):
+def launch(job, command=(), results=None, brief=False):
     """Race once.  Returns the finished record (a dict); its folder is run["folder"].  Never raises for a failed race."""
     config = job.config
     started_s = time.time()
@@ -84,7 +84,7 @@ def launch(job, command=(), results=None, quiet=False):
     with _signals_raise():
         try:
             _write_inputs(folder, job, run)
-            exit_code, stopped = _watch(folder, job, run, started_s, quiet)
+            exit_code, stopped = _watch(folder, job, run, started_s, brief)
         except Interrupted as error:
             exit_code, stopped = None, failures.failure("interrupted", f"the launcher got {error}", signal_name=str(error))
         except OSError as error:
@@ -170,11 +170,11 @@ def _write_inputs(folder, job, run):
     record.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": record.utc_now(), "event": "init_start"})
 
 
-def _watch(folder, job, run, started_s, quiet):
+def _watch(folder, job, run, started_s, brief):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     with open(folder / "logs" / "agent.log", "wb") as log, _child(folder, hardware, started_s, log) as process:
-        progress = Progress(folder, job.config.goal.num_steps, quiet)
+        progress = Progress(folder, job.config.goal.num_steps, brief)
         beat_s = time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not _ended_within(process, TICK_S):

@@ -15,7 +15,9 @@ import time
 import numpy as np
 import torch
 
-BLOCK_TOKENS = 1 << 16  # small steps are read several at once, or handing them over would cost more than reading them
+# Small steps are read several at once, or handing them over would cost more than reading them.
+BLOCK_TOKENS = 1 << 16
+MAX_BLOCK_STEPS = 64
 CLOSE_S = 30.0
 
 
@@ -67,7 +69,8 @@ class Loader:
     def __init__(self, shards, batch_tokens, seq_len, num_micro_steps, rank, world_size, device, depth=2):
         num_slices = world_size * num_micro_steps
         if batch_tokens % (num_slices * seq_len):
-            raise ValueError(f"data.batch_tokens={batch_tokens}: use a multiple of {num_slices} * seq_len = {num_slices * seq_len}")
+            hint = f"a multiple of world_size * num_micro_steps * seq_len = {num_slices * seq_len}"
+            raise ValueError(f"data.batch_tokens={batch_tokens}: use {hint}")
         self._stream = Stream(shards)
         self._device = torch.device(device)
         self._on_gpu = self._device.type == "cuda"
@@ -81,7 +84,7 @@ class Loader:
             return step * batch_tokens + rank_start + micro_step * micro_tokens
 
         self._start_of = start_of
-        steps_per_block = -(-BLOCK_TOKENS // (num_micro_steps * micro_tokens))
+        steps_per_block = min(max(1, BLOCK_TOKENS // (num_micro_steps * micro_tokens)), MAX_BLOCK_STEPS)
         shape = (steps_per_block * num_micro_steps, 2, micro_tokens)
         # one more than is read ahead: the block that next() hands out from.  Pinned, or copies to the GPU would block.
         self._blocks = [torch.empty(shape, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(depth + 1)]
@@ -127,16 +130,17 @@ class Loader:
     def _start(self, micro):
         self._micro, self._left, self._block, self._error = micro, 0, None, None
         self.wait_ns = self.num_waits = 0
-        self._free, self._ready = queue.SimpleQueue(), queue.SimpleQueue()
+        self._free, self._ready, self._stopping = queue.SimpleQueue(), queue.SimpleQueue(), threading.Event()
         for block in self._blocks:
             self._free.put(block)
-        read_ahead = (self._stream, self._start_of, micro, self._free, self._ready)
+        read_ahead = (self._stream, self._start_of, micro, self._free, self._ready, self._stopping)
         self._thread = threading.Thread(target=_read_ahead, args=read_ahead, name="loader", daemon=True)
         self._thread.start()
 
     def _stop(self):
         if self._thread is not None:
-            self._free.put(None)
+            self._stopping.set()
+            self._free.put(None)  # wakes it if it waits for a block
             self._thread.join(CLOSE_S)
             assert not self._thread.is_alive(), f"the loader's thread did not end in {CLOSE_S} s"
             self._thread = None
@@ -178,11 +182,13 @@ class Loader:
             self._copied.synchronize()
 
 
-def _read_ahead(stream, start_of, micro, free, ready):
-    """The thread: fill free blocks in order until None comes.  It calls nothing of CUDA, so it cannot disturb it."""
+def _read_ahead(stream, start_of, micro, free, ready, stopping):
+    """The thread: fill free blocks in order until it is stopped.  It calls nothing of CUDA, so it cannot disturb it."""
     try:
         while (block := free.get()) is not None:
             for pair in block.numpy():
+                if stopping.is_set():
+                    return
                 _fill(pair, stream, start_of(micro))
                 micro += 1
             ready.put(block)
@@ -209,10 +215,12 @@ def val_batches(shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size,
         raise ValueError(f"goal.val_tokens={val_tokens}: use a multiple of world_size * seq_len = {row_of_seqs}")
     if val_tokens + 1 > stream.num_tokens:
         fits = (stream.num_tokens - 1) // row_of_seqs * row_of_seqs
-        raise ValueError(f"goal.val_tokens={val_tokens}: the val shards hold {stream.num_tokens} tokens: use {fits} or fewer")
+        hint = f"the val shards hold {stream.num_tokens} tokens: use {fits} or fewer"
+        raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
     rank_seqs = val_tokens // row_of_seqs
     num_seqs = next(num for num in range(min(micro_batch_seqs, rank_seqs), 0, -1) if rank_seqs % num == 0)
-    return _val_batches(stream, range(rank * rank_seqs, (rank + 1) * rank_seqs, num_seqs), num_seqs, seq_len, torch.device(device))
+    first_seqs = range(rank * rank_seqs, (rank + 1) * rank_seqs, num_seqs)
+    return _val_batches(stream, first_seqs, num_seqs, seq_len, torch.device(device))
 
 
 def _val_batches(stream, first_seqs, num_seqs, seq_len, device):

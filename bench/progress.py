@@ -5,10 +5,13 @@ import sys
 
 
 class Progress:
-    """show() reads what the scribe wrote (progress.json, logs/rank0.log) and brings the screen up to date."""
+    """show() reads what the scribe wrote (progress.json, logs/rank0.log) and brings the screen up to date.
 
-    def __init__(self, folder, num_steps, quiet=False, out=None):
-        self._folder, self._num_steps, self._quiet = folder, num_steps, quiet
+    A pipe gets every line, or with brief only those of validations.
+    """
+
+    def __init__(self, folder, num_steps, brief=False, out=None):
+        self._folder, self._num_steps, self._brief = folder, num_steps, brief
         self._out = out or sys.stdout
         self._offset = 0  # into rank0.log
         self._rest = ""  # a line that is not finished
@@ -18,14 +21,13 @@ class Progress:
     def show(self):
         progress = self._read()
         self.step = progress.get("step")
-        if self._quiet:
-            return
         lines = [line for line in self._new_lines() if line.startswith("step:")]
-        if not self._out.isatty():
-            for line in lines:
-                print(line, file=self._out, flush=True)
-            return
-        self._draw(progress, [line for line in lines if "val_loss:" in line])
+        if self._brief or self._out.isatty():
+            lines = [line for line in lines if "val_loss:" in line]
+        if self._out.isatty():
+            self._draw(progress, lines)
+        elif lines:
+            print("\n".join(lines), file=self._out, flush=True)
 
     def close(self):
         self.show()

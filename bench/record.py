@@ -284,9 +284,7 @@ def artifacts(folder):
         with open(Path(folder) / path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         role = ROLES.get(path, ROLES.get(path.partition("/")[0], "other"))
-        found.append(
-            {"path": path, "sha256": sha256, "num_bytes": (Path(folder) / path).stat().st_size, "role": role}
-        )
+        found.append({"path": path, "sha256": sha256, "num_bytes": (Path(folder) / path).stat().st_size, "role": role})
     return found
 
 

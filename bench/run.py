@@ -45,7 +45,7 @@ def _sweep(jobs, argv):
             say("sweep", f"{number} of {len(jobs)}: {words}: complete before, {before['run_id']}")
             continue
         say("sweep", f"{number} of {len(jobs)}: {words}")
-        run = launch.launch(job, command=["run", *argv])
+        run = launch.launch(job, command=["run", *argv], brief=True)
         say("sweep", last_words(run))
         if run["status"] != "complete":
             failed.append(words)

@@ -17,7 +17,7 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2
 MAX_TOKENS = 2**31 - 1  # the header holds the count as int32
-SCAN_TOKENS = 1 << 21  # read at once when a whole shard is scanned: 4 MiB
+SCAN_BYTES = 1 << 22  # read at once when a whole shard is scanned
 
 TOKEN_DTYPE = np.dtype("<u2")
 HEADER_DTYPE = np.dtype("<i4")
@@ -49,7 +49,7 @@ def num_bytes(num_tokens):
 def write(path, tokens):
     """1-D integers below 65536 -> a shard under its final name, whole or not at all.  Returns its Shard."""
     path, tokens = Path(path), np.asarray(tokens)
-    assert tokens.ndim == 1 and tokens.dtype.kind in "iu", f"{path.name}: tokens must be 1-D integers, not {tokens.dtype}"
+    assert tokens.ndim == 1 and tokens.dtype.kind in "iu", f"{path.name}: tokens must be 1-D integers"
     assert 0 < len(tokens) <= MAX_TOKENS, f"{path.name}: a shard cannot hold {len(tokens)} tokens"
     assert tokens.min() >= 0 and tokens.max() < 2**16, f"{path.name}: tokens must be in [0, 65536) to fit uint16"
     header = np.zeros(HEADER_INTS, HEADER_DTYPE)
@@ -94,25 +94,34 @@ def check(path):
     except OSError as error:
         raise CheckFailed(f"{path}: cannot be read ({error.strerror}): check the name and the permissions") from error
     if len(head) < HEADER_BYTES:
-        raise CheckFailed(f"{path}: its {size} bytes are fewer than a header's {HEADER_BYTES}: truncated or no shard; get it again")
+        raise CheckFailed(
+            f"{path}: {size} bytes, and a header alone has {HEADER_BYTES}: truncated or no shard; get it again"
+        )
     magic, version, num_tokens = (int(value) for value in np.frombuffer(head, HEADER_DTYPE)[:3])
     if magic != MAGIC:
         kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
-        raise CheckFailed(f"{path}: magic {magic} instead of {MAGIC}: this is {kind}; ./run.sh data make text makes one from text")
+        raise CheckFailed(
+            f"{path}: magic {magic} instead of {MAGIC}: {kind}; ./run.sh data make text makes one from text"
+        )
     if version != VERSION:
         raise CheckFailed(f"{path}: version {version}, and only {VERSION} is known here: make it again in that version")
     if num_tokens <= 0:
         raise CheckFailed(f"{path}: the header counts {num_tokens} tokens: make or get it again")
     if size != num_bytes(num_tokens):
         how = "truncated" if size < num_bytes(num_tokens) else "longer than its header says"
-        raise CheckFailed(f"{path}: {size} bytes, but {num_tokens} tokens need {num_bytes(num_tokens)}: it is {how}; get it again")
+        need = f"{num_tokens} tokens need {num_bytes(num_tokens)}"
+        raise CheckFailed(f"{path}: {size} bytes, but {need}: it is {how}; get it again")
     return Shard(path, num_tokens, size)
 
 
 def max_token(shard):
-    """The largest token of a shard."""
-    tokens = shard.tokens()
-    return max(int(tokens[start : start + SCAN_TOKENS].max()) for start in range(0, shard.num_tokens, SCAN_TOKENS))
+    """The largest token of a shard, read in pieces: a mapped file would count as this process's memory."""
+    largest = 0
+    with open(shard.path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        while piece := file.read(SCAN_BYTES):
+            largest = max(largest, int(np.frombuffer(piece, TOKEN_DTYPE).max()))
+    return largest
 
 
 def sha256(path):

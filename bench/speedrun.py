@@ -27,7 +27,7 @@ def main(argv):
     for number, seed in enumerate(fresh_seeds(job, overrides), 1):
         say("race", f"{number} of {config.track.repeats}, seed {seed}")
         again = launch.prepare([*_without_seed(overrides), f"seed={seed}"])
-        run = launch.launch(again, command=["speedrun", *argv])
+        run = launch.launch(again, command=["speedrun", *argv], brief=True)
         runs.append(run)
         say("race", last_words(run))
         if run["status"] == "aborted":

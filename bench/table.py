@@ -44,6 +44,8 @@ DECIMALS = {
 }
 # fmt: on
 CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.S)
+NUMBERS = (*(name for name in METRICS if name != "target_reached"), "num_deviations", "seed", "world_size", "wall_s")
+BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 OPERATORS = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -57,7 +59,8 @@ OPERATORS = {
 def main(argv):
     args = _parser().parse_args(_joined(argv))
     try:
-        rows = [row for row in read_rows(args.folder) if _chosen(row, args.where)]
+        conditions = [_parsed(condition) for condition in args.where]
+        rows = [row for row in read_rows(args.folder) if all(_holds(row, *condition) for condition in conditions)]
         columns = GROUP_COLUMNS if args.group else COLUMNS
         rows = sort(groups(rows) if args.group else rows, args.sort, columns)
     except ValueError as error:
@@ -162,32 +165,31 @@ def _group(members):
 # ---- choosing and sorting
 
 
-def _chosen(row, conditions):
-    return all(_holds(row, *_parsed(condition)) for condition in conditions)
-
-
 def _parsed(condition):
+    """E.g. val_loss<4 -> ("val_loss", "<", 4.0); the empty value is None."""
     match = CONDITION.fullmatch(condition)
     if not match:
         raise ValueError(f"--where {condition}: use KEY=VALUE, or one of != < <= > >= in the place of =")
-    if match[1] not in COLUMNS:
-        raise ValueError(f"--where {condition}: there is no column {match[1]}; choose from {', '.join(COLUMNS)}")
-    return match.groups()
+    key, sign, wanted = match.groups()
+    if key not in COLUMNS:
+        raise ValueError(f"--where {condition}: there is no column {key}; choose from {', '.join(COLUMNS)}")
+    if wanted == "":
+        return key, sign, None
+    try:
+        if key in NUMBERS:
+            return key, sign, float(wanted)
+        return key, sign, BOOLEANS[wanted.lower()] if key == "target_reached" else wanted
+    except ValueError:
+        raise ValueError(f"--where {condition}: {key} is a number, {wanted!r} is none") from None
+    except KeyError:
+        raise ValueError(f"--where {condition}: {key} is yes or no") from None
 
 
 def _holds(row, key, sign, wanted):
     """An empty cell equals only the empty value, and is neither above nor below anything."""
-    value = row[key]
-    if value is None or wanted == "":
-        return (value is None and wanted == "") == (sign == "=") if sign in ("=", "!=") else False
-    if isinstance(value, bool):
-        wanted = {"true": True, "yes": True, "false": False, "no": False}.get(wanted.lower())
-    elif isinstance(value, (int, float)):
-        try:
-            wanted = float(wanted)
-        except ValueError:
-            raise ValueError(f"--where {key}{sign}{wanted}: {key} is a number, {wanted!r} is none") from None
-    return OPERATORS[sign](value, wanted)
+    if row[key] is None or wanted is None:
+        return {"=": row[key] is wanted, "!=": row[key] is not wanted}.get(sign, False)
+    return OPERATORS[sign](row[key], wanted)
 
 
 def sort(rows, order, columns):
@@ -238,13 +240,7 @@ def _cell(row, column):
     if column == "status":
         return row["validity"] if value == "complete" and row["validity"] != "valid" else value
     if column == "n":
-        kinds = (
-            "suspect",
-            "invalid",
-            "failed",
-            "aborted",
-            "running",
-        )  # the suspect are among the n, the others beside
+        kinds = ("suspect", "invalid", "failed", "aborted", "running")  # the suspect are among the n, the rest beside
         return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
     if value is None:
         return ""
@@ -298,9 +294,7 @@ def _parser():
         "exit codes: 0 fine, 2 wrong use; what cannot be read is named on standard error and left out",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/"
-    )
+    parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="COL[,-COL]", help="by these columns; - in front: largest first")
     parser.add_argument(
         "--where", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="also 'KEY<VALUE' and != <= > >="

@@ -13,7 +13,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class FakeHub:
     """with FakeHub({"x_val_000000.bin": bytes}) as hub: hub.url, hub.requests, hub.cut_next
 
-    cut_next: number of bytes after which the next file breaks off; from then on files are refused until it is None again.
+    cut_next: number of bytes after which the next file breaks off; then files are refused until it is None again.
     """
 
     def __init__(self, files):
@@ -44,8 +44,18 @@ class FakeHub:
             lfs = {"sha256": self.stated[name], "size": len(body), "pointerSize": 134}
             return {"rfilename": name, "size": len(body), "blobId": "0" * 40, "lfs": lfs}
 
-        siblings = [sibling(name, body) for name, body in self.files.items()] + [{"rfilename": "README.md", "size": 1, "blobId": "1" * 40}]
-        return {"id": REPO, "sha": self.commit, "siblings": siblings, "private": False, "downloads": 0, "likes": 0, "tags": []}
+        siblings = [sibling(name, body) for name, body in self.files.items()] + [
+            {"rfilename": "README.md", "size": 1, "blobId": "1" * 40}
+        ]
+        return {
+            "id": REPO,
+            "sha": self.commit,
+            "siblings": siblings,
+            "private": False,
+            "downloads": 0,
+            "likes": 0,
+            "tags": [],
+        }
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -61,7 +71,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.hub.requests.append((self.command, self.path, self.headers.get("Range")))
         path = self.path.split("?")[0]
         if path == f"/api/datasets/{REPO}" or re.fullmatch(rf"/api/datasets/{REPO}/revision/\w+", path):
-            return self._send(200, json.dumps(self.hub.info()).encode(), {"Content-Type": "application/json"}, with_body)
+            return self._send(
+                200, json.dumps(self.hub.info()).encode(), {"Content-Type": "application/json"}, with_body
+            )
         asked = re.fullmatch(rf"/datasets/{REPO}/resolve/(\w+)/(.+)", path)
         if not asked or asked[1] != self.hub.commit or asked[2] not in self.hub.files:
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)

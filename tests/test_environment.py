@@ -384,12 +384,14 @@ def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_f
     clean = environment.code_state(repo)["source_sha256"]
     (repo / "bench" / "a.py").write_text("a = 2  # é\n")
     (repo / "models" / "new.py").write_text("c = 3\n")
+    (repo / "results" / ".keep").write_text("a record that was replaced")
     state = environment.code_state(repo)
     assert (state["dirty"], state["untracked"]) == (True, ["models/new.py"])
     assert state["source_sha256"] != clean
     folder = repo / "results" / "code"
     environment.write_code(repo, folder)
-    assert json.loads((folder / "commit.json").read_text()) == state  # results/ itself does not count as a change
+    assert json.loads((folder / "commit.json").read_text()) == state
+    assert "results" not in (folder / "diff.patch").read_text()  # records are no code
     assert hashlib.sha256((folder / "diff.patch").read_bytes()).hexdigest() == state["diff_sha256"]
     assert (folder / "untracked" / "models" / "new.py").read_text() == "c = 3\n"
     copy_of_commit = tmp_path_factory.mktemp("clone")

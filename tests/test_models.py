@@ -286,6 +286,7 @@ def test_bf16_autocast_is_close_and_its_loss_is_float32(arch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's own modules, when inductor imports them
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiled_is_the_same_model(arch):
     model = awakened(arch)

@@ -6,6 +6,7 @@ from bench import config as schema
 from bench import preflight
 
 CPU = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1)
+WIDE = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=2)
 GPU = schema.HardwareConfig(device="cuda", num_processes=2, num_threads=4)
 GIB = 2**30
 
@@ -77,12 +78,14 @@ def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
         (CPU, 2, None, "ok"),
         (CPU, 1, None, "warn"),
         (CPU, 8, 1.5, "warn"),
+        (WIDE, 4, None, "ok"),
+        (WIDE, 3, None, "warn"),
         (GPU, 2, None, "ok"),
         (GPU, 1, None, "warn"),
     ],
 )
 def test_busy_threads_against_cores(hardware, num_cpus, quota, status):
-    """The CPU race has 2 x 1 busy threads; on GPUs one thread of each of the 2 processes is busy."""
+    """The CPU race has 2 x 1 busy threads, the wide one 2 x 2; on GPUs each of the 2 processes has one."""
     assert preflight.threads(hardware, num_cpus, quota).status == status
 
 

@@ -173,5 +173,5 @@ def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
     )
     assert done.returncode == 0, done.stderr
     (folder,) = [path for path in racing.folders(results) if "-short-" in path.name]
-    assert racing.run_json(folder)["deviations"] == ["goal.num_steps: 4 instead of 200", "goal.val_tokens: 4096 instead of 65536"]
+    assert racing.run_json(folder)["deviations"] == ["goal.num_steps: 4 instead of 200", "goal.val_tokens: 4096 instead of 32768"]
     assert "open division, because goal.num_steps: 4 instead of 200" in done.stdout

@@ -183,6 +183,15 @@ def test_a_user_may_name_a_run_by_path_by_run_json_by_id_or_by_part_of_it(folder
         record.locate("nothing-like-it")
 
 
+def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(folder, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(folder.parent))
+    monkeypatch.setenv("SPEEDRUN_CWD", "/")
+    nested = shutil.copytree(folder, folder.parent / "track" / folder.name)
+    shutil.copytree(folder, f"{folder.parent}/a-track/{folder.name}-2")  # found first
+    shutil.rmtree(folder)
+    assert record.locate(nested.name) == nested
+
+
 def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):
     (folder.parent / "broken").mkdir()
     (folder.parent / "broken" / "run.json").write_text("no")
@@ -418,10 +427,10 @@ def test_private_paths_and_names_are_taken_out(text, clean):
     assert record.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
 
 
-def test_a_host_with_an_ordinary_name_and_the_user_root_hide_nobody():
-    assert (
-        record.redact("node /data/root/x", "/srv/race", home="/root", user="root", host="node") == "node /data/root/x"
-    )
+def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_nobody():
+    for host in ("node", "vm-1"):
+        text = f"{host} /data/root/x"
+        assert record.redact(text, "/srv/race", home="/root", user="root", host=host) == text
 
 
 def test_what_redact_takes_out_by_default_is_this_machine():

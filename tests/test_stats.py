@@ -12,9 +12,7 @@ DEGREES = (1, 2, 3, 3.7, 4, 9, 19, 30, 100, 999, 10_000)
 
 def test_mean_and_sd_of_four_numbers():
     assert stats.mean([2.0, 4.0, 4.0, 6.0]) == 4.0
-    assert stats.sd([2.0, 4.0, 4.0, 6.0]) == pytest.approx(
-        math.sqrt(8 / 3), rel=1e-15
-    )  # 4 + 0 + 0 + 4 over n - 1 = 3
+    assert stats.sd([2.0, 4.0, 4.0, 6.0]) == pytest.approx(math.sqrt(8 / 3), rel=1e-15)  # 4 + 0 + 0 + 4 over n - 1 = 3
 
 
 def test_one_value_has_no_spread():

@@ -169,6 +169,7 @@ def test_all_columns_shows_every_column(results, capsys):
         (["val_loss<=4.1", "seed>0"], [1]),
         (["target_reached=true"], [0, 1, 2]),
         (["target_reached=no"], []),
+        (["target_reached!=true"], [3]),
         (["run_id=20261121T030002Z-x-48623a63-s2"], [2]),
     ],
 )
@@ -185,12 +186,15 @@ def test_where_chooses_rows(results, capsys, where, seeds):
         (["--where", "speed=1"], "there is no column speed; choose from run_id, track"),
         (["--where", "seed"], "use KEY=VALUE"),
         (["--where", "val_loss<low"], "val_loss is a number"),
+        (["--where", "target_reached=maybe"], "target_reached is yes or no"),
         (["--sort", "speed"], "there is no column speed; choose from run_id, track"),
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
         (["/no/such/folder"], "is no folder and no run id"),
     ],
 )
 def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, words):
+    assert table.main(argv) == 2  # also where there is nothing to choose from
+    assert words in capsys.readouterr().err
     add(results, 0)
     assert table.main(argv) == 2
     assert words in capsys.readouterr().err

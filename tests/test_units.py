@@ -35,7 +35,14 @@ def test_a_count_has_three_digits(count, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.5, "0.50 s"), (11.021, "11.02 s"), (754, "12 min 34 s"), (3599.6, "1 h 00 min"), (3725, "1 h 02 min")],
+    [
+        (0.5, "0.50 s"),
+        (120, "120.00 s"),
+        (11.021, "11.02 s"),
+        (754, "12 min 34 s"),
+        (3599.6, "1 h 00 min"),
+        (3725, "1 h 02 min"),
+    ],
 )
 def test_a_duration_changes_its_unit_where_a_person_would(seconds, text):
     assert units.format_s(seconds) == text

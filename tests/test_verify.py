@@ -108,7 +108,8 @@ def test_an_unrecorded_file_is_found(folder):
 
 
 def test_steps_must_be_among_the_artifacts(folder):
-    edit(folder, artifacts=[one for one in record.read_raw(folder)["artifacts"] if one["path"] != "steps.csv"])
+    (folder / "steps.csv").unlink()
+    listed_again(folder)
     assert "steps.csv is not listed" in failed_rules(folder)["nothing is unrecorded"]
 
 
@@ -147,10 +148,7 @@ def test_a_record_that_breaks_the_schema_is_found(folder):
 def test_a_run_that_is_not_complete_fails(folder, status, words):
     failure = {"kind": "x", "rank": None, "step": None, "signal": None, "exit_code": None, "message": "", "hint": ""}
     edit(
-        folder,
-        status=status,
-        failure=failure if status == "failed" else None,
-        heartbeat_at="2020-01-01T00:00:00.000Z",
+        folder, status=status, failure=failure if status == "failed" else None, heartbeat_at="2020-01-01T00:00:00.000Z"
     )
     assert failed_rules(folder)["is complete"] == words
 
@@ -200,6 +198,12 @@ def test_a_missing_and_an_invented_metric_are_found(folder):
     evidence = failed_rules(folder)["metrics follow from the facts"]
     assert "target_reached: True, recorded None" in evidence
     assert "speedup: None, recorded 2.0" in evidence
+
+
+@pytest.mark.parametrize(("status", "failing"), [("aborted", False), ("complete", True)])
+def test_only_a_run_that_did_not_complete_may_have_no_metrics(folder, status, failing):
+    edit(folder, status=status, metrics={})
+    assert ("metrics follow from the facts" in failed_rules(folder)) == failing
 
 
 def test_a_clock_that_ran_too_slowly_is_found(folder):

@@ -80,7 +80,8 @@ def check_val_tokens(dataset, val_tokens):
     """A target needs the token after it: val_tokens targets need one token more."""
     num_tokens = sum(file.num_tokens for file in dataset.val)
     if val_tokens + 1 > num_tokens:
-        raise ValueError(f"goal.val_tokens={val_tokens}: the val shards of {dataset.name} hold {num_tokens} tokens: use fewer")
+        hint = f"the val shards of data={dataset.name} hold {num_tokens} tokens: use fewer"
+        raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
 
 
 def _find(origin, say):
@@ -92,7 +93,8 @@ def _find(origin, say):
             raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
     largest = max(file.max_token for file in found["train"] + found["val"])
     if origin.vocab_size is None:
-        raise ValueError(f"data.vocab_size is not set: the largest token found is {largest}: give data.vocab_size={largest + 1} or more")
+        hint = f"the largest token found is {largest}: give data.vocab_size={largest + 1} or more"
+        raise ValueError(f"data.vocab_size is not set: {hint}")
     for file in found["train"] + found["val"]:
         if file.max_token >= origin.vocab_size:
             raise CheckFailed(
@@ -106,7 +108,6 @@ def _check(origin, expected, facts, say):
     shard = shards.check(expected.path)
     digest, max_token = facts.of(shard, say)
     if expected.sha256 not in (None, digest):
-        raise CheckFailed(
-            f"{shard.path}: sha256 {digest} instead of {expected.sha256}: damaged or changed; {origin.remedy(shard.path)}"
-        )
+        what = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
+        raise CheckFailed(f"{shard.path}: {what}; {origin.remedy(shard.path)}")
     return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token)

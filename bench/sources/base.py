@@ -65,9 +65,11 @@ class Source:
         for field in dataclasses.fields(data):
             value = getattr(data, field.name)
             if value is not None and field.name not in (*ALWAYS, *self.uses):
-                raise ValueError(f"data.{field.name}={value}: it has no effect with data.source={data.source}: leave it out")
+                raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: leave it out")
             if value is None and field.name in self.needs:
-                raise ValueError(f"data.{field.name} is not set: data.source={data.source} needs it: give data.{field.name}=VALUE")
+                raise ValueError(
+                    f"data.{field.name} is not set: source {data.source} needs it: give data.{field.name}=VALUE"
+                )
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: leave it out")
 
@@ -110,7 +112,7 @@ class Made(Source):
         folder = self.folder()
         try:
             made = json.loads((folder / MANIFEST).read_text())
-            files = {split: [Expected(folder / name, digest) for name, digest in made[split].items()] for split in ("train", "val")}
+            files = _expected(folder, made)
         except FileNotFoundError as error:
             raise CheckFailed(f"data={self.name} is not made yet: ./run.sh data make {self.name}") from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -129,7 +131,7 @@ class Made(Source):
             made.mkdir()
             self.make(made, say)
             digests = {split: _sha256s(made, split) for split in ("train", "val")}
-            self._check_promise({split: [Expected(made / name, digests[split][name]) for name in digests[split]] for split in digests})
+            self._check_promise(_expected(made, digests))
             with shards.replacing(made / MANIFEST) as file:
                 file.write(json.dumps(digests | {"recipe": self.recipe()}, indent=1).encode())
             with contextlib.suppress(OSError):  # somebody else made the same in the meantime: theirs will do
@@ -144,11 +146,19 @@ class Made(Source):
         """The settings may say what the files must hash to."""
         for split, found in files.items():
             promised = getattr(self.data, f"{split}_sha256")
-            if promised is not None and [file.sha256 for file in found] != [promised]:
-                raise CheckFailed(self.broken_promise(f"data.{split}_sha256", promised, ", ".join(file.sha256 for file in found)))
+            digests = [file.sha256 for file in found]
+            if promised is not None and digests != [promised]:
+                raise CheckFailed(self.broken_promise(f"data.{split}_sha256", promised, ", ".join(digests)))
 
     def broken_promise(self, knob, promised, found):
         return f"{knob}={promised}: the made file hashes to {found}"
+
+
+def _expected(folder, digests):
+    """{"train": {name: sha256}, "val": ...} -> {"train": [Expected], "val": ...}."""
+    return {
+        split: [Expected(folder / name, digests[split][name]) for name in digests[split]] for split in ("train", "val")
+    }
 
 
 def _sha256s(folder, split):

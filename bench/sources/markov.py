@@ -1,15 +1,15 @@
 """Synthetic text whose entropy is known exactly, so that a validation loss below it proves a bug.
 
-A mixture of Markov transitions: the next token is drawn from the mean over j of row x[t - lags[j]] of table j.  Each row
-holds integer counts that sum to 4096; before a document's start there is a row of its own.  Only uint64 arithmetic and a
-counter-based generator (splitmix64) are used, so the bytes are the same on every platform.  Documents of DOC_TOKENS
-tokens are drawn side by side; nothing marks their borders.
+A mixture of Markov transitions: the next token is drawn from the mean over j of row x[t - lags[j]] of table j.  Each
+row holds integer counts that sum to 4096; for "before the document's start" there is a row of its own.  Only integers
+and a counter-based generator (splitmix64) are used, so the bytes are the same on every platform.  Documents of
+DOC_TOKENS tokens are drawn side by side; nothing marks their borders.
 
 Why a loss below the floor is a bug.  Let p be the true probability of the val targets given all that the source knew,
 q what a model gives them, each token predicted from earlier ones only and without having seen this draw.  Then q/p has
-mean at most 1 under p (it sums q over all texts), so by Markov's inequality q/p >= e**20 has probability at most e**-20
-= 2e-9; and log(q/p) = val_tokens * (floor - val_loss).  That is: val_loss < floor - 20 / val_tokens does not happen to a
-model that cannot see its targets.
+mean at most 1 under p (it sums q over all texts), so by Markov's inequality q/p >= e**20 has probability at most
+e**-20 = 2e-9; and log(q/p) = val_tokens * (floor - val_loss).  That is: val_loss < floor - 20 / val_tokens does not
+happen to a model that cannot see its targets.
 """
 
 import math
@@ -48,12 +48,14 @@ class Markov(Made):
     def __init__(self, data):
         self.vocab_size = DEFAULT_VOCAB if data.vocab_size is None else data.vocab_size
         super().__init__(data)
-        lags = data.markov_lags
         _within("data.vocab_size", self.vocab_size, 2, MAX_VOCAB)
         _within("data.train_tokens", data.train_tokens, 2, MAX_TOKENS)
         _within("data.markov_seed", data.markov_seed, 0, 2**32 - 1)
-        if not 1 <= len(lags) <= MAX_LAGS or len(set(lags)) < len(lags) or any(not 1 <= lag <= MAX_LAG for lag in lags):
-            raise ValueError(f"data.markov_lags={lags}: use 1 to {MAX_LAGS} different distances of 1 to {MAX_LAG}, such as [1] or [1,3]")
+        lags = data.markov_lags
+        whole = all(isinstance(lag, int) and 1 <= lag <= MAX_LAG for lag in lags)
+        if not whole or not 1 <= len(lags) <= MAX_LAGS or len(set(lags)) < len(lags):
+            hint = f"use 1 to {MAX_LAGS} different distances of 1 to {MAX_LAG}, such as [1] or [1,3]"
+            raise ValueError(f"data.markov_lags={lags}: {hint}")
 
     def recipe(self):
         return {
@@ -69,12 +71,9 @@ class Markov(Made):
         return shards.num_bytes(self.data.train_tokens) + shards.num_bytes(NUM_VAL_DOCS * DOC_TOKENS)
 
     def make(self, folder, say):
-        counts = self.counts()
-        for split, stream, num_tokens in (
-            ("train", TRAIN, self.data.train_tokens),
-            ("val", VAL, NUM_VAL_DOCS * DOC_TOKENS),
-        ):
-            shards.write(folder / f"{split}_000000.bin", draw(counts, self.data.markov_lags, self.data.markov_seed, stream, num_tokens))
+        source = self.counts(), self.data.markov_lags, self.data.markov_seed
+        shards.write(folder / "train_000000.bin", draw(*source, TRAIN, self.data.train_tokens))
+        shards.write(folder / "val_000000.bin", draw(*source, VAL, NUM_VAL_DOCS * DOC_TOKENS))
 
     def counts(self):
         return tables(self.vocab_size, len(self.data.markov_lags), self.data.markov_seed)

@@ -42,7 +42,7 @@ class PySource(Made):
     def broken_promise(self, knob, promised, found):
         versions = found_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
-            cause = f"the versions {', '.join(versions)} are right, so a .py file in them was changed, added or removed: reinstall them"
+            cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
             cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
         return f"{super().broken_promise(knob, promised, found)}: {cause}"

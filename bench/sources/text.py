@@ -49,7 +49,8 @@ class Text(Made):
     def make(self, folder, say):
         encode = _encoder(self.data.tokenizer)
         for split, paths in self.paths().items():
-            tokens = (encode(path, _read(path, digest)) for path, digest in zip(paths, self.recipe()[split], strict=True))
+            read = zip(paths, self.recipe()[split], strict=True)
+            tokens = (encode(path, _read(path, digest)) for path, digest in read)
             for number, piece in enumerate(_in_pieces(tokens, SHARD_TOKENS)):
                 shard = shards.write(folder / f"{split}_{number:06d}.bin", piece)
                 say(f"made {shard.path.name}, {shard.num_tokens} tokens")
@@ -78,7 +79,8 @@ def _decoded(path, text):
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise CheckFailed(f"{path}: not UTF-8 ({error}): convert it, leave it out or use data.tokenizer=bytes") from error
+        hint = "convert it, leave it out or use data.tokenizer=bytes"
+        raise CheckFailed(f"{path}: not UTF-8 ({error}): {hint}") from error
 
 
 def _in_pieces(arrays, length):

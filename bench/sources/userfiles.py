@@ -31,7 +31,9 @@ def split_globs(data):
     held_out = {path.resolve() for path in val}
     train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in held_out]
     if not train:
-        raise ValueError(f"data.train_glob={data.train_glob}: every file it names is in data.val_glob too: leave some for training")
+        raise ValueError(
+            f"data.train_glob={data.train_glob}: all its files are in data.val_glob too: leave some to train on"
+        )
     return {"train": train, "val": val}
 
 
@@ -39,5 +41,5 @@ def _matches(name, pattern):
     pattern = os.path.join(working_folder(), os.path.expanduser(pattern))
     found = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
     if not found:
-        raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote the pattern for the shell")
+        raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote it for the shell")
     return found

@@ -1,0 +1,105 @@
+"""The commands as a user types them: exit codes, clear refusals, sweeps that go on and are not done twice."""
+
+import json
+
+import pytest
+import racing
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "model=gpt3"], "run: model=gpt3: there is no model 'gpt3'; did you mean gpt2?"),
+        (["model=gpt3"], "run: model=gpt3"),
+        (["run", "goal.num_step=3"], "unknown setting goal.num_step=3: did you mean goal.num_steps?"),
+        (["run", "hardware.num_processes=3"], "it must be a multiple of seq_len * num_processes"),
+        (["run", "optim.muon_lr=0.02"], "it has no effect with optim=adamw: leave it out"),
+        (["run", "data=shards"], "data.train_glob is not set"),
+        (["run", "optim.schedule=wavy"], "optim.schedule=wavy: use constant, cosine or trapezoid"),
+        (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
+        (["rnu"], "rnu: there is no such verb; choose from run, speedrun, table"),
+        (["bench-self", "speed"], "bench-self speed: choose from loop, loader"),
+    ],
+)
+def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):
+    done = racing.bench(results, *words)
+    assert done.returncode == 2, done.stdout
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert racing.folders(results) == []  # nothing was started
+
+
+def test_help_and_the_composed_config_show_the_choices(results):
+    text = racing.bench(results, "run", "--help").stdout
+    assert "model=gpt2 | modern" in text
+    assert "track=cpu_floor | cpu_nano | free | gpt2_small" in text
+    text = racing.bench(results, "run", "--cfg", "job", "model=modern").stdout
+    assert "arch: modern" in text and "num_layers: 4" in text
+
+
+def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
+    sweep = ["run", "-m", *racing.SHORT, "goal.num_steps=20", "optim.lr=0.0018,1e30", "optim.grad_clip_norm=null", "seed=0,1"]
+    done = racing.bench(tmp_path, *sweep)
+    assert done.returncode == 1
+    assert "2 of 4 complete" in done.stdout
+    statuses = [(run["status"], run["seed"]) for run in map(racing.run_json, racing.folders(tmp_path))]
+    assert sorted(statuses) == [("complete", 0), ("complete", 1), ("failed", 0), ("failed", 1)]
+    once_more = racing.bench(tmp_path, "run", "-m", *racing.SHORT, "goal.num_steps=20", "optim.lr=0.0018", "optim.grad_clip_norm=null", "seed=0,1")
+    assert once_more.returncode == 0
+    assert once_more.stdout.count("complete before") == 2
+    assert "2 of 2 complete" in once_more.stdout
+
+
+def test_a_race_passes_verify_until_one_byte_of_it_changes(results):
+    folder = racing.race(results, "seed=3")
+    done = racing.bench(results, "verify", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = bytearray((folder / "steps.csv").read_bytes())
+    steps[-3] ^= 1
+    (folder / "steps.csv").write_bytes(steps)
+    done = racing.bench(results, "verify", str(folder))
+    assert done.returncode == 1
+    assert "FAIL" in done.stdout and "steps.csv" in done.stdout
+
+
+def test_the_table_lists_every_run_with_what_it_found(results):
+    racing.race(results, "seed=4")
+    rows = json.loads(racing.bench(results, "table", "--json").stdout)
+    needed = (
+        "run_id track status validity seed config_id model optim world_size num_steps val_loss train_s step_avg_ms "
+        "tokens_per_s mfu peak_mem_gib compile_s"
+    ).split()
+    assert all(name in row for row in rows for name in needed)
+    row = next(row for row in rows if row["seed"] == 4)
+    assert (row["track"], row["status"], row["model"], row["optim"], row["world_size"], row["num_steps"]) == ("free", "complete", "gpt2", "adamw", 1, 6)
+
+
+def test_two_repeats_end_in_a_verdict_with_fresh_seeds(tmp_path):
+    words = ["speedrun", *racing.SHORT, "goal.num_steps=20", "track.repeats=2", "goal.target_val_loss=5.5"]
+    done = racing.bench(tmp_path, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verdict  mean val_loss" in done.stdout and "n=2" in done.stdout
+    assert sorted(racing.run_json(folder)["seed"] for folder in racing.folders(tmp_path)) == [0, 1]
+    lost = racing.bench(tmp_path, *[*words[:-1], "goal.target_val_loss=0.1"])
+    assert lost.returncode == 1
+    assert "not shown to be below the target 0.1" in lost.stdout
+    racing.bench(tmp_path, *words)
+    seeds = [racing.run_json(folder)["seed"] for folder in racing.folders(tmp_path)]
+    assert sorted(seeds) == [0, 0, 1, 1, 2, 3]  # the other target is another config, the same config goes on
+
+
+def test_a_corrupt_shard_is_refused_by_name(tmp_path):
+    data = tmp_path / "data"
+    assert racing.bench(tmp_path, "data", "make", "pysource", SPEEDRUN_DATA=str(data)).returncode == 0
+    (shard,) = data.rglob("val_000000.bin")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    done = racing.bench(tmp_path, "run", *racing.SHORT, SPEEDRUN_DATA=str(data))
+    assert done.returncode == 2
+    assert "val_000000.bin" in done.stderr
+    assert racing.folders(tmp_path) == []

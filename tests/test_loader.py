@@ -1,0 +1,245 @@
+"""The loader: one global stream whatever the world size, exact borders, exact resume, and failures that are heard."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from bench import loader as rooms
+from bench import shards
+from bench.loader import Loader, Stream, global_batch, val_batches
+
+SIZES = (7, 1, 30, 12)  # 50 tokens in four shards; token number k is k, so that a batch shows where it came from
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """Four shards that hold 0, 1, 2 ... 49."""
+    starts = np.cumsum([0, *SIZES])
+    return [
+        shards.write(tmp_path / f"{number}.bin", np.arange(start, start + size))
+        for number, (start, size) in enumerate(zip(starts, SIZES, strict=False))
+    ]
+
+
+@pytest.fixture
+def open_loader(monkeypatch):
+    """Loader(...) that reads one step at once and is closed at the end of the test."""
+    monkeypatch.setattr(rooms, "BLOCK_TOKENS", 1)
+    opened = []
+
+    def make(*args, **kwargs):
+        opened.append(Loader(*args, **kwargs))
+        return opened[-1]
+
+    yield make
+    for loader in opened:
+        loader.close()
+
+
+def test_a_step_reads_its_tokens_and_the_one_after(counting, open_loader):
+    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
+    tokens_BT, targets_BT = loader.next()
+    assert tokens_BT.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert targets_BT.tolist() == [[1, 2, 3], [4, 5, 6]]
+    tokens_BT, targets_BT = loader.next()
+    assert tokens_BT.tolist() == [[6, 7, 8], [9, 10, 11]]  # over the borders 6|7 and 7|8
+    assert targets_BT.tolist() == [[7, 8, 9], [10, 11, 12]]
+    assert tokens_BT.dtype == targets_BT.dtype == torch.int64
+    assert tokens_BT.is_contiguous() and targets_BT.is_contiguous()
+
+
+def test_starts_over_at_the_end_of_the_last_shard(counting, open_loader):
+    loader = open_loader(counting, 8, 8, 1, 0, 1, "cpu")
+    batches = [loader.next() for _ in range(7)]
+    assert loader.num_tokens == 50
+    assert batches[5][0].tolist() == [[40, 41, 42, 43, 44, 45, 46, 47]]
+    assert batches[6][0].tolist() == [[48, 49, 0, 1, 2, 3, 4, 5]]
+    assert batches[6][1].tolist() == [[49, 0, 1, 2, 3, 4, 5, 6]]
+
+
+def test_the_last_target_of_an_epoch_is_its_first_token(counting, open_loader):
+    loader = open_loader(counting, 50, 10, 1, 0, 1, "cpu")
+    assert loader.next()[1][-1].tolist() == [41, 42, 43, 44, 45, 46, 47, 48, 49, 0]
+
+
+def test_a_batch_may_be_larger_than_an_epoch(counting, open_loader):
+    tokens_BT, _ = open_loader(counting, 120, 60, 1, 0, 1, "cpu").next()
+    assert tokens_BT[1].tolist() == [*range(10, 50), *range(20)]
+
+
+@pytest.mark.parametrize("num_micro_steps", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_all_ranks_together_read_the_global_batch(counting, open_loader, world_size, num_micro_steps):
+    """Rank r has the r-th block of rows, its micro-step m the m-th slice of that, in every step."""
+    stream, batch_tokens, seq_len, num_steps = Stream(counting), 96, 3, 5
+    ranks = [
+        open_loader(counting, batch_tokens, seq_len, num_micro_steps, rank, world_size, "cpu") for rank in range(world_size)
+    ]
+    for step in range(num_steps):
+        tokens_RT, targets_RT = global_batch(stream, step, batch_tokens, seq_len)
+        assert (tokens_RT.reshape(-1).numpy() == np.arange(step * 96, step * 96 + 96) % 50).all()
+        read = [rank.next() for rank in ranks for _ in range(num_micro_steps)]
+        assert all(tokens_BT.shape == (32 // world_size // num_micro_steps, 3) for tokens_BT, _ in read)
+        assert torch.equal(torch.cat([tokens_BT for tokens_BT, _ in read]), tokens_RT)
+        assert torch.equal(torch.cat([targets_BT for _, targets_BT in read]), targets_RT)
+
+
+def test_the_stream_does_not_depend_on_how_much_is_read_at_once(counting, open_loader, monkeypatch):
+    stepwise = open_loader(counting, 12, 3, 2, 0, 2, "cpu")
+    monkeypatch.setattr(rooms, "BLOCK_TOKENS", 30)
+    in_fives = open_loader(counting, 12, 3, 2, 0, 2, "cpu")
+    monkeypatch.setattr(rooms, "BLOCK_TOKENS", 1 << 16)
+    at_most = open_loader(counting, 12, 3, 2, 0, 2, "cpu")
+    loaders = (stepwise, in_fives, at_most)
+    assert [len(loader._blocks[0]) for loader in loaders] == [2, 10, 128]  # micro-steps: two a step, 64 steps at most
+    for _ in range(600):
+        first, *others = (torch.stack(loader.next()) for loader in loaders)
+        assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 2, 3, 7])
+def test_resumes_exactly_also_in_the_middle_of_a_step(counting, open_loader, num_taken):
+    loader = open_loader(counting, 12, 3, 2, 1, 2, "cpu")
+    for _ in range(num_taken):
+        loader.next()
+    state = loader.state_dict()
+    assert state == {"step": num_taken // 2, "micro_step": num_taken % 2}
+    coming = [torch.stack(loader.next()) for _ in range(9)]
+    for other in (loader, open_loader(counting, 12, 3, 2, 1, 2, "cpu")):
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        for expected in coming:
+            assert torch.equal(torch.stack(other.next()), expected)
+
+
+def test_a_batch_stays_as_it_was_handed_out(counting, open_loader):
+    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
+    kept = [loader.next() for _ in range(20)]
+    for step, (tokens_BT, _) in enumerate(kept):
+        assert tokens_BT[0, 0].item() == 6 * step % 50
+
+
+def test_what_fails_in_the_thread_reaches_next(counting, open_loader, monkeypatch):
+    read = Stream.read
+
+    def read_or_fail(self, start, num_tokens):
+        if start == 12:
+            raise OSError(5, "Input/output error")
+        return read(self, start, num_tokens)
+
+    monkeypatch.setattr(Stream, "read", read_or_fail)
+    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
+    loader.next()
+    loader.next()
+    for _ in range(2):  # and again, for those who did not listen
+        with pytest.raises(OSError, match="Input/output error"):
+            loader.next()
+
+
+def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
+    fill = rooms._fill
+
+    def slow_fill(*args):
+        time.sleep(0.05)
+        fill(*args)
+
+    monkeypatch.setattr(rooms, "_fill", slow_fill)
+    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
+    loader.next()
+    loader.next()
+    assert loader.num_waits == 2
+    assert 0.05e9 < loader.wait_ns < 1e9  # two times 50 ms, less what passed before next() was called
+
+
+def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader):
+    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
+    loader.load_state_dict({"step": 3, "micro_step": 0})
+    tokens_BT, _ = loader.next()
+    assert tokens_BT[0].tolist() == [18, 19, 20]
+    assert (loader.wait_ns, loader.num_waits) == (0, 0)
+
+
+def test_reads_ahead_as_many_steps_as_asked_and_no_more(counting, open_loader):
+    loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu", depth=2)
+    deadline_s = time.monotonic() + 5
+    while loader._ready.qsize() < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert loader._ready.qsize() == 3  # the one that next() will hand out from, and two ahead of it
+
+
+def test_close_ends_the_thread_and_next_says_so(counting):
+    loader = Loader(counting, 6, 3, 1, 0, 1, "cpu")
+    thread = loader._thread
+    loader.close()
+    loader.close()  # twice does no harm
+    assert not thread.is_alive()
+    with pytest.raises(ValueError, match="closed"):
+        loader.next()
+
+
+def test_refuses_a_batch_that_cannot_be_divided(counting):
+    with pytest.raises(ValueError, match=r"batch_tokens=10: .* = 12"):
+        Loader(counting, 10, 3, 2, 0, 2, "cpu")
+    with pytest.raises(ValueError, match="no shards"):
+        Loader([], 6, 3, 1, 0, 1, "cpu")
+
+
+# ---- validation ----
+
+
+@pytest.mark.parametrize("micro_batch_seqs", [1, 2, 3, 100])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_validation_reads_exactly_val_tokens_whatever_the_world_size(counting, world_size, micro_batch_seqs):
+    ranks = [list(val_batches(counting, 48, 3, micro_batch_seqs, rank, world_size, "cpu")) for rank in range(world_size)]
+    read = [batch for rank in ranks for batch in rank]
+    assert torch.cat([tokens_BT for tokens_BT, _ in read]).reshape(-1).tolist() == list(range(48))
+    assert torch.cat([targets_BT for _, targets_BT in read]).reshape(-1).tolist() == list(range(1, 49))
+    assert len({len(rank) for rank in ranks}) == 1
+    assert len({tokens_BT.shape for tokens_BT, _ in read}) == 1
+    assert len(read[0][0]) <= micro_batch_seqs
+
+
+def test_validation_uses_the_largest_equal_batches():
+    """18 rows on 3 ranks are 6 each; at most 4 at once is 3, because 4 does not divide 6."""
+    assert [len(tokens_BT) for tokens_BT, _ in val_batches([_Ones(55)], 54, 3, 4, 2, 3, "cpu")] == [3, 3]
+
+
+class _Ones:
+    def __init__(self, num_tokens):
+        self.num_tokens = num_tokens
+
+    def tokens(self):
+        return np.ones(self.num_tokens, np.uint16)
+
+
+def test_validation_needs_one_token_more_than_val_tokens(counting):
+    assert len(list(val_batches(counting, 49, 7, 7, 0, 1, "cpu"))) == 1
+    with pytest.raises(ValueError, match="val_tokens=50: the val shards hold 50 tokens: use 40 or fewer"):
+        val_batches(counting, 50, 10, 1, 0, 1, "cpu")
+
+
+@pytest.mark.parametrize("val_tokens", [0, 10])
+def test_validation_refuses_a_number_that_cannot_be_divided(counting, val_tokens):
+    with pytest.raises(ValueError, match=f"val_tokens={val_tokens}: use a multiple of world_size \\* seq_len = 6"):
+        val_batches(counting, val_tokens, 3, 1, 0, 2, "cpu")
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_the_same_batches(counting, open_loader):
+    """The sister of the tests above; more steps than there are pinned blocks, so that each is written again and again."""
+    device = torch.device("cuda", 0)
+    on_cpu, on_gpu = (open_loader(counting, 12, 3, 2, 0, 1, where) for where in ("cpu", device))
+    assert all(block.is_pinned() for block in on_gpu._blocks)
+    busy = torch.randn(4096, 4096, device=device)
+    kept = []
+    for _ in range(50):
+        kept.append((on_cpu.next(), on_gpu.next()))
+        busy = busy @ busy  # compute that a copy must not wait for, nor be overtaken by
+    for expected, found in kept:
+        assert all(tensor.device == device for tensor in found)
+        assert torch.equal(torch.stack(expected), torch.stack(found).cpu())
+    for expected, found in zip(*(val_batches(counting, 48, 3, 4, 0, 1, where) for where in ("cpu", device)), strict=True):
+        assert torch.equal(torch.stack(expected), torch.stack(found).cpu())

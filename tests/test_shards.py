@@ -1,0 +1,104 @@
+"""The .bin shard: what is written is what is read, and whatever is not a whole shard is refused by its name."""
+
+import hashlib
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from bench import shards
+
+THREE = struct.pack("<256i", 20240520, 1, 3, *[0] * 253) + struct.pack("<3H", 7, 65535, 256)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "some_train_000001.bin"
+
+
+def test_writes_the_bytes_that_llm_c_writes(path):
+    shard = shards.write(path, [7, 65535, 256])
+    assert path.read_bytes() == THREE
+    assert (shard.num_tokens, shard.num_bytes) == (3, 1030)  # 256 * 4 + 3 * 2
+
+
+def test_reads_what_was_written(path):
+    path.write_bytes(THREE)
+    shard = shards.check(path)
+    assert (shard.path, shard.num_tokens, shard.num_bytes) == (path, 3, 1030)
+    assert shard.tokens().dtype == np.uint16
+    assert shard.tokens().tolist() == [7, 65535, 256]
+
+
+def test_tokens_cannot_be_written_to(path):
+    path.write_bytes(THREE)
+    with pytest.raises(ValueError, match="read-only"):
+        shards.check(path).tokens()[0] = 1
+
+
+@pytest.mark.parametrize(
+    "damaged, complaint",
+    [
+        (THREE[:-1], "truncated"),
+        (THREE[:1024], "truncated"),
+        (THREE + b"\0", "longer than its header says"),
+        (THREE[:1000], "truncated or no shard"),
+        (b"", "truncated or no shard"),
+        (b"\x89PNG" + THREE[4:], "no shard of this format"),
+        (struct.pack("<i", 20240801) + THREE[4:], "llama"),
+        (THREE[1024:] * 400, "no shard of this format"),  # tokens without a header, as nanoGPT writes them
+        (struct.pack("<2i", 20240520, 2) + THREE[8:], "version 2"),
+        (struct.pack("<3i", 20240520, 1, 4) + THREE[12:], "4 tokens need 1032"),
+        (struct.pack("<3i", 20240520, 1, 2) + THREE[12:], "2 tokens need 1028"),
+        (struct.pack("<3i", 20240520, 1, 0) + THREE[12:1024], "counts 0 tokens"),
+        (struct.pack("<3i", 20240520, 1, -3) + THREE[12:], "counts -3 tokens"),
+    ],
+)
+def test_refuses_by_name_what_is_not_a_whole_shard(path, damaged, complaint):
+    path.write_bytes(damaged)
+    with pytest.raises(shards.CheckFailed, match=complaint) as refusal:
+        shards.check(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_refuses_a_missing_file_by_name(path):
+    with pytest.raises(shards.CheckFailed, match="some_train_000001.bin: cannot be read"):
+        shards.check(path)
+
+
+@pytest.mark.parametrize("tokens", [[65536], [-1], [], [[1, 2]], [1.5]])
+def test_never_writes_what_does_not_fit(path, tokens):
+    with pytest.raises(AssertionError):
+        shards.write(path, tokens)
+    assert os.listdir(path.parent) == []
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(path):
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), shards.replacing(path) as file:
+        file.write(b"half of the n")
+        raise KeyboardInterrupt
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_bytes() == b"old"
+
+
+def test_the_name_appears_only_when_the_file_is_whole(path):
+    with shards.replacing(path) as file:
+        file.write(THREE)
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == THREE
+
+
+def test_finds_the_largest_token_wherever_it_is(path, monkeypatch):
+    monkeypatch.setattr(shards, "SCAN_BYTES", 8)  # four tokens at once, so that 10 tokens need three reads
+    for position in range(10):
+        tokens = np.ones(10, np.uint16)
+        tokens[position] = 50257
+        assert shards.max_token(shards.write(path, tokens)) == 50257
+
+
+def test_sha256_is_that_of_the_whole_file(path):
+    path.write_bytes(THREE)
+    assert shards.sha256(path) == hashlib.sha256(THREE).hexdigest()
