@@ -158,10 +158,19 @@ def to_dict(config):
 
 
 def config_id(config):
-    """First 8 hex digits of a sha256 over everything but name and seed: runs that share it are repeats."""
-    values = {key: value for key, value in to_dict(config).items() if key not in ("name", "seed")}
+    """First 8 hex digits of a sha256 over everything but name and seed: runs that share it are repeats.
+
+    What is None is left out, so that a knob which later versions add, and which an old run never had, changes no id.
+    """
+    values = _without_none({key: value for key, value in to_dict(config).items() if key not in ("name", "seed")})
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
+
+
+def _without_none(values):
+    if not isinstance(values, dict):
+        return values
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
 
 
 def get(config, dotted):

@@ -1,23 +1,21 @@
 """Where a run ran and with what code: machine, GPUs, software, source; ids for "same session" and "comparable".
 
-No host name, user name, home path or remote URL leaves this room: values pass through record.redact, serial numbers
-through record.salted_hash.  Nothing here fails for want of a GPU, a driver, git or /proc: the fact is None.
+No host name, user name, home path or remote URL leaves this room: values pass through private.redact, serial numbers
+through private.salted_hash.  Nothing here fails for want of a GPU, a driver, git or /proc: the fact is None.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from bench import record
-from bench.units import GIB, MIB, gib_from_bytes, s_from_ns
+from bench import gpus, private, record
+from bench.units import GIB, gib_from_bytes, s_from_ns
 
 REPO = record.REPO
 # fmt: off
@@ -29,12 +27,11 @@ ENV_PREFIXES = (
 ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
-MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 def environment():
     """The facts of environment.json, as a dict; takes about 0.1 s."""
-    nvml = nvml_facts()
+    nvml = gpus.nvml_facts()
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -192,111 +189,6 @@ def _busy_cpu_s():
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-# ---- GPUs
-
-
-def visible_gpus():
-    """How many GPUs CUDA would show a process started here, without torch: 0 without driver or GPU."""
-    return sum(gpu["visible"] is not None for gpu in nvml_facts()["gpus"])
-
-
-def visible_order(uuids, cuda_visible_devices):
-    """What CUDA_VISIBLE_DEVICES makes visible: uuids of all GPUs -> the numbers of the visible ones, in CUDA's order.
-
-    As CUDA does: numbers, or beginnings of a UUID; it ends at the first one that fits no GPU; a GPU named twice hides
-    all.  Numbers count in PCI order, as NVML does (CUDA_DEVICE_ORDER=PCI_BUS_ID); CUDA's own default, fastest first,
-    differs only where GPUs of several models are mixed.
-    """
-    if cuda_visible_devices is None:
-        return list(range(len(uuids)))
-    order = []
-    for word in cuda_visible_devices.split(","):
-        word = word.strip()
-        fits = [
-            num
-            for num, uuid in enumerate(uuids)
-            if word == str(num) or (word.startswith("GPU-") and uuid.startswith(word))
-        ]
-        if len(fits) != 1:
-            break
-        order += fits
-    return order if len(set(order)) == len(order) else []
-
-
-def nvml_facts():
-    """{"driver", "nvml": None or why there is nothing, "gpus": [...]}, GPUs in PCI order, asked once each."""
-    nothing = {"driver": None, "gpus": []}
-    try:
-        import pynvml
-    except ImportError:
-        return nothing | {"nvml": "nvidia-ml-py is not installed"}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return nothing | {"nvml": str(error)}
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
-        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], _asked_devices(pynvml))
-        gpus = [
-            _gpu(pynvml, handle) | {"visible": order.index(n) if n in order else None}
-            for n, handle in enumerate(handles)
-        ]
-        return {"driver": pynvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": gpus}
-    except pynvml.NVMLError as error:
-        return nothing | {"nvml": str(error)}
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _asked_devices(nvml):
-    """CUDA_VISIBLE_DEVICES; a MIG slice as the GPU it is part of (CUDA shows a process one slice only)."""
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not (asked or "").startswith("MIG-"):
-        return asked
-    slice_handle = nvml.nvmlDeviceGetHandleByUUID(asked.partition(",")[0])
-    return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_handle))
-
-
-def _gpu(nvml, handle):
-    """Facts of one GPU; what the board or the driver does not support is None and named in "unsupported"."""
-    unsupported = []
-
-    def ask(what, *args):
-        try:
-            return getattr(nvml, f"nvmlDeviceGet{what}")(handle, *args)
-        except nvml.NVMLError:
-            unsupported.append(what)
-            return None
-
-    def scaled(value, size):
-        return None if value is None else value / size
-
-    memory, ecc, mig, processes = ask("MemoryInfo"), ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
-    capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
-    return {
-        "name": ask("Name"),
-        "uuid_hash": record.salted_hash(ask("UUID") or ""),
-        "memory_gib": None if memory is None else gib_from_bytes(memory.total),
-        "used_memory_gib": None if memory is None else gib_from_bytes(memory.used),
-        "compute_capability": None if capability is None else ".".join(map(str, capability)),
-        "power_limit_w": scaled(ask("PowerManagementLimit"), 1e3),  # NVML gives mW
-        "enforced_power_limit_w": scaled(ask("EnforcedPowerLimit"), 1e3),
-        "default_power_limit_w": scaled(ask("PowerManagementDefaultLimit"), 1e3),
-        "max_sm_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
-        "max_mem_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM),
-        "persistence": None if persistence is None else bool(persistence),
-        "ecc": None if ecc is None else bool(ecc[0]),  # [now, after the next boot]
-        "mig": None if mig is None else bool(mig[0]),
-        "pcie_generation": ask("CurrPcieLinkGeneration"),
-        "pcie_max_generation": ask("MaxPcieLinkGeneration"),
-        "pcie_width": ask("CurrPcieLinkWidth"),
-        "pcie_max_width": ask("MaxPcieLinkWidth"),
-        "num_compute_processes": None if processes is None else len(processes),
-        "unsupported": unsupported,
-    }
-
-
 # ---- software
 
 
@@ -314,83 +206,16 @@ def packages():
 def env_variables(environ):
     """The variables that change how torch, NCCL, OpenMP or this harness run; no secret, home or serial number."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
-    values = {name: record.redact(environ[name], REPO) for name in names if not SECRET.search(name)}
+    values = {name: private.redact(environ[name], REPO) for name in names if not SECRET.search(name)}
     return {
-        name: SERIAL.sub(lambda serial: "GPU#" + record.salted_hash(serial[0]), value)
+        name: SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), value)
         for name, value in values.items()
     }
 
 
-def source_sha256(repo=REPO):
-    """One hash over every *.py of bench/ and models/, path and content, in sorted order."""
-    total = hashlib.sha256()
-    paths = [path for room in ("bench", "models") for path in Path(repo, room).rglob("*.py")]
-    for path in sorted(paths, key=lambda path: path.relative_to(repo).as_posix()):
-        content = path.read_bytes()
-        total.update(f"{path.relative_to(repo).as_posix()}\0{len(content)}\0".encode())
-        total.update(content)
-    return total.hexdigest()
-
-
-def code_state(repo=REPO):
-    """{"source_sha256", "commit", "dirty", "diff_sha256", "untracked"}; all but the first None outside git.
-
-    dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
-    """
-    state = {
-        "source_sha256": source_sha256(repo),
-        "commit": None,
-        "dirty": None,
-        "diff_sha256": None,
-        "untracked": None,
-    }
-    if _git(repo, "rev-parse", "--is-inside-work-tree") is None:
-        return state
-    diff, untracked = code_diff(repo), _untracked(repo)
-    commit = _git(repo, "rev-parse", "--verify", "HEAD")
-    state |= {"commit": commit.strip() if commit else None, "dirty": bool(diff or untracked), "untracked": untracked}
-    return state | {"diff_sha256": hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest() if diff else None}
-
-
-def code_diff(repo=REPO):
-    """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit, or no git."""
-    return _git(repo, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary", "--", ".", ":(exclude)results") or ""
-
-
-def write_code(repo, folder):
-    """The run folder's code/: commit.json, diff.patch and untracked/ with the sources that git does not know."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    state = code_state(repo)
-    record.write_json_atomic(folder / "commit.json", state)
-    (folder / "diff.patch").write_text(code_diff(repo), errors="surrogateescape")
-    for name in state["untracked"] or ():
-        content = Path(repo, name).read_bytes()
-        if len(content) <= MAX_UNTRACKED_BYTES:
-            copy = folder / "untracked" / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(content)
-
-
-def _untracked(repo):
-    sources = ("*.py", "*.yaml", "*.toml", "*.sh")
-    listed = _git(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
-    return sorted(name for name in (listed or "").split("\0") if name)
-
-
-def _git(repo, *words):
-    """Output of a git command in repo, or None where git, the repository or the commit is missing."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(["git", *words], cwd=repo, env=env, capture_output=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="surrogateescape")
-
-
 def _boot():
     boot = _read("/proc/sys/kernel/random/boot_id")
-    return record.salted_hash(boot) if boot else None
+    return private.salted_hash(boot) if boot else None
 
 
 def _read(path):

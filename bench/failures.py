@@ -12,7 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import record
+from bench import atomic, record
 
 HINTS = {
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
@@ -56,7 +56,7 @@ def write(folder, rank, step, error):
     try:
         path.write_text(json.dumps(found))
     except OSError:
-        record.release(Path(folder))  # the disk is full: this file matters more than the reserve
+        atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
 
 
@@ -122,12 +122,12 @@ def write_launcher_killed(folder):
     run = record.read_raw(folder)
     if run["status"] == "running":
         run["status"] = "aborted"
-        run["ended_at"] = record.utc_now()
+        run["ended_at"] = atomic.utc_now()
         run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=_last_step(folder))
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
-        record.release(folder)
+        atomic.release(folder)
         run["artifacts"] = record.artifacts(folder)
-        record.write_json_atomic(folder / "run.json", run)
+        atomic.write_json(folder / "run.json", run)
 
 
 def _told(path):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from bench import compose, environment, failures, record, sources, verdict
+from bench import atomic, codestate, compose, environment, failures, gpus, private, record, sources, steps, verdict
 from bench import config as schema
 from bench.clock import TIMING_PROTOCOL
 from bench.metrics import metrics
@@ -50,7 +50,7 @@ class Job:
 
 def prepare(overrides, fetch=False, say=print):
     """list[str] -> Job.  Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
-    machine = schema.Machine(environment.visible_gpus(), environment.usable_cpus())
+    machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
     asked = compose.compose(overrides, machine)
     for name in ("train_glob", "val_glob"):
         pattern = getattr(asked.data, name)
@@ -60,7 +60,7 @@ def prepare(overrides, fetch=False, say=print):
     dataset = sources.prepare(asked.data, fetch=fetch, say=say)
     for name in ("train_glob", "val_glob"):  # found: from here on only for the record, where no home folder belongs
         if getattr(asked.data, name) is not None:
-            setattr(asked.data, name, record.redact(getattr(asked.data, name), REPO))
+            setattr(asked.data, name, private.redact(getattr(asked.data, name), REPO))
     config = schema.resolve(asked, machine, dataset.vocab_size)
     _check_names(config)
     return Job(config, dataset, list(overrides), compose.deviations(config))
@@ -97,7 +97,7 @@ def launch(job, command=(), results=None, brief=False):
 def _opening_record(job, folder, command):
     config = job.config
     env = environment.environment()
-    record.write_json_atomic(folder / "environment.json", env)
+    atomic.write_json(folder / "environment.json", env)
     return {
         "schema_version": record.SCHEMA_VERSION,
         "run_id": folder.name,
@@ -108,11 +108,11 @@ def _opening_record(job, folder, command):
         "validity": "invalid",
         "validity_reasons": ["the run did not complete"],
         "failure": None,
-        "started_at": record.utc_now(),
-        "heartbeat_at": record.utc_now(),
+        "started_at": atomic.utc_now(),
+        "heartbeat_at": atomic.utc_now(),
         "ended_at": None,
         "launcher": environment.this_process(),
-        "command": [record.redact(word, REPO) for word in command],
+        "command": [private.redact(word, REPO) for word in command],
         "seed": config.seed,
         "config_id": job.config_id,
         "comparability_id": None,
@@ -129,7 +129,7 @@ def _opening_record(job, folder, command):
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,
         "timing_protocol": TIMING_PROTOCOL | {"instruments": sorted(config.instruments)},
-        "code": environment.code_state(REPO),
+        "code": codestate.state(REPO),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
         "measured": {},
@@ -146,7 +146,7 @@ def _data(job):
         found = []
         for shard in shards:
             inside = shard.path.is_relative_to(root)
-            name = str(shard.path.relative_to(root)) if inside else record.redact(str(shard.path), REPO)
+            name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
             found.append({"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256})
         return found
 
@@ -161,13 +161,13 @@ def _data(job):
 
 def _write_inputs(folder, job, run):
     (folder / "logs").mkdir()
-    record.reserve(folder)
+    atomic.reserve(folder)
     (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
-    overrides = [record.redact(override, REPO) for override in job.overrides]
+    overrides = [private.redact(override, REPO) for override in job.overrides]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
-    environment.write_code(REPO, folder / "code")
-    record.write_json_atomic(folder / "run.json", run)
-    record.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": record.utc_now(), "event": "init_start"})
+    codestate.write(REPO, folder / "code")
+    atomic.write_json(folder / "run.json", run)
+    steps.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})
 
 
 def _watch(folder, job, run, started_s, brief):
@@ -182,9 +182,9 @@ def _watch(folder, job, run, started_s, brief):
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:
                 beat_s = now_s
-                run["heartbeat_at"] = record.utc_now()
+                run["heartbeat_at"] = atomic.utc_now()
                 with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
-                    record.write_json_atomic(folder / "run.json", run, durable=False)
+                    atomic.write_json(folder / "run.json", run, durable=False)
             if deadline_s is not None and now_s > deadline_s:
                 message = f"hardware.wall_timeout_s={hardware.wall_timeout_s} is over"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
@@ -246,28 +246,29 @@ def _finish(folder, job, run, exit_code, stopped, wall_s):
         failure = failures.failure("exception", "the workers ended well but left no result.json")
     run["status"] = "complete" if failure is None else "aborted" if failure["kind"] == "interrupted" else "failed"
     if failure:
-        failure["message"] = record.redact(failure["message"], REPO)
+        failure["message"] = private.redact(failure["message"], REPO)
     run["failure"] = failure
-    run["ended_at"] = run["heartbeat_at"] = record.utc_now()
+    run["ended_at"] = run["heartbeat_at"] = atomic.utc_now()
     run["model"] = result.get("model", run["model"])
     run["environment"] |= result.get("torch_facts", {})
     run["measured"] = result.get("measured", {}) | {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}
     run["instrument_summaries"] = result.get("instrument_summaries", {})
     run["warnings"] = result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
-    steps = record.read_steps(folder)
-    if failure and steps:
-        record.write_steps(folder, steps)  # the scribe's rows, made one a step
-    run["metrics"] = metrics(run, steps)
+    rows = steps.read(folder)
+    if failure and rows:
+        with contextlib.suppress(OSError):
+            steps.write(folder, rows)  # the scribe's lines, made one a step
+    run["metrics"] = metrics(run, rows)
     run["validity"], run["validity_reasons"] = verdict.validity(run)
     with contextlib.suppress(OSError):
-        record.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": record.utc_now(), "event": "run_end", "status": run["status"]})
+        steps.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]})
     for name in ("progress.json", "logs/agent.json"):
         (folder / name).unlink(missing_ok=True)
     _redact_logs(folder)
-    record.release(folder)
+    atomic.release(folder)
     run["artifacts"] = record.artifacts(folder)
-    record.write_json_atomic(folder / "run.json", run)
+    atomic.write_json(folder / "run.json", run)
 
 
 def _take_result(folder):
@@ -283,7 +284,7 @@ def _take_result(folder):
 def _redact_logs(folder):
     for path in (folder / "logs").glob("*"):
         text = path.read_text(errors="replace")
-        clean = record.redact(text, REPO)
+        clean = private.redact(text, REPO)
         if clean != text:
             with contextlib.suppress(OSError):
                 path.write_text(clean)

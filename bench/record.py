@@ -9,32 +9,21 @@ Format history of run.json:
 A new version gets a line here, a function in UPGRADERS and a kept example in tests/records/.
 """
 
-import errno
 import json
-import math
 import os
-import re
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from bench.units import KIB
+from bench import atomic, private
 
 SCHEMA_VERSION = 1
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
-RESERVE = ".reserve"
-RESERVE_BYTES = 64 * KIB  # several times a run.json
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
-CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")
 ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "telemetry.csv": "telemetry",
          "events.jsonl": "events", "environment.json": "environment", "code": "code", "logs": "log",
          "traces": "trace", "memory": "memory"}  # fmt: skip
 REPO = Path(__file__).resolve().parent.parent
-
-
-def utc_now():
-    """E.g. 2026-11-21T03:15:00.123Z"""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---- where records are
@@ -180,7 +169,7 @@ def boot_id_hash():
     """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return salted_hash(boot + os.readlink("/proc/self/ns/pid"))
+        return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
     except OSError:  # not Linux
         return None
 
@@ -194,85 +183,11 @@ def start_ticks(pid):
     return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
 
 
-def salted_hash(text):
-    """16 hex digits that are the same for the same text, in this project only."""
-    import hashlib
-
-    return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
-
-
 def _seconds(utc):
     return datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp()
 
 
-# ---- writing
-
-
-def write_json_atomic(path, obj, durable=True):
-    """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
-
-    JSON has no nan and inf: they become null.  durable=False leaves out fsync and the reserve, for what only the
-    living read.
-    """
-    try:
-        text = json.dumps(obj, indent=1, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_without_nan(obj), indent=1, allow_nan=False)
-    _write_atomic(Path(path), text + "\n", durable)
-
-
-def _write_atomic(path, text, durable=True):
-    try:
-        _write_once(path, text, durable)
-    except OSError as error:
-        if not durable or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release(path.parent):
-            raise
-        _write_once(path, text, durable)
-
-
-def _write_once(path, text, durable):
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        folder_fd = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder_fd)
-        finally:
-            os.close(folder_fd)
-
-
-def _without_nan(obj):
-    if isinstance(obj, dict):
-        return {key: _without_nan(value) for key, value in obj.items()}
-    if isinstance(obj, (list, tuple)):
-        return [_without_nan(value) for value in obj]
-    return None if isinstance(obj, float) and not math.isfinite(obj) else obj
-
-
-def reserve(folder):
-    """Ballast: space that release() frees when the disk is full, so that the record can still be finished."""
-    with open(Path(folder) / RESERVE, "wb") as file:
-        file.write(os.urandom(RESERVE_BYTES))  # random: a compressing file system keeps its size
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def release(folder):
-    """Remove the reserve.  True if there was one."""
-    try:
-        os.unlink(Path(folder) / RESERVE)
-    except FileNotFoundError:
-        return False
-    return True
+# ---- what is in a folder
 
 
 def artifacts(folder):
@@ -296,94 +211,4 @@ def files(folder):
 
 
 def _is_passing(name):
-    return name == RESERVE or (name.startswith(".") and name.endswith(".tmp"))
-
-
-# ---- steps.csv and events.jsonl
-
-
-def write_steps(folder, rows):
-    """rows: dicts by column; None is an empty cell.  The core columns come first, the others in order of appearance."""
-    extra = {column: None for row in rows for column in row if column not in CORE_COLUMNS}
-    columns = [*CORE_COLUMNS, *extra]
-    lines = [",".join(_cell(row.get(column)) for column in columns) for row in rows]
-    _write_atomic(Path(folder) / "steps.csv", "\n".join([",".join(columns), *lines]) + "\n")
-
-
-def _cell(value):
-    return "" if value is None else value if isinstance(value, str) else repr(value)
-
-
-def read_steps(folder, strict=False):
-    """steps.csv -> rows in order of step; step and tokens int, flags str, the rest float or None.  No file: [].
-
-    Lines of one step are made one row (a race in progress writes losses and times on lines of their own).  A line that
-    a kill or a full disk cut is left out; with strict it is a ValueError naming the file and the line.
-    """
-    path = Path(folder) / "steps.csv"
-    try:
-        head, *lines = path.read_text().split("\n")
-    except FileNotFoundError:
-        return []
-    columns = head.split(",")
-    rows = {}
-    cut = lines.pop() if lines else ""  # what follows the last newline
-    for number, line in enumerate(lines, 2):
-        try:
-            row = {column: _value(column, cell) for column, cell in zip(columns, line.split(","), strict=True)}
-            if strict and row["step"] in rows:
-                raise ValueError
-            rows.setdefault(row["step"], row).update(
-                {name: value for name, value in row.items() if value not in (None, "")}
-            )
-        except (ValueError, KeyError):
-            if strict:
-                raise ValueError(f"{path}: line {number} is damaged or there twice: {line[:60]!r}") from None
-    if strict and cut:
-        raise ValueError(f"{path}: the last line is cut: {cut[:60]!r}")
-    return [rows[step] for step in sorted(rows)]
-
-
-def _value(column, cell):
-    if column == "flags":
-        return cell
-    if column == "step":
-        return int(cell)
-    return None if cell == "" else int(cell) if column == "tokens" else float(cell)
-
-
-def append_event(folder, event):
-    """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows."""
-    fd = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(fd, (json.dumps(_without_nan(event)) + "\n").encode())  # one write: lines of two writers never mix
-    finally:
-        os.close(fd)
-
-
-def read_events(folder):
-    """events.jsonl -> list of dicts, without a line that a kill cut.  No file: []."""
-    try:
-        lines = (Path(folder) / "events.jsonl").read_text().split("\n")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines[:-1]]
-
-
-# ---- what a record must not say
-
-
-def redact(text, repo, home=None, user=None, host=None):
-    """Without private paths and names: the repository is ".", home "~", the user USER in other paths, the host HOST."""
-    home = os.path.expanduser("~") if home is None else home
-    user = os.path.basename(home) if user is None else user
-    host = os.uname().nodename if host is None and hasattr(os, "uname") else host or ""
-    for folder, short in ((os.fspath(repo), "."), (home, "~")):
-        for path in {folder, os.path.realpath(folder)}:
-            if len(path) > 1:
-                text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-]*\w)", short, text)
-    if user and user != "root":
-        text = re.sub(rf"(?<=/){re.escape(user)}(?![\w.-])", "USER", text)
-    if len(host) > 4 and re.search(r"[\d.-]", host):  # a distinctive name, not a word like "node"
-        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
-    return text
+    return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))

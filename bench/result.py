@@ -3,13 +3,13 @@
 result.json is the worker's half of run.json: the launcher merges and removes it.
 """
 
-from bench import environment, record
+from bench import atomic, environment, steps
 
 
 def write(folder, config, num_micro_steps, trainer, times, everyone):
     """everyone: each rank's dict from bench.worker, in rank order."""
     rows = _rows(config, trainer.lr_frac, everyone)
-    record.write_steps(folder, rows)
+    steps.write(folder, rows)
     first = everyone[0]
     seq_len = config.data.seq_len
     result = {
@@ -34,7 +34,7 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
         "instrument_summaries": {name: summary for name, summary in first["summaries"].items() if summary},
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank["warnings"]],
     }
-    record.write_json_atomic(folder / "result.json", result)
+    atomic.write_json(folder / "result.json", result)
 
 
 def _rows(config, lr_frac, everyone):

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench import compose, launch, record
+from bench import codestate, compose, gpus, launch, record
 from bench.progress import last_words, say
 
 
@@ -30,7 +30,7 @@ def as_yaml(overrides):
     from bench import config as schema
     from bench import environment
 
-    asked = compose.compose(overrides, schema.Machine(environment.visible_gpus(), environment.usable_cpus()))
+    asked = compose.compose(overrides, schema.Machine(gpus.num_visible(), environment.usable_cpus()))
     return yaml.safe_dump(schema.to_dict(asked), sort_keys=False)
 
 
@@ -57,9 +57,8 @@ def _sweep(jobs, argv):
 
 def already_complete(job):
     """A complete record of the same config, seed, code and data, or None."""
-    from bench import environment
 
-    source_sha256 = environment.code_state(launch.REPO)["source_sha256"]
+    source_sha256 = codestate.state(launch.REPO)["source_sha256"]
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in record.read_all([record.results_root() / job.config.track.name]):
         same = (run["config_id"], run["seed"], run["code"]["source_sha256"]) == (job.config_id, job.config.seed, source_sha256)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from bench import record
+from bench import atomic, steps
 
 INTERVAL_S = 0.5
 PARTIAL_COLUMNS = ("step", "train_loss", "val_loss", "step_ms")
@@ -49,7 +49,7 @@ class Scribe:
         self.event("eval_stop", step=step, val_loss=val_loss, train_s=train_s)
 
     def event(self, name, **facts):
-        self._new.append(("event", {"t_ns": time.perf_counter_ns(), "utc": record.utc_now(), "event": name, **facts}))
+        self._new.append(("event", {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, **facts}))
 
     def check(self):
         if self.error is not None:
@@ -89,7 +89,7 @@ class Scribe:
             self._out("\n".join(lines) + "\n")
             self._write_progress()
         for event in events:
-            record.append_event(self._folder, event)
+            steps.append_event(self._folder, event)
 
     def _write_progress(self):
         progress = self._progress
@@ -98,4 +98,4 @@ class Scribe:
             progress["tokens_per_s"] = self._batch_tokens * progress["step"] / progress["train_s"]
             if self._mfu_s_per_token is not None:
                 progress["mfu"] = progress["tokens_per_s"] * self._mfu_s_per_token
-        record.write_json_atomic(self._folder / "progress.json", progress, durable=False)
+        atomic.write_json(self._folder / "progress.json", progress, durable=False)

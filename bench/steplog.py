@@ -11,10 +11,10 @@ READ_LATE_STEPS = 1
 
 
 class NonFiniteLoss(RuntimeError):
-    """The training loss became nan or inf at .step (a row of steps.csv: after that many steps)."""
+    """A loss became nan or inf at .step (a row of steps.csv: after that many steps)."""
 
-    def __init__(self, step, loss):
-        super().__init__(f"train_loss={loss} at step {step}")
+    def __init__(self, step, loss, what="train_loss"):
+        super().__init__(f"{what}={loss} at step {step}")
         self.step = step
 
 
@@ -65,6 +65,8 @@ class StepLog:
         self.val_losses[steps_done] = val_loss
         if self._on_val:
             self._on_val(steps_done, val_loss, train_s)
+        if not math.isfinite(val_loss):
+            raise NonFiniteLoss(steps_done, val_loss, "val_loss")
 
     def _read(self):
         step, start, end = self._unread.pop(0)

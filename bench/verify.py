@@ -11,7 +11,7 @@ import math
 import sys
 from pathlib import Path
 
-from bench import record
+from bench import private, record, steps
 from bench.metrics import metrics
 
 SCHEMA = Path(__file__).with_name("run.schema.json")
@@ -59,7 +59,7 @@ def check(folder, run):
             passed, evidence = rule(Path(folder), run)
         except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, OSError, ValueError) as error:
             passed, evidence = False, f"cannot be checked: {type(error).__name__}: {error}"
-        yield rule.__name__.replace("_", " "), passed, record.redact(evidence, record.REPO)
+        yield rule.__name__.replace("_", " "), passed, private.redact(evidence, record.REPO)
 
 
 # ---- rules: (folder, run) -> (passed, evidence)
@@ -144,7 +144,7 @@ def nothing_is_unrecorded(folder, run):
 
 def steps_are_without_gaps(folder, run):
     """steps.csv has the rows 0 to num_steps, each once, and a time and a loss for every step."""
-    rows = record.read_steps(folder, strict=True)
+    rows = steps.read(folder, strict=True)
     found, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
     if found != list(range(num_steps + 1)):
         lacking = sorted(set(range(num_steps + 1)) - set(found))[:5]
@@ -171,13 +171,13 @@ def tokens_are_counted(folder, run):
     batch_tokens = run["measured"]["batch_tokens"]
     if batch_tokens != _config(folder).data.batch_tokens:
         return False, f"batch_tokens {batch_tokens}, config.yaml says {_config(folder).data.batch_tokens}"
-    wrong = [row["step"] for row in record.read_steps(folder) if row["tokens"] != row["step"] * batch_tokens]
+    wrong = [row["step"] for row in steps.read(folder) if row["tokens"] != row["step"] * batch_tokens]
     return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
 
 
 def losses_are_finite(folder, run):
     """Every loss is a number, and the last row has been validated."""
-    rows = record.read_steps(folder)
+    rows = steps.read(folder)
     losses = [(row["step"], row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name] is not None]
     wrong = [step for step, loss in losses if not math.isfinite(loss)]
     if wrong:
@@ -187,7 +187,7 @@ def losses_are_finite(folder, run):
 
 def metrics_follow_from_the_facts(folder, run):
     """Every derived number is what bench/metrics.py computes from the raw ones."""
-    found, recorded = metrics(run, record.read_steps(folder)), run["metrics"]
+    found, recorded = metrics(run, steps.read(folder)), run["metrics"]
     if not recorded and run["status"] != "complete":
         return True, "none recorded, the run did not complete"
     wrong = [
@@ -200,7 +200,7 @@ def metrics_follow_from_the_facts(folder, run):
 
 def steps_fit_into_the_time(folder, run):
     """The steps' times add up to no more than train_s, 5 % allowed for maxima over ranks."""
-    sum_s = sum(row["step_ms"] or 0.0 for row in record.read_steps(folder)) / 1e3
+    sum_s = sum(row["step_ms"] or 0.0 for row in steps.read(folder)) / 1e3
     limit_s = MAX_STEP_SUM_FRAC * run["metrics"]["train_s"]
     return sum_s <= limit_s, f"they add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
 

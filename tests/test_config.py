@@ -120,6 +120,14 @@ def test_runs_that_differ_only_in_name_and_seed_share_their_config_id(values):
     assert len(config_id(one)) == 8
 
 
+def test_a_knob_that_is_off_does_not_change_the_config_id(values):
+    """A version that adds a knob must still find its old runs to be repeats of their likes."""
+    one = resolved(values)
+    assert one.optim.grad_clip_norm is None
+    assert config_id(one) != config_id(resolved(values, optim__grad_clip_norm=1.0))
+    assert '"grad_clip_norm"' not in str(schema._without_none(to_dict(one)))
+
+
 def test_a_config_survives_its_yaml(values):
     import yaml
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bench import codestate, environment, gpus, private, record
 from bench import config as schema
-from bench import environment, record
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"]
@@ -114,7 +114,7 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
     }
     found = environment.env_variables(environ)
     assert found == {
-        "CUDA_VISIBLE_DEVICES": f"GPU#{record.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
+        "CUDA_VISIBLE_DEVICES": f"GPU#{private.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
         "HYDRA_FULL_ERROR": "1",
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "2",
@@ -125,13 +125,13 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
 
 def test_a_machine_without_a_driver_has_no_gpu_and_says_why(machine):
     machine(init_error="NVML Shared Library Not Found")
-    assert environment.nvml_facts() == {"driver": None, "gpus": [], "nvml": "NVML Shared Library Not Found"}
-    assert environment.visible_gpus() == 0
+    assert gpus.nvml_facts() == {"driver": None, "gpus": [], "nvml": "NVML Shared Library Not Found"}
+    assert gpus.num_visible() == 0
 
 
 def test_a_gpu_is_described_in_our_units(machine):
     machine(["NVIDIA H100 80GB HBM3"])
-    facts = environment.nvml_facts()
+    facts = gpus.nvml_facts()
     (gpu,) = facts["gpus"]
     assert facts["driver"] == "575.57.08"
     assert gpu["name"] == "NVIDIA H100 80GB HBM3"
@@ -146,7 +146,7 @@ def test_a_gpu_is_described_in_our_units(machine):
 
 def test_what_a_board_does_not_support_is_None_and_noted_once(machine):
     machine(["Tesla T4"], fails=("EccMode", "PowerManagementLimit", "ComputeRunningProcesses"))
-    (gpu,) = environment.nvml_facts()["gpus"]
+    (gpu,) = gpus.nvml_facts()["gpus"]
     assert (gpu["ecc"], gpu["power_limit_w"], gpu["num_compute_processes"]) == (None, None, None)
     assert sorted(gpu["unsupported"]) == ["ComputeRunningProcesses", "EccMode", "PowerManagementLimit"]
 
@@ -168,14 +168,14 @@ def test_what_a_board_does_not_support_is_None_and_noted_once(machine):
     ],
 )
 def test_visible_gpus_are_those_that_cuda_would_show(visible, order, machine):
-    assert environment.visible_order(UUIDS, visible) == order
+    assert gpus.visible_order(UUIDS, visible) == order
     machine(["A", "B", "C"], visible=visible)
-    assert environment.visible_gpus() == len(order)
+    assert gpus.num_visible() == len(order)
 
 
 def test_a_mig_slice_counts_as_the_gpu_it_is_part_of(machine):
     machine(["A", "B"], visible="MIG-1234abcd-0", mig=True)
-    assert [gpu["visible"] for gpu in environment.nvml_facts()["gpus"]] == [None, 0]
+    assert [gpu["visible"] for gpu in gpus.nvml_facts()["gpus"]] == [None, 0]
 
 
 # ---- the summary of a run
@@ -372,7 +372,7 @@ def commit(repo):
 
 
 def test_committed_code_is_clean_and_its_hash_is_over_paths_and_contents(repo):
-    state = environment.code_state(repo)
+    state = codestate.state(repo)
     expected = hashlib.sha256(b"bench/a.py\x006\x00a = 1\nmodels/b.py\x006\x00b = 1\n").hexdigest()
     assert state == {
         "source_sha256": expected, "commit": git(repo, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None,
@@ -381,15 +381,15 @@ def test_committed_code_is_clean_and_its_hash_is_over_paths_and_contents(repo):
 
 
 def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_factory):
-    clean = environment.code_state(repo)["source_sha256"]
+    clean = codestate.state(repo)["source_sha256"]
     (repo / "bench" / "a.py").write_text("a = 2  # é\n")
     (repo / "models" / "new.py").write_text("c = 3\n")
     (repo / "results" / ".keep").write_text("a record that was replaced")
-    state = environment.code_state(repo)
+    state = codestate.state(repo)
     assert (state["dirty"], state["untracked"]) == (True, ["models/new.py"])
     assert state["source_sha256"] != clean
     folder = repo / "results" / "code"
-    environment.write_code(repo, folder)
+    codestate.write(repo, folder)
     assert json.loads((folder / "commit.json").read_text()) == state
     assert "results" not in (folder / "diff.patch").read_text()  # records are no code
     assert hashlib.sha256((folder / "diff.patch").read_bytes()).hexdigest() == state["diff_sha256"]
@@ -402,7 +402,7 @@ def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_f
 
 def test_no_remote_is_ever_written(repo):
     (repo / "bench" / "a.py").write_text("a = 2\n")
-    environment.write_code(repo, repo / "results" / "code")
+    codestate.write(repo, repo / "results" / "code")
     assert not any(
         "example.org" in path.read_text() for path in (repo / "results" / "code").rglob("*") if path.is_file()
     )
@@ -410,7 +410,7 @@ def test_no_remote_is_ever_written(repo):
 
 def test_large_untracked_files_are_data_and_stay_where_they_are(repo):
     (repo / "models" / "big.py").write_text("#" * (2**20 + 1))
-    environment.write_code(repo, repo / "results" / "code")
+    codestate.write(repo, repo / "results" / "code")
     assert not (repo / "results" / "code" / "untracked").exists()
 
 
@@ -418,10 +418,10 @@ def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "a.py").write_text("a = 1\n")
-    state = environment.code_state(tmp_path)
+    state = codestate.state(tmp_path)
     assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked")} == {None}
     assert state["source_sha256"] == hashlib.sha256(b"bench/a.py\x006\x00a = 1\n").hexdigest()
-    environment.write_code(tmp_path, tmp_path / "code")
+    codestate.write(tmp_path, tmp_path / "code")
     assert (tmp_path / "code" / "diff.patch").read_text() == ""
 
 
@@ -429,7 +429,7 @@ def test_before_the_first_commit_everything_is_untracked(tmp_path):
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "a.py").write_text("a = 1\n")
     git(tmp_path, "init", "-q")
-    state = environment.code_state(tmp_path)
+    state = codestate.state(tmp_path)
     assert (state["commit"], state["dirty"], state["untracked"]) == (None, True, ["bench/a.py"])
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench import failures
+from bench import atomic, failures
 from bench.steplog import NonFiniteLoss
 
 
@@ -82,13 +82,12 @@ def test_every_kind_of_error_has_a_name_and_a_hint(error, kind):
 def test_a_failing_rank_can_still_speak_on_a_full_disk(folder, monkeypatch):
     from pathlib import Path
 
-    from bench import record
 
-    record.reserve(folder)
+    atomic.reserve(folder)
     really = Path.write_text
 
     def full_until_released(self, text, *args, **kwargs):
-        if (folder / record.RESERVE).exists():
+        if (folder / atomic.RESERVE).exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         return really(self, text, *args, **kwargs)
 

@@ -7,6 +7,7 @@ import pytest
 
 from bench import record
 from bench.metrics import metrics, target_reached
+from bench.steps import read
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -18,7 +19,7 @@ def run():
 
 @pytest.fixture
 def steps():
-    return record.read_steps(EXAMPLE)
+    return read(EXAMPLE)
 
 
 def on_gpus(run, *names, dtype="bfloat16"):

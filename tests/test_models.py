@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import config as bench_config
-from models import MODELS, OPTIMIZERS
+from models import MODELS, OPTIMIZERS, gpt2, modern
 from models.attention import causal_attention, merge_heads, split_heads
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap
 
@@ -116,6 +116,26 @@ def test_a_head_is_a_run_of_columns():
     x_BTD = torch.arange(12).view(1, 2, 6)
     assert split_heads(x_BTD, 3)[0, 1].tolist() == [[2, 3], [8, 9]]
     assert torch.equal(merge_heads(split_heads(x_BTD, 3)), x_BTD)
+
+
+def mlp_of_one(mlp, x):
+    """The activation of x: one number in, four times up, their mean out."""
+    with torch.no_grad():
+        for parameter in mlp.parameters():
+            parameter.zero_()
+        mlp.up.weight.fill_(1.0)
+        mlp.proj.weight.fill_(0.25)
+        return mlp(torch.tensor([x])).item()
+
+
+def test_gpt2s_activation_is_the_tanh_gelu():
+    # x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) at 2; the exact GELU is 1.954500
+    assert mlp_of_one(gpt2.MLP(width=1), 2.0) == pytest.approx(1.954598, abs=2e-6)
+
+
+def test_moderns_activation_is_the_square_of_relu():
+    assert mlp_of_one(modern.MLP(width=1), 3.0) == 9.0
+    assert mlp_of_one(modern.MLP(width=1), -3.0) == 0.0
 
 
 def test_gpt2_ties_its_head_to_the_embedding():

@@ -8,7 +8,7 @@ import time
 import pytest
 import racing
 
-from bench import record
+from bench import record, steps
 
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1", "hardware.collective_timeout_s=20"]
 
@@ -26,7 +26,7 @@ def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
     assert (failure["kind"], failure["rank"], failure["signal"], failure["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
     assert failure["step"] >= 3
     assert "rank_killed" in out and failure["hint"] in out
-    rows = record.read_steps(race.folder)  # what was written before is kept
+    rows = steps.read(race.folder)  # what was written before is kept
     assert len(rows) > 3 and rows[3]["step"] == 3
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import record
+from bench import atomic, private, record, steps
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -41,8 +41,8 @@ def test_a_kept_record_of_any_version_loads_as_the_newest(kept):
     run = record.read(kept)
     assert run["schema_version"] == record.SCHEMA_VERSION
     assert run["run_id"] == kept.name
-    assert record.read_steps(kept, strict=True)[0]["step"] == 0
-    assert record.read_events(kept)[0]["event"] == "init_start"
+    assert steps.read(kept, strict=True)[0]["step"] == 0
+    assert steps.read_events(kept)[0]["event"] == "init_start"
 
 
 def test_the_kept_records_of_version_1_say_what_they_said():
@@ -53,7 +53,7 @@ def test_the_kept_records_of_version_1_say_what_they_said():
         0.22,
         0,
     )
-    assert record.read_steps(COMPLETE)[3] == {
+    assert steps.read(COMPLETE)[3] == {
         "step": 3, "flags": "profiled", "tokens": 3072, "lr": 0.003, "train_loss": 4.0, "val_loss": None,
         "step_ms": 60.0, "data_ms": 1.0, "forward_ms": 15.0, "backward_ms": 25.0, "optimizer_ms": 5.0,
     }  # fmt: skip
@@ -205,7 +205,7 @@ def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):
 
 
 def test_json_is_written_whole_and_nothing_else_is_left(tmp_path):
-    record.write_json_atomic(tmp_path / "run.json", {"b": 1, "a": [1.5, None]})
+    atomic.write_json(tmp_path / "run.json", {"b": 1, "a": [1.5, None]})
     assert list(json.loads((tmp_path / "run.json").read_text())) == [
         "b",
         "a",
@@ -214,30 +214,30 @@ def test_json_is_written_whole_and_nothing_else_is_left(tmp_path):
 
 
 def test_what_json_cannot_say_becomes_null(tmp_path):
-    record.write_json_atomic(tmp_path / "x.json", {"losses": [1.0, float("nan")], "t": float("-inf")})
+    atomic.write_json(tmp_path / "x.json", {"losses": [1.0, float("nan")], "t": float("-inf")})
     assert json.loads((tmp_path / "x.json").read_text()) == {"losses": [1.0, None], "t": None}
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    record.write_json_atomic(tmp_path / "run.json", {"old": True})
+    atomic.write_json(tmp_path / "run.json", {"old": True})
 
     def fails(source, target):
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(OSError, match="input/output"):
-        record.write_json_atomic(tmp_path / "run.json", {"old": False})
+        atomic.write_json(tmp_path / "run.json", {"old": False})
     assert json.loads((tmp_path / "run.json").read_text()) == {"old": True}
     assert os.listdir(tmp_path) == ["run.json"]
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
     code = (
-        "import sys; from bench import record\n"
+        "import sys; from bench import atomic\n"
         "n = 0\n"
         "while True:\n"
         "    n += 1\n"
-        "    record.write_json_atomic(sys.argv[1], {'n': n, 'ballast': ['x' * 50] * 200, 'last': n}, durable=False)\n"
+        "    atomic.write_json(sys.argv[1], {'n': n, 'ballast': ['x' * 50] * 200, 'last': n}, durable=False)\n"
     )
     for attempt in range(3):
         writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=record.REPO)
@@ -256,52 +256,52 @@ def disk_full_while_reserved(monkeypatch, folder, always=False):
     """os.fsync fails with "no space left" as long as the reserve takes the last space."""
 
     def fsync(fd):
-        if always or (folder / record.RESERVE).exists():
+        if always or (folder / atomic.RESERVE).exists():
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
 
 
 def test_on_a_full_disk_the_reserve_is_given_up_for_the_record(tmp_path, monkeypatch):
-    record.reserve(tmp_path)
-    assert (tmp_path / record.RESERVE).stat().st_size == 65536
+    atomic.reserve(tmp_path)
+    assert (tmp_path / atomic.RESERVE).stat().st_size == 65536
     disk_full_while_reserved(monkeypatch, tmp_path)
-    record.write_json_atomic(tmp_path / "run.json", {"status": "failed"})
+    atomic.write_json(tmp_path / "run.json", {"status": "failed"})
     assert json.loads((tmp_path / "run.json").read_text()) == {"status": "failed"}
     assert os.listdir(tmp_path) == ["run.json"]
 
 
 def test_on_a_disk_that_stays_full_the_error_is_raised(tmp_path, monkeypatch):
-    record.reserve(tmp_path)
+    atomic.reserve(tmp_path)
     disk_full_while_reserved(monkeypatch, tmp_path, always=True)
     with pytest.raises(OSError, match="No space left"):
-        record.write_json_atomic(tmp_path / "run.json", {})
+        atomic.write_json(tmp_path / "run.json", {})
     assert os.listdir(tmp_path) == []
 
 
 def test_a_file_that_only_the_living_read_does_not_cost_the_reserve(tmp_path, monkeypatch):
-    record.reserve(tmp_path)
+    atomic.reserve(tmp_path)
 
     def fails(source, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(OSError, match="No space left"):
-        record.write_json_atomic(tmp_path / "progress.json", {}, durable=False)
-    assert os.listdir(tmp_path) == [record.RESERVE]
+        atomic.write_json(tmp_path / "progress.json", {}, durable=False)
+    assert os.listdir(tmp_path) == [atomic.RESERVE]
 
 
 def test_another_error_does_not_cost_the_reserve(tmp_path, monkeypatch):
-    record.reserve(tmp_path)
+    atomic.reserve(tmp_path)
 
     def fails(source, target):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(PermissionError):
-        record.write_json_atomic(tmp_path / "run.json", {})
-    assert record.release(tmp_path) is True
-    assert record.release(tmp_path) is False
+        atomic.write_json(tmp_path / "run.json", {})
+    assert atomic.release(tmp_path) is True
+    assert atomic.release(tmp_path) is False
 
 
 def test_the_record_of_a_run_that_filled_a_real_disk_can_still_be_finished(tmp_path):
@@ -315,13 +315,13 @@ def test_the_record_of_a_run_that_filled_a_real_disk_can_still_be_finished(tmp_p
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
     try:
-        record.reserve(disk)
-        record.write_json_atomic(disk / "run.json", {"status": "running"})
+        atomic.reserve(disk)
+        atomic.write_json(disk / "run.json", {"status": "running"})
         with pytest.raises(OSError, match="No space left"), open(disk / "trace", "wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
         finished = {"status": "failed", "ballast": "x" * 20_000}  # more than the pages that run.json has
-        record.write_json_atomic(disk / "run.json", finished)
+        atomic.write_json(disk / "run.json", finished)
         assert json.loads((disk / "run.json").read_text()) == finished
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -337,7 +337,7 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
     (tmp_path / "code" / "untracked" / ".hidden.py").write_text("")
     for name in ("run.json", ".run.json.12.tmp", "steps.csv", "odd.bin"):
         (tmp_path / name).write_text("")
-    record.reserve(tmp_path)
+    atomic.reserve(tmp_path)
     found = record.artifacts(tmp_path)
     assert [(one["path"], one["role"], one["num_bytes"]) for one in found] == [
         ("code/untracked/.hidden.py", "code", 0),
@@ -360,29 +360,29 @@ def test_steps_come_back_as_they_were_written(tmp_path):
         {"step": 1, "flags": "profiled;memory", "tokens": 1024, "lr": 3e-4, "train_loss": float("inf"),
          "val_loss": None, "step_ms": 55.5, "data_ms": 0.25},
     ]  # fmt: skip
-    record.write_steps(tmp_path, rows)
+    steps.write(tmp_path, rows)
     assert (tmp_path / "steps.csv").read_text().splitlines() == [
         "step,flags,tokens,lr,train_loss,val_loss,step_ms,data_ms",
         "0,,0,,,0.30000000000000004,,",
         "1,profiled;memory,1024,0.0003,inf,,55.5,0.25",
     ]
-    assert record.read_steps(tmp_path, strict=True) == rows
+    assert steps.read(tmp_path, strict=True) == rows
 
 
 def test_no_steps_file_means_no_steps(tmp_path):
-    assert record.read_steps(tmp_path) == []
-    assert record.read_events(tmp_path) == []
+    assert steps.read(tmp_path) == []
+    assert steps.read_events(tmp_path) == []
 
 
 def test_lines_of_one_step_become_one_row(tmp_path):
     """A race in progress writes a step's validation on a line of its own."""
     (tmp_path / "steps.csv").write_text("step,train_loss,val_loss,step_ms\n0,,5.5,\n1,5.0,,50.0\n1,,4.5,\n")
-    assert record.read_steps(tmp_path) == [
+    assert steps.read(tmp_path) == [
         {"step": 0, "train_loss": None, "val_loss": 5.5, "step_ms": None},
         {"step": 1, "train_loss": 5.0, "val_loss": 4.5, "step_ms": 50.0},
     ]
     with pytest.raises(ValueError, match="line 4 is damaged or there twice"):
-        record.read_steps(tmp_path, strict=True)
+        steps.read(tmp_path, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -390,17 +390,17 @@ def test_lines_of_one_step_become_one_row(tmp_path):
 )
 def test_a_cut_line_is_left_out_and_with_strict_refused(tmp_path, text):
     (tmp_path / "steps.csv").write_text(text)
-    assert record.read_steps(tmp_path) == [{"step": 1, "step_ms": 50.0}]
+    assert steps.read(tmp_path) == [{"step": 1, "step_ms": 50.0}]
     with pytest.raises(ValueError, match=r"steps.csv: (the last )?line"):
-        record.read_steps(tmp_path, strict=True)
+        steps.read(tmp_path, strict=True)
 
 
 def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
-    record.append_event(tmp_path, {"t_ns": 1, "event": "run_start"})
-    record.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})
+    steps.append_event(tmp_path, {"t_ns": 1, "event": "run_start"})
+    steps.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"t_ns": 3, "ev')
-    assert record.read_events(tmp_path) == [
+    assert steps.read_events(tmp_path) == [
         {"t_ns": 1, "event": "run_start"},
         {"t_ns": 2, "event": "eval_stop", "val_loss": None},
     ]
@@ -424,17 +424,17 @@ def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
     ],
 )
 def test_private_paths_and_names_are_taken_out(text, clean):
-    assert record.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
+    assert private.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
 
 
 def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_nobody():
     for host in ("node", "vm-1"):
         text = f"{host} /data/root/x"
-        assert record.redact(text, "/srv/race", home="/root", user="root", host=host) == text
+        assert private.redact(text, "/srv/race", home="/root", user="root", host=host) == text
 
 
 def test_what_redact_takes_out_by_default_is_this_machine():
     home = os.path.expanduser("~")
-    assert record.redact(f"{record.REPO}/bench", record.REPO) == "./bench"
+    assert private.redact(f"{record.REPO}/bench", record.REPO) == "./bench"
     if len(home) > 1:
-        assert record.redact(f"{home}/.cache", "/nowhere/at/all") == "~/.cache"
+        assert private.redact(f"{home}/.cache", "/nowhere/at/all") == "~/.cache"

@@ -58,6 +58,12 @@ def test_a_loss_that_is_no_number_ends_the_race_and_names_its_step(bad):
     assert [row["step"] for row in log.rows] == [1, 2]
 
 
+def test_a_validation_that_is_no_number_ends_the_race_too():
+    _, log, _ = make()
+    with pytest.raises(NonFiniteLoss, match="val_loss=nan at step 3"):
+        log.on_validation(3, float("nan"), 0.1)
+
+
 def test_a_step_is_read_late_so_that_nothing_waits():
     class Slow(HostMarks):
         passed = False

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench import atomic, record, steps, verify
 from bench import config as schema
-from bench import record, verify
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -23,7 +23,7 @@ def folder(tmp_path):
     run["run_id"] = run["run_id"].replace(run["config_id"], config_id)
     run["config_id"] = config_id
     folder = shutil.copytree(COMPLETE, tmp_path / run["run_id"])
-    record.write_json_atomic(folder / "run.json", run)
+    atomic.write_json(folder / "run.json", run)
     return folder
 
 
@@ -36,7 +36,7 @@ def edit(folder, **changes):
         for part in path:
             place = place[part]
         place[last] = value
-    record.write_json_atomic(folder / "run.json", run)
+    atomic.write_json(folder / "run.json", run)
 
 
 def listed_again(folder):
@@ -209,20 +209,20 @@ def test_only_a_run_that_did_not_complete_may_have_no_metrics(folder, status, fa
 def test_a_clock_that_ran_too_slowly_is_found(folder):
     """The steps add up to 218 ms; train_s of 0.2 s allows 210."""
     edit(folder, measured__train_s_by_rank=[0.2, 0.2])
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
     assert failed_rules(folder) == {"steps fit into the time": "they add up to 0.2180 s, the limit is 0.2100 s"}
 
 
 def test_a_race_longer_than_its_run_is_found(folder):
     edit(folder, measured__wall_s=0.26)  # 0.22 of training + 0.05 of validation
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
     assert list(failed_rules(folder)) == ["times fit into the wall time"]
 
 
 def test_a_race_that_was_stopped_early_is_found(folder):
     lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     (folder / "steps.csv").write_text("".join(lines[:4]))  # steps 0 to 2, with a validation at 2
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
     listed_again(folder)
     assert failed_rules(folder) == {"steps are those of the goal": "2 of 4"}
 
@@ -230,7 +230,7 @@ def test_a_race_that_was_stopped_early_is_found(folder):
 def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
     """Slack for 2,048 tokens is far below the 4 nats by which this loss undercuts its floor."""
     edit(folder, data__floor_nats=8.25)
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), record.read_steps(folder)))
+    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
     evidence = failed_rules(folder)["validity is honest"]
     assert "recorded valid, ruled invalid" in evidence
     assert "below the data's floor" in evidence

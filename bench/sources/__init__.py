@@ -5,7 +5,7 @@ file has changed.  prepare() first makes what is missing, or fetches it if asked
 """
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Dataset:
     vocab_size: int
     train: tuple[ShardFile, ...]
     val: tuple[ShardFile, ...]
-    floor_source: Any = None  # knows the true distribution of the val tokens; markov only
+    floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
 
 
 def source(data) -> Source:

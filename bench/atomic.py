@@ -1,0 +1,85 @@
+"""Files that are whole or not there, and a reserve of space for the one that must be written on a full disk."""
+
+import errno
+import json
+import math
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+from bench.units import KIB
+
+RESERVE = ".reserve"
+RESERVE_BYTES = 64 * KIB  # several times a run.json
+
+
+def utc_now():
+    """E.g. 2026-11-21T03:15:00.123Z"""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_json(path, obj, durable=True):
+    """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
+
+    JSON has no nan and inf: they become null.  durable=False leaves out fsync and the reserve, for what only the
+    living read.
+    """
+    try:
+        text = json.dumps(obj, indent=1, allow_nan=False)
+    except ValueError:
+        text = json.dumps(without_nan(obj), indent=1, allow_nan=False)
+    write_text(Path(path), text + "\n", durable)
+
+
+def write_text(path, text, durable=True):
+    try:
+        _write_once(path, text, durable)
+    except OSError as error:
+        if not durable or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release(path.parent):
+            raise
+        _write_once(path, text, durable)
+
+
+def _write_once(path, text, durable):
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        folder_fd = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder_fd)
+        finally:
+            os.close(folder_fd)
+
+
+def without_nan(obj):
+    if isinstance(obj, dict):
+        return {key: without_nan(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [without_nan(value) for value in obj]
+    return None if isinstance(obj, float) and not math.isfinite(obj) else obj
+
+
+def reserve(folder):
+    """Ballast: space that release() frees when the disk is full, so that the record can still be finished."""
+    with open(Path(folder) / RESERVE, "wb") as file:
+        file.write(os.urandom(RESERVE_BYTES))  # random: a compressing file system keeps its size
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def release(folder):
+    """Remove the reserve.  True if there was one."""
+    try:
+        os.unlink(Path(folder) / RESERVE)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""The NVIDIA GPUs of this machine, asked through NVML: no torch, no CUDA context, nothing where there is no driver."""
+
+import contextlib
+import os
+
+from bench import private
+from bench.units import gib_from_bytes
+
+
+def num_visible():
+    """How many GPUs CUDA would show a process started here, without torch: 0 without driver or GPU."""
+    return sum(gpu["visible"] is not None for gpu in nvml_facts()["gpus"])
+
+
+def visible_order(uuids, cuda_visible_devices):
+    """What CUDA_VISIBLE_DEVICES makes visible: uuids of all GPUs -> the numbers of the visible ones, in CUDA's order.
+
+    As CUDA does: numbers, or beginnings of a UUID; it ends at the first one that fits no GPU; a GPU named twice hides
+    all.  Numbers count in PCI order, as NVML does (CUDA_DEVICE_ORDER=PCI_BUS_ID); CUDA's own default, fastest first,
+    differs only where GPUs of several models are mixed.
+    """
+    if cuda_visible_devices is None:
+        return list(range(len(uuids)))
+    order = []
+    for word in cuda_visible_devices.split(","):
+        word = word.strip()
+        fits = [
+            num
+            for num, uuid in enumerate(uuids)
+            if word == str(num) or (word.startswith("GPU-") and uuid.startswith(word))
+        ]
+        if len(fits) != 1:
+            break
+        order += fits
+    return order if len(set(order)) == len(order) else []
+
+
+def nvml_facts():
+    """{"driver", "nvml": None or why there is nothing, "gpus": [...]}, GPUs in PCI order, asked once each."""
+    nothing = {"driver": None, "gpus": []}
+    try:
+        import pynvml
+    except ImportError:
+        return nothing | {"nvml": "nvidia-ml-py is not installed"}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return nothing | {"nvml": str(error)}
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
+        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], _asked_devices(pynvml))
+        gpus = [
+            _gpu(pynvml, handle) | {"visible": order.index(n) if n in order else None}
+            for n, handle in enumerate(handles)
+        ]
+        return {"driver": pynvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": gpus}
+    except pynvml.NVMLError as error:
+        return nothing | {"nvml": str(error)}
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _asked_devices(nvml):
+    """CUDA_VISIBLE_DEVICES; a MIG slice as the GPU it is part of (CUDA shows a process one slice only)."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not (asked or "").startswith("MIG-"):
+        return asked
+    slice_handle = nvml.nvmlDeviceGetHandleByUUID(asked.partition(",")[0])
+    return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_handle))
+
+
+def _gpu(nvml, handle):
+    """Facts of one GPU; what the board or the driver does not support is None and named in "unsupported"."""
+    unsupported = []
+
+    def ask(what, *args):
+        try:
+            return getattr(nvml, f"nvmlDeviceGet{what}")(handle, *args)
+        except nvml.NVMLError:
+            unsupported.append(what)
+            return None
+
+    def scaled(value, size):
+        return None if value is None else value / size
+
+    memory, ecc, mig, processes = ask("MemoryInfo"), ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
+    capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
+    return {
+        "name": ask("Name"),
+        "uuid_hash": private.salted_hash(ask("UUID") or ""),
+        "memory_gib": None if memory is None else gib_from_bytes(memory.total),
+        "used_memory_gib": None if memory is None else gib_from_bytes(memory.used),
+        "compute_capability": None if capability is None else ".".join(map(str, capability)),
+        "power_limit_w": scaled(ask("PowerManagementLimit"), 1e3),  # NVML gives mW
+        "enforced_power_limit_w": scaled(ask("EnforcedPowerLimit"), 1e3),
+        "default_power_limit_w": scaled(ask("PowerManagementDefaultLimit"), 1e3),
+        "max_sm_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
+        "max_mem_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM),
+        "persistence": None if persistence is None else bool(persistence),
+        "ecc": None if ecc is None else bool(ecc[0]),  # [now, after the next boot]
+        "mig": None if mig is None else bool(mig[0]),
+        "pcie_generation": ask("CurrPcieLinkGeneration"),
+        "pcie_max_generation": ask("MaxPcieLinkGeneration"),
+        "pcie_width": ask("CurrPcieLinkWidth"),
+        "pcie_max_width": ask("MaxPcieLinkWidth"),
+        "num_compute_processes": None if processes is None else len(processes),
+        "unsupported": unsupported,
+    }

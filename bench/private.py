@@ -1,0 +1,25 @@
+"""What a record must not say: paths and names that lead to a person or a machine."""
+
+import hashlib
+import os
+import re
+
+
+def salted_hash(text):
+    """16 hex digits that are the same for the same text, in this project only."""
+    return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
+
+def redact(text, repo, home=None, user=None, host=None):
+    """Without private paths and names: the repository is ".", home "~", the user USER in other paths, the host HOST."""
+    home = os.path.expanduser("~") if home is None else home
+    user = os.path.basename(home) if user is None else user
+    host = os.uname().nodename if host is None and hasattr(os, "uname") else host or ""
+    for folder, short in ((os.fspath(repo), "."), (home, "~")):
+        for path in {folder, os.path.realpath(folder)}:
+            if len(path) > 1:
+                text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-]*\w)", short, text)
+    if user and user != "root":
+        text = re.sub(rf"(?<=/){re.escape(user)}(?![\w.-])", "USER", text)
+    if len(host) > 4 and re.search(r"[\d.-]", host):  # a distinctive name, not a word like "node"
+        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
+    return text

@@ -1,0 +1,77 @@
+"""steps.csv and events.jsonl of a run folder: what was measured at each step, and what happened when."""
+
+import json
+import os
+from pathlib import Path
+
+from bench import atomic
+
+CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")
+
+
+def write(folder, rows):
+    """rows: dicts by column; None is an empty cell.  The core columns come first, the others in order of appearance."""
+    extra = {column: None for row in rows for column in row if column not in CORE_COLUMNS}
+    columns = [*CORE_COLUMNS, *extra]
+    lines = [",".join(_cell(row.get(column)) for column in columns) for row in rows]
+    atomic.write_text(Path(folder) / "steps.csv", "\n".join([",".join(columns), *lines]) + "\n")
+
+
+def _cell(value):
+    return "" if value is None else value if isinstance(value, str) else repr(value)
+
+
+def read(folder, strict=False):
+    """steps.csv -> rows in order of step; step and tokens int, flags str, the rest float or None.  No file: [].
+
+    Lines of one step are made one row (a race in progress writes losses and times on lines of their own).  A line that
+    a kill or a full disk cut is left out; with strict it is a ValueError naming the file and the line.
+    """
+    path = Path(folder) / "steps.csv"
+    try:
+        head, *lines = path.read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    columns = head.split(",")
+    rows = {}
+    cut = lines.pop() if lines else ""  # what follows the last newline
+    for number, line in enumerate(lines, 2):
+        try:
+            row = {column: _value(column, cell) for column, cell in zip(columns, line.split(","), strict=True)}
+            if strict and row["step"] in rows:
+                raise ValueError
+            rows.setdefault(row["step"], row).update(
+                {name: value for name, value in row.items() if value not in (None, "")}
+            )
+        except (ValueError, KeyError):
+            if strict:
+                raise ValueError(f"{path}: line {number} is damaged or there twice: {line[:60]!r}") from None
+    if strict and cut:
+        raise ValueError(f"{path}: the last line is cut: {cut[:60]!r}")
+    return [rows[step] for step in sorted(rows)]
+
+
+def _value(column, cell):
+    if column == "flags":
+        return cell
+    if column == "step":
+        return int(cell)
+    return None if cell == "" else int(cell) if column == "tokens" else float(cell)
+
+
+def append_event(folder, event):
+    """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows."""
+    fd = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, (json.dumps(atomic.without_nan(event)) + "\n").encode())  # one write: lines of two writers never mix
+    finally:
+        os.close(fd)
+
+
+def read_events(folder):
+    """events.jsonl -> list of dicts, without a line that a kill cut.  No file: []."""
+    try:
+        lines = (Path(folder) / "events.jsonl").read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[:-1]]

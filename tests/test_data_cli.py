@@ -1,0 +1,153 @@
+"""./run.sh data: what it prints, what it gives to programs, and its exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bench import data_cli, shards
+
+SMALL = ["data.train_tokens=5000", "data.train_sha256=null", "data.val_sha256=null"]
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """A data root of the test's own, and the folder that the user called from."""
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    return tmp_path
+
+
+def call(capsys, *words):
+    """(exit code, stdout, stderr)"""
+    code = data_cli.main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_make_then_show(capsys):
+    code, out, err = call(capsys, "make", "markov", *SMALL)
+    assert code == 0 and "making markov-" in err
+    assert "markov: vocab_size 64, 1 train and 1 val shards, checked" in out
+    code, shown, err = call(capsys, "show", "markov", *SMALL)
+    assert (code, shown, err) == (0, out, "")
+
+
+def test_show_for_programs(capsys):
+    call(capsys, "make", "markov", *SMALL)
+    code, out, _ = call(capsys, "show", "markov", *SMALL, "--json")
+    (facts,) = json.loads(out)
+    assert code == 0 and facts["name"] == "markov" and facts["vocab_size"] == 64
+    (file,) = facts["train"]
+    assert (file["num_tokens"], file["num_bytes"], file["max_token"]) == (5000, 11024, 63)
+    assert file["sha256"] == shards.sha256(file["file"])
+
+
+def test_shows_the_header_of_any_shard(capsys, root):
+    shards.write(root / "a_train_1.bin", [5, 50256, 7, 1, 2, 3, 4, 8, 9, 10])
+    code, out, _ = call(capsys, "show", "a_train_1.bin", "--json")
+    assert code == 0
+    assert json.loads(out) == [
+        {
+            "file": str(root / "a_train_1.bin"),
+            "magic": 20240520,
+            "version": 1,
+            "num_tokens": 10,
+            "num_bytes": 1044,
+            "sha256": shards.sha256(root / "a_train_1.bin"),
+            "max_token": 50256,
+            "first_tokens": [5, 50256, 7, 1, 2, 3, 4, 8],
+        }
+    ]
+    code, out, _ = call(capsys, "show", "a_train_1.bin")
+    assert code == 0 and "first_tokens  [5, 50256, 7, 1, 2, 3, 4, 8]" in out
+
+
+def test_lists_all_data_and_what_to_do_for_those_that_are_not_there(capsys):
+    code, out, _ = call(capsys, "show", "--json")
+    listed = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert set(listed) == {"pysource", "markov", "text", "shards", "fineweb10B", "finewebedu10B"}
+    assert listed["pysource"] == {
+        "name": "pysource",
+        "there": False,
+        "why": "data=pysource is not made yet: ./run.sh data make pysource",
+    }
+    assert "./run.sh data fetch fineweb10B" in listed["fineweb10B"]["why"]
+    assert "data.train_glob" in listed["text"]["why"]
+    call(capsys, "make", "pysource")
+    code, out, _ = call(capsys, "show")
+    assert "pysource       2 shards, 1,184,821 train tokens, 2.5 MiB, checked" in out.splitlines()
+
+
+def test_a_damaged_file_is_exit_code_1(capsys, root):
+    (root / "bad.bin").write_bytes(b"x" * 2000)
+    code, out, err = call(capsys, "show", "bad.bin")
+    assert (code, out) == (1, "")
+    assert err.startswith("data: ") and "bad.bin: magic" in err and err.count("\n") == 1
+
+
+def test_data_that_are_not_there_are_exit_code_1(capsys):
+    code, _, err = call(capsys, "show", "pysource")
+    assert code == 1 and "./run.sh data make pysource" in err
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["make", "nonsense"], "nonsense: there is no such data; choose from fineweb10B, finewebedu10B, markov"),
+        (["make"], "name one of fineweb10B"),
+        (["make", "markov", "pysource"], "name one of fineweb10B"),
+        (["make", "fineweb10B"], "it is not made but fetched: ./run.sh data fetch fineweb10B"),
+        (["make", "markov", "data.typo=3"], "unknown setting data.typo=3"),
+        (["make", "markov", "data.train_tokens=many"], "data.train_tokens='many' is of type str"),
+        (["make", "markov", "data.train_tokens"], "a setting is data.KEY=VALUE"),
+        (["make", "markov", "data.markov_lags=[1"], "data.markov_lags=[1: the value is not yaml"),
+        (["make", "markov", "data.train_glob=x"], "it has no effect with source markov"),
+        (["show", "data.train_glob=x"], "say whose settings these are"),
+        (["show", "nonsense"], "nonsense: there is no such data"),
+    ],
+)
+def test_wrong_use_is_exit_code_2(capsys, words, complaint):
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert complaint in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"]])
+def test_a_verb_that_does_not_exist_is_exit_code_2(capsys, words):
+    with pytest.raises(SystemExit) as end:
+        data_cli.main(words)
+    assert end.value.code == 2
+
+
+def test_without_network_fetch_is_exit_code_1_and_one_line(capsys, monkeypatch, root):
+    pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install huggingface_hub")
+    from bench.sources import hub
+
+    monkeypatch.setattr(hub, "LOCKS", root)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    code, out, err = call(capsys, "fetch", "finewebedu10B")
+    assert (code, out) == (1, "")
+    assert "could not be fetched" in err and "data=pysource" in err and err.count("\n") == 1
+
+
+def test_the_settings_of_a_dataset_can_be_changed():
+    data = data_cli.data_config("fineweb10B", ["data.num_train_shards=2"])
+    assert (data.source, data.num_train_shards) == ("hub", 2)
+    assert data_cli.data_config("markov", ["data.markov_lags=[1,3]"]).markov_lags == [1, 3]
+
+
+def test_shows_without_importing_torch(repo):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "bench", "data", "show"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "bench.data_cli" in modules
+    assert not modules & {"torch", "huggingface_hub", "tiktoken"}

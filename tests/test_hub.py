@@ -1,0 +1,223 @@
+"""Fetching ready shards with the real huggingface_hub from a hub on localhost: pinned, hashed, resumed, refused."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from data_hub import COMMIT, REPO, FakeHub
+
+from bench import config, shards, sources
+from bench.shards import CheckFailed
+from bench.sources import hub as room
+
+huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install huggingface_hub")
+
+VAL, ONE, TWO = "tiny_val_000000.bin", "tiny_train_000001.bin", "tiny_train_000002.bin"
+LOCK = "tiny10B.lock.json"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with two train shards of 80,000 tokens and one of val; data root and locks are the test's own."""
+    import huggingface_hub.constants
+
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(room, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(
+        huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096
+    )  # small files break off in the middle too
+
+    def body(seed):
+        shards.write(tmp_path / "x.bin", np.arange(80_000) * seed % 50257)
+        return (tmp_path / "x.bin").read_bytes()
+
+    with FakeHub({VAL: body(3), ONE: body(7), TWO: body(11), "tiny_notes.txt": b"x"}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.said = []
+        yield hub
+
+
+def settings(**values):
+    values = {"source": "hub", "seq_len": 1, "batch_tokens": 1, "repo": REPO, "num_train_shards": 1} | values
+    return config.build(config.DataConfig, values)
+
+
+def fetch(hub, **values):
+    return sources.prepare(settings(**values), fetch=True, say=hub.said.append)
+
+
+def fetched(hub):
+    """Names of the files that were asked for, in order."""
+    return [path.split("/")[-1] for command, path, _ in hub.requests if command == "GET" and "/resolve/" in path]
+
+
+def test_fetches_the_val_shard_and_as_many_train_shards_as_asked(hub):
+    dataset = fetch(hub)
+    assert (dataset.name, dataset.vocab_size) == ("tiny10B", 50257)
+    assert [file.path.name for file in dataset.train + dataset.val] == [ONE, VAL]
+    assert [file.sha256 for file in dataset.train + dataset.val] == [hub.stated[ONE], hub.stated[VAL]]
+    assert fetched(hub) == [ONE, VAL]
+    assert any("fetching 2 files, 314.5 KiB" in line for line in hub.said)
+
+
+def test_the_first_fetch_writes_down_the_commit_and_the_hash_of_every_shard(hub, tmp_path):
+    fetch(hub)
+    lock = json.loads((tmp_path / "locks" / LOCK).read_text())
+    assert (lock["repo"], lock["revision"]) == (REPO, COMMIT)
+    assert lock["files"] == {name: {"num_bytes": 161024, "sha256": hub.stated[name]} for name in (ONE, TWO, VAL)}
+
+
+def test_what_is_there_and_right_is_not_fetched_again(hub):
+    first = fetch(hub)
+    hub.requests.clear()
+    assert fetch(hub) == first == sources.prepare(settings(), fetch=False)
+    assert hub.requests == []  # not even asked
+    fetch(hub, num_train_shards=2)
+    assert fetched(hub) == [TWO]
+
+
+def test_later_fetches_take_the_locked_commit_whatever_the_hub_has_now(hub):
+    fetch(hub)
+    hub.requests.clear()
+    hub.commit = "f" * 40  # the repository has moved on
+    with pytest.raises(CheckFailed, match="could not be fetched"):
+        fetch(hub, num_train_shards=2)
+    assert all(COMMIT in path for _, path, _ in hub.requests)
+
+
+def test_a_broken_fetch_goes_on_where_it_broke_off(hub, tmp_path):
+    hub.cut_next = 100_000
+    with pytest.raises(CheckFailed, match="could not be fetched from http://127.0.0.1.*403"):
+        fetch(hub)
+    part = tmp_path / "data" / "tiny10B" / f"{ONE}.part"
+    assert part.stat().st_size == 98304  # 24 pieces of 4,096
+    assert not part.with_suffix("").exists()
+    with pytest.raises(CheckFailed, match=f"{ONE} .*data fetch tiny10B"):
+        sources.find(settings())
+    hub.cut_next = None
+    hub.requests.clear()
+    dataset = fetch(hub)
+    assert hub.requests[0][2] == "bytes=98304-"
+    assert dataset.train[0].sha256 == hub.stated[ONE]
+    assert not part.exists()
+
+
+def test_a_file_with_the_wrong_hash_never_gets_its_name(hub, tmp_path):
+    body = hub.files[ONE]
+    hub.files[ONE] = body[:-1] + bytes([body[-1] ^ 1])
+    for _ in range(2):
+        with pytest.raises(
+            CheckFailed, match=rf"{ONE}.part: sha256 .* {LOCK} says {hub.stated[ONE]}.*delete that file"
+        ):
+            fetch(hub)
+    folder = tmp_path / "data" / "tiny10B"
+    assert (folder / f"{ONE}.part").exists() and not (folder / ONE).exists()
+    hub.files[ONE] = body
+    (folder / f"{ONE}.part").unlink()
+    assert fetch(hub).train[0].sha256 == hub.stated[ONE]
+
+
+def test_a_file_that_exists_is_not_trusted(hub, tmp_path):
+    (tmp_path / "data" / "tiny10B").mkdir(parents=True)
+    shards.write(tmp_path / "data" / "tiny10B" / VAL, [1, 2, 3])
+    with pytest.raises(CheckFailed, match=rf"{VAL}: sha256 .* instead of {hub.stated[VAL]}.*data fetch tiny10B"):
+        fetch(hub)
+    assert shards.check(tmp_path / "data" / "tiny10B" / VAL).num_tokens == 3  # and not deleted
+
+
+def test_a_longer_part_than_the_file_is_refused_by_name(hub, tmp_path):
+    (tmp_path / "data" / "tiny10B").mkdir(parents=True)
+    (tmp_path / "data" / "tiny10B" / f"{ONE}.part").write_bytes(b"x" * 161025)
+    with pytest.raises(CheckFailed, match=f"{ONE}.part: longer than the 161024 bytes"):
+        fetch(hub)
+
+
+def test_a_copy_brought_by_hand_serves_if_its_hash_is_right(hub, tmp_path):
+    folder = tmp_path / "data" / "tiny10B"
+    folder.mkdir(parents=True)
+    for name in (ONE, VAL):
+        (folder / name).write_bytes(hub.files[name])
+    fetch(hub)
+    assert fetched(hub) == []
+
+
+def test_nothing_is_fetched_unless_asked(hub):
+    with pytest.raises(CheckFailed, match="data=tiny10B is not fetched yet: ./run.sh data fetch tiny10B"):
+        sources.prepare(settings())
+    assert hub.requests == []
+
+
+def test_a_revision_that_the_lock_does_not_have_is_refused(hub):
+    fetch(hub, revision=COMMIT)
+    with pytest.raises(CheckFailed, match=f"data.revision=abc: .*{LOCK} is for {COMMIT}"):
+        fetch(hub, revision="abc")
+    with pytest.raises(CheckFailed, match=f"data.repo=other/tiny10B: .*{LOCK} is for {REPO}"):
+        fetch(hub, repo="other/tiny10B")
+
+
+def test_a_hub_that_answers_with_another_commit_is_refused(hub, tmp_path):
+    asked = "a" * 40
+    with pytest.raises(CheckFailed, match=f"data.revision={asked}: the hub answered with commit {COMMIT}"):
+        fetch(hub, revision=asked)
+    assert not (tmp_path / "locks" / LOCK).exists()
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        "not json",
+        "[]",
+        "{}",
+        '{"repo": "a/b", "revision": "main", "files": {}}',
+        f'{{"repo": "{REPO}", "revision": "{COMMIT}", "files": {{"../x_val_0.bin": {{"num_bytes": 1, "sha256": "{"0" * 64}"}}}}}}',
+        f'{{"repo": "{REPO}", "revision": "{COMMIT}", "files": {{"x_val_0.bin": {{"num_bytes": 1, "sha256": "0"}}}}}}',
+    ],
+)
+def test_a_spoilt_lock_is_refused_by_name(hub, tmp_path, spoilt):
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / LOCK).write_text(spoilt)
+    with pytest.raises(CheckFailed, match=f"{LOCK}: .*take it back from git"):
+        fetch(hub)
+
+
+def test_more_shards_than_there_are_are_refused(hub):
+    with pytest.raises(ValueError, match="data.num_train_shards=3: someone/tiny10B-gpt2 has 2: use fewer"):
+        fetch(hub, num_train_shards=3)
+
+
+def test_without_network_one_sentence_says_what_to_do(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(CheckFailed, match=r"data=tiny10B could not be fetched .*data=pysource.*data=shards") as refusal:
+        fetch(hub)
+    assert "\n" not in str(refusal.value)
+
+
+def test_without_huggingface_hub_its_name_is_said(hub, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(CheckFailed, match="needs huggingface_hub .*pip install huggingface_hub"):
+        fetch(hub)
+
+
+def test_a_disk_too_full_is_said_first(hub, monkeypatch):
+    from bench.sources import base
+
+    monkeypatch.setattr(base.shutil, "disk_usage", lambda folder: base.shutil._ntuple_diskusage(1, 1, 1000))
+    with pytest.raises(CheckFailed, match="data=tiny10B needs 314.5 KiB"):
+        fetch(hub)
+    assert fetched(hub) == []
+
+
+def test_two_fetches_into_one_folder_do_not_meet(hub):
+    origin = sources.source(settings())
+    with origin._alone(), pytest.raises(CheckFailed, match="somebody is fetching into it"):
+        fetch(hub)
+
+
+@pytest.mark.parametrize(
+    "name, repo_id", [("fineweb10B", "kjj0/fineweb10B-gpt2"), ("finewebedu10B", "kjj0/finewebedu10B-gpt2")]
+)
+def test_the_datasets_of_the_repository_are_named_after_their_yaml(repo, name, repo_id):
+    values = yaml.safe_load((repo / "conf" / "data" / f"{name}.yaml").read_text())
+    origin = sources.source(config.build(config.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
+    assert (origin.name, origin.data.repo, origin.vocab_size) == (name, repo_id, 50257)
