@@ -46,7 +46,7 @@ class StepLog:
 
     def add_loss(self, step, loss):
         """loss: this micro-step's share of the step's mean, a scalar tensor on the device."""
-        self._losses[step] += loss
+        self._losses[step].add_(loss)
 
     def on_step_end(self, step):
         if self._host_losses is not self._losses:

@@ -15,7 +15,7 @@ def adamw(parameters, optim, device_type):
     """One group of 2-D parameters with weight decay and one of the others without; lr and peak_lr in each.
 
     One fused kernel on CUDA; on a CPU, where fusing gains nothing, the plain loop.
-    state_dict() refers to the live tensors: copy it to keep it.  Loading one taken before the first step resets all.
+    state_dict() refers to the live tensors: copy it to keep it.  One taken before the first step resets all.
     """
     parameters = list(parameters)
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]

@@ -11,7 +11,7 @@ from models import flops
 
 
 class LanguageModel(nn.Module):
-    """An architecture adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT), init_weights(generator)."""
+    """A subclass adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT) and init_weights(generator)."""
 
     def forward(self, tokens_BT, targets_BT):
         """Mean nats per token, float32 also under bf16 autocast."""

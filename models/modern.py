@@ -1,7 +1,7 @@
 """A GPT as the speedrun's records of late 2024 have it, without the parts that need a special GPU.
 
 Rotary positions; RMSNorm without weights, also right after the embedding; queries and keys normalised; ReLU
-squared; no biases; projections back into the stream and the head start at zero; head not tied; logits softly capped.
+squared; no biases; projections back into the stream and the head start at zero; untied head; logits softly capped.
 From github.com/KellerJordan/modded-nanogpt, records 2 (rotary), 5 (ReLU squared, zero projections, QK-norm),
 8 (untied zero head, norm after the embedding), 18 (softcap 15).
 B batch, T tokens, D width, V vocabulary, H heads, K head width
@@ -109,7 +109,7 @@ class Modern(LanguageModel):
             if isinstance(module, nn.Linear) and name.endswith((".proj", "head")):
                 constant_(module.weight, 0.0)
             elif isinstance(module, nn.Linear):
-                std = (3 * module.in_features) ** -0.5  # torch's own default has this variance; 0.0208 at width 768
+                std = (3 * module.in_features) ** -0.5  # the variance of torch's default; 0.0208 at width 768
                 normal_(module.weight, std, generator)
         self.rotary.fill()
 

@@ -1,6 +1,7 @@
 """Fetching ready shards with the real huggingface_hub from a hub on localhost: pinned, hashed, resumed, refused."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -163,6 +164,10 @@ def test_a_hub_that_answers_with_another_commit_is_refused(hub, tmp_path):
     assert not (tmp_path / "locks" / LOCK).exists()
 
 
+def lock_with(name, digest):
+    return json.dumps({"repo": REPO, "revision": COMMIT, "files": {name: {"num_bytes": 1, "sha256": digest}}})
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [
@@ -170,8 +175,8 @@ def test_a_hub_that_answers_with_another_commit_is_refused(hub, tmp_path):
         "[]",
         "{}",
         '{"repo": "a/b", "revision": "main", "files": {}}',
-        f'{{"repo": "{REPO}", "revision": "{COMMIT}", "files": {{"../x_val_0.bin": {{"num_bytes": 1, "sha256": "{"0" * 64}"}}}}}}',
-        f'{{"repo": "{REPO}", "revision": "{COMMIT}", "files": {{"x_val_0.bin": {{"num_bytes": 1, "sha256": "0"}}}}}}',
+        lock_with("../x_val_0.bin", "0" * 64),
+        lock_with("x_val_0.bin", "0"),
     ],
 )
 def test_a_spoilt_lock_is_refused_by_name(hub, tmp_path, spoilt):
@@ -194,7 +199,7 @@ def test_without_network_one_sentence_says_what_to_do(hub, monkeypatch):
 
 
 def test_without_huggingface_hub_its_name_is_said(hub, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckFailed, match="needs huggingface_hub .*pip install huggingface_hub"):
         fetch(hub)
 

@@ -231,7 +231,7 @@ def test_validation_refuses_a_number_that_cannot_be_divided(counting, val_tokens
 
 @pytest.mark.gpu
 def test_a_gpu_gets_the_same_batches(counting, open_loader):
-    """The sister of the tests above; more steps than there are pinned blocks, so that each is written again and again."""
+    """The sister of the tests above; more steps than pinned blocks, so that each is written again and again."""
     device = torch.device("cuda", 0)
     on_cpu, on_gpu = (open_loader(counting, 12, 3, 2, 0, 1, where) for where in ("cpu", device))
     assert all(block.is_pinned() for block in on_gpu._blocks)

@@ -1,0 +1,33 @@
+"""Settings of data for tests, and a data root of each test's own."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench import config
+
+REPO = Path(__file__).resolve().parent.parent
+QUIET = {"say": lambda line: None}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """An empty data root, in a folder that is also the user's working folder."""
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    return tmp_path / "data"
+
+
+def settings(**values):
+    """DataConfig; what a track would set is filled in."""
+    return config.build(config.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values)
+
+
+def conf(name, **values):
+    """DataConfig of conf/data/NAME.yaml with changes."""
+    return settings(**(yaml.safe_load((REPO / "conf" / "data" / f"{name}.yaml").read_text()) | values))
+
+
+def small_markov(**values):
+    return settings(**({"source": "markov", "train_tokens": 5000, "markov_seed": 0, "markov_lags": [1]} | values))

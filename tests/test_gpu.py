@@ -1,0 +1,50 @@
+"""The same road on a GPU: compiled, bfloat16, timed by CUDA events.  Each has a CPU sister in test_race.py."""
+
+import pytest
+import racing
+
+pytestmark = pytest.mark.gpu
+ON_GPU = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3", "hardware=cuda", "hardware.num_processes=1"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
+
+
+def race(results, *overrides):
+    before = set(racing.folders(results))
+    done = racing.bench(results, "run", *ON_GPU, *overrides, timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr + racing.logs(results)
+    (folder,) = set(racing.folders(results)) - before
+    return folder
+
+
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_a_compiled_race_leaves_a_complete_record(results, model, optim):
+    run = racing.run_json(race(results, f"model={model}", f"optim={optim}"))
+    assert run["status"] == "complete"
+    assert run["measured"]["dtype"] == "bfloat16"
+    assert run["metrics"]["compile_s"] > 0
+    assert set(run["measured"]["peak_mem_gib_by_rank"]) == {"allocated", "active", "reserved"}
+    assert run["environment"]["driver"] and run["environment"]["gpus"][0]["name"]
+    assert 0 < run["metrics"]["step_ms_p50"] < 1e3 * run["metrics"]["train_s"]
+
+
+def test_regions_by_cuda_events_fill_the_step(results):
+    for row in racing.steps(race(results))[2:]:
+        parts = sum(float(row[name]) for name in ("data_ms", "forward_ms", "backward_ms", "optimizer_ms"))
+        assert 0.8 * float(row["step_ms"]) < parts <= 1.01 * float(row["step_ms"])
+
+
+def test_instruments_change_no_bit(results):
+    plain = ["hardware.compile=false", "hardware.deterministic=true", "seed=5"]
+    assert racing.losses(race(results, *plain)) == racing.losses(race(results, *plain, "instruments=[]"))
+
+
+def test_the_gpu_agrees_with_the_cpu(results):
+    exact = ["hardware.dtype=float32", "hardware.compile=false", "seed=5"]
+    on_gpu = [float(loss) for row in racing.losses(race(results, *exact)) for loss in row[1:] if loss]
+    on_cpu = [float(loss) for row in racing.losses(racing.race(results, "seed=5")) for loss in row[1:] if loss]
+    assert on_gpu == pytest.approx(on_cpu, rel=1e-3)
