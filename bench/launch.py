@@ -58,6 +58,7 @@ def prepare(overrides, fetch=False, say=print):
             pattern = os.path.join(os.environ.get("SPEEDRUN_CWD", os.getcwd()), os.path.expanduser(pattern))
             setattr(asked.data, name, pattern)
     dataset = sources.prepare(asked.data, fetch=fetch, say=say)
+    sources.check_val_tokens(dataset, asked.goal.val_tokens)
     for name in ("train_glob", "val_glob"):  # found: from here on only for the record, where no home folder belongs
         if getattr(asked.data, name) is not None:
             setattr(asked.data, name, private.redact(getattr(asked.data, name), REPO))

@@ -80,18 +80,14 @@ def test_the_table_lists_every_run_with_what_it_found(results):
     assert (row["track"], row["status"], row["model"], row["optim"], row["world_size"], row["num_steps"]) == ("free", "complete", "gpt2", "adamw", 1, 6)
 
 
-def test_two_repeats_end_in_a_verdict_with_fresh_seeds(tmp_path):
-    words = ["speedrun", *racing.SHORT, "goal.num_steps=20", "track.repeats=2", "goal.target_val_loss=5.5"]
+def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
+    words = ["speedrun", *racing.SHORT, "track.repeats=2", "goal.target_val_loss=5.5"]
     done = racing.bench(tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict  mean val_loss" in done.stdout and "n=2" in done.stdout
-    assert sorted(racing.run_json(folder)["seed"] for folder in racing.folders(tmp_path)) == [0, 1]
-    lost = racing.bench(tmp_path, *[*words[:-1], "goal.target_val_loss=0.1"])
-    assert lost.returncode == 1
-    assert "not shown to be below the target 0.1" in lost.stdout
-    racing.bench(tmp_path, *words)
-    seeds = [racing.run_json(folder)["seed"] for folder in racing.folders(tmp_path)]
-    assert sorted(seeds) == [0, 0, 1, 1, 2, 3]  # the other target is another config, the same config goes on
+    runs = [racing.run_json(folder) for folder in racing.folders(tmp_path)]
+    assert sorted(run["seed"] for run in runs) == [0, 1]
+    assert all(run["run_id"] in done.stdout for run in runs)
 
 
 def test_a_corrupt_shard_is_refused_by_name(tmp_path):

@@ -82,7 +82,7 @@ def test_a_run_that_keeps_the_rules_deviates_in_nothing():
 def test_a_run_that_breaks_a_rule_says_which():
     config = compose.compose(["goal.num_steps=20", "data=markov"])
     found = compose.deviations(config)
-    assert "goal.num_steps: 20 instead of 200" in found
+    assert "goal.num_steps: 20 instead of 120" in found
     assert "data.source: markov instead of pysource" in found
 
 

@@ -153,7 +153,9 @@ def test_waiting_for_the_thread_is_measured(counting, open_loader, monkeypatch):
     assert 0.01e9 < loader.wait_ns < 5e9  # 300 ms, less what passed before next() was called
 
 
-def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader):
+def test_no_wait_is_left_after_a_state_was_loaded(counting, open_loader, monkeypatch):
+    fill = rooms._fill
+    monkeypatch.setattr(rooms, "_fill", lambda *args: (time.sleep(0.1), fill(*args)))
     loader = open_loader(counting, 6, 3, 1, 0, 1, "cpu")
     loader.load_state_dict({"step": 3, "micro_step": 0})
     tokens_BT, _ = loader.next()

@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parent.parent
+SITE = sysconfig.get_path("purelib")  # not what some package puts on the path at run time
 MODULES = {"hydra-core": "hydra", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}  # where the module has another name
 inside_venv = pytest.mark.skipif(Path(sys.prefix) != REPO / ".venv", reason="not run by the Python of .venv")
 
@@ -71,7 +73,7 @@ def test_every_other_pin_is_needed_by_what_its_comment_says():
 
 @inside_venv
 def test_the_environment_holds_the_pins_and_nothing_else():
-    installed = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()}
+    installed = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions(path=[SITE])}
     build = importlib.metadata.version("torch").partition("+")[2]  # "cpu", or nothing: the registry's CUDA build
     installed["torch"] = importlib.metadata.version("torch").partition("+")[0]
     del installed["pip"]
@@ -83,6 +85,7 @@ def test_the_environment_holds_the_pins_and_nothing_else():
 def test_the_code_imports_only_what_is_declared():
     modules = {group: {module(found.name) for found in found_in_group} for group, found_in_group in declared().items()}
     program = {"bench", "models"}.union(sys.stdlib_module_names, modules["core"], modules["fineweb"], modules["text"])
+    program.add("tiktoken_ext")  # comes with tiktoken
     for path in [*REPO.glob("bench/**/*.py"), *REPO.glob("models/**/*.py")]:
         assert imported(path) <= program, path
     helpers = {path.stem for path in REPO.glob("tests/*.py")}

@@ -100,6 +100,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
     assert (run["status"], run["failure"]["kind"]) == ("failed", "wall_timeout")
 
 
+@pytest.mark.slow  # torch's agent waits 30 s before it kills what does not end
 def test_a_stopped_rank_ends_the_race_within_the_timeout(tmp_path):
     with racing.Background(tmp_path, *TWO[:2], "hardware.collective_timeout_s=5") as race:
         race.wait_for_step(3)

@@ -3,6 +3,7 @@
 import shutil
 import sys
 
+import numpy as np
 import pytest
 from data_settings import QUIET, root, settings  # noqa: F401  root is a fixture
 
@@ -124,6 +125,17 @@ def test_text_is_cut_into_shards_of_equal_length(books, monkeypatch):
     assert [file.num_tokens for file in dataset.train] == [4, 4, 2]
     assert [file.num_tokens for file in dataset.val] == [4, 4, 4]
     assert tokens_of(dataset.train) == [256, 97, 13, 10, 256, 72, 105, 32, 0xC3, 0xA9]
+
+
+@pytest.mark.parametrize(
+    "lengths, pieces",
+    [([4], [4]), ([5], [4, 1]), ([3, 1], [4]), ([3, 2], [4, 1]), ([1, 1, 1], [3]), ([9, 3], [4, 4, 4]), ([0, 2], [2])],
+)
+def test_pieces_are_full_but_for_the_last(lengths, pieces):
+    numbers = np.arange(sum(lengths))
+    found = list(text._in_pieces(np.split(numbers, np.cumsum(lengths)[:-1]), 4))
+    assert [len(piece) for piece in found] == pieces
+    assert (np.concatenate(found) == numbers).all()
 
 
 def test_text_that_changes_while_it_is_read_is_refused(books, tmp_path):
