@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 
 class Progress:
@@ -15,7 +16,9 @@ class Progress:
         self._out = out or sys.stdout
         self._offset = 0  # into rank0.log
         self._rest = ""  # a line that is not finished
+        self._waiting = []  # lines to show above the bar, once there is one
         self._bar = None
+        self._started_s = time.monotonic()
         self.step = None
 
     def show(self):
@@ -37,18 +40,24 @@ class Progress:
     def _draw(self, progress, lines):
         from tqdm import tqdm
 
+        step = progress.get("step", 0)
+        self._waiting += lines
+        if self._bar is None and not step:
+            print(f"\r   start  loading, warming up ({time.monotonic() - self._started_s:.0f} s)", end="", file=self._out, flush=True)
+            return
         if self._bar is None:
+            print("\r\033[K", end="", file=self._out)  # back to the line's beginning, and empty it
             tqdm.monitor_interval = 0  # no thread beside the race
-            self._bar = tqdm(total=self._num_steps, unit="step", file=self._out, leave=False, dynamic_ncols=True, miniters=1)
-        for line in lines:
-            self._bar.write(line, file=self._out)
+            self._bar = tqdm(total=self._num_steps, initial=step, unit="step", file=self._out, leave=False, dynamic_ncols=True)
+        while self._waiting:
+            self._bar.write(self._waiting.pop(0), file=self._out)
         facts = {}
         if "step_avg_ms" in progress:
             facts["step_avg"] = f"{progress['step_avg_ms']:.2f}ms"
             facts["tokens/s"] = f"{progress['tokens_per_s']:,.0f}"
         if progress.get("mfu") is not None:
             facts["MFU"] = f"{100 * progress['mfu']:.1f}%"
-        self._bar.n = progress.get("step", 0)
+        self._bar.n = step
         self._bar.set_postfix(facts, refresh=False)
         self._bar.refresh()
 

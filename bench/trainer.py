@@ -4,7 +4,6 @@ Legend: B sequences, T tokens.
 """
 
 import contextlib
-import copy
 import time
 
 import torch
@@ -127,7 +126,6 @@ class Trainer:
         on_gpu = self.ranks.device.type == "cuda"
         return {
             "weights": {name: value.clone() for name, value in self.model.state_dict().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "loader": self.loader.state_dict(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.ranks.device) if on_gpu else None,
@@ -135,7 +133,7 @@ class Trainer:
 
     def _restore(self, saved):
         self.model.load_state_dict(saved["weights"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        _zero_state(self.optimizer.state_dict())
         self.optimizer.zero_grad(set_to_none=True)
         self.loader.load_state_dict(saved["loader"])
         torch.set_rng_state(saved["rng"])
@@ -171,6 +169,19 @@ class Trainer:
             if max_batches is not None and num == max_batches:
                 return
             yield batch
+
+
+def _zero_state(state):
+    """What an optimizer remembers -> zeros, in place: the state it begins with, already allocated.
+
+    AdamW's moments and step counts and Muon's momentum all begin at zero.  Loading the empty state of before the
+    warm-up would have the first timed step allocate them again.  state_dict() refers to the live tensors.
+    """
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            value.zero_()
+        elif isinstance(value, dict) and key != "param_groups":
+            _zero_state(value)
 
 
 def _build_model(config, device):

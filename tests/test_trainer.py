@@ -1,0 +1,57 @@
+"""One rank's trainer: the warm-up leaves no trace, and micro-steps are the whole batch."""
+
+import copy
+
+import pytest
+import racing
+import torch
+
+from bench import distributed, launch, shards
+from bench.instruments.base import Watch
+from bench.steplog import StepLog
+from bench.timers import marks_for
+from bench.trainer import Trainer
+
+
+@pytest.fixture(params=["adamw", "muon"])
+def trainer(request):
+    job = launch.prepare([*racing.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
+    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+    one = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
+    log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)
+    one.attach(Watch(essential=log), log)
+    yield one
+    one.close()
+
+
+def tensors(state):
+    """All tensors of nested dicts, in order."""
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from tensors(value)
+
+
+def test_the_warm_up_is_undone_bit_for_bit(trainer):
+    weights = copy.deepcopy(trainer.model.state_dict())
+    rng, place = torch.get_rng_state(), trainer.loader.state_dict()
+    times = trainer.warm_up()
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert trainer.loader.state_dict() == place == {"step": 0, "micro_step": 0}
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert times["warmup_s"] > 0 and times["compile_s"] is None
+
+
+def test_the_optimizer_is_reset_with_its_memory_kept(trainer):
+    trainer.warm_up()
+    remembered = list(tensors(trainer.optimizer.state_dict()))
+    assert len(remembered) >= 10  # allocated, so that no timed step has to
+    assert all(not value.any() for value in remembered)
+    before = [value.data_ptr() for value in remembered]
+    trainer._watch.on_step_start(0)
+    trainer.step(0)
+    after = list(tensors(trainer.optimizer.state_dict()))
+    assert [value.data_ptr() for value in after] == before
+    assert any(value.any() for value in after)
