@@ -1,4 +1,4 @@
-"""What this harness itself costs, against targets.  ./run.sh bench-self [loop|loader|startup|memory ...] [--json]
+"""What this harness itself costs, against targets.  ./run.sh bench-self [loop|gpu|loader|startup|memory ...] [--json]
 
 Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
 """
@@ -51,9 +51,44 @@ def row(what, measured, sign, target):
 
 def loop(num_rounds=40, num_block_steps=10):
     """The race loop with its default instruments against a bare loop, in alternating blocks of the same steps."""
+    trainer, harness_block, bare_block = _pair(["track=cpu_nano", "hardware=cpu"], num_block_steps)
+    ratio, bare_step_s = _interleaved(harness_block, bare_block, num_rounds, num_block_steps)
+    wait_pct = _wait_pct(trainer, bare_step_s)
+    trainer.close()
+    return [
+        row("race loop with default instruments / bare loop (CPU)", ratio, "<=", 1.01),
+        row("data wait, % of a CPU step", wait_pct, "<=", 1.0),
+    ]
+
+
+def gpu(num_rounds=10, num_block_steps=20):
+    """The same on one GPU with GPT-2 124M, bfloat16, compiled, 64 sequences of 1,024; and the bare loop's MFU."""
+    from bench.gpus import nvml_facts
+    from bench.hardware import peak_flops
+
+    found = nvml_facts()["gpus"]
+    if not found:
+        print("gpu: left out, this machine shows no NVIDIA GPU", file=sys.stderr)
+        return []
+    batch = ["data.seq_len=1024", "data.batch_tokens=65536", "goal.val_tokens=65536", "model.vocab_size=50304"]
+    overrides = ["track=free", "model/size=small", "hardware=cuda", "hardware.num_processes=1", *batch]
+    trainer, harness_block, bare_block = _pair(overrides, num_block_steps)
+    ratio, bare_step_s = _interleaved(harness_block, bare_block, num_rounds, num_block_steps)
+    flops_per_s = trainer.model.flops_per_token(1024) * 65536 / bare_step_s
+    peak = peak_flops(found[0]["name"], "bfloat16")
+    trainer.close()
+    rows = [row(f"race loop with default instruments / bare loop ({found[0]['name']})", ratio, "<=", 1.002)]
+    if peak is None:
+        print(f"gpu: no peak is known for {found[0]['name']}, so no MFU", file=sys.stderr)
+        return rows
+    return [*rows, row("MFU, GPT-2 124M, bfloat16, compiled", flops_per_s / peak, ">=", 0.45)]
+
+
+def _pair(overrides, num_block_steps):
+    """(trainer, block with the harness, block without): each block does the same steps and returns its seconds."""
     import torch
 
-    from bench import distributed
+    from bench import distributed, launch, shards
     from bench.clock import Clock
     from bench.instruments import load
     from bench.instruments.base import Context, Watch
@@ -62,47 +97,51 @@ def loop(num_rounds=40, num_block_steps=10):
     from bench.timers import marks_for
     from bench.trainer import Trainer
 
-    config, shards = _nano()
+    job = launch.prepare(overrides)
+    config = job.config
     torch.set_num_threads(config.hardware.num_threads)
-    ranks = distributed.start("cpu", 60)
-    trainer = Trainer(config, ranks, shards["train"], shards["val"])
+    ranks = distributed.start(config.hardware.device, 60)
+    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+    trainer = Trainer(config, ranks, files["train"], files["val"])
+    marks = marks_for(ranks.device.type)
+
+    def sync():
+        distributed.sync(ranks.device)
 
     def harness_block():
-        marks = marks_for("cpu")
         log = StepLog(marks, ranks.device, num_block_steps)
-        context = Context(Path("."), 0, 1, "cpu", num_block_steps, marks)
+        context = Context(Path("."), 0, 1, ranks.device.type, num_block_steps, marks)
         watch = Watch(load(config.instruments, context), essential=log)
         trainer.attach(watch, log)
-        clock = Clock(lambda: None, lambda: None)
+        clock = Clock(sync, lambda: None)
         race(trainer.step, lambda: 0.0, lambda loss: False, num_block_steps, num_block_steps, clock, watch)
+        watch.on_run_end()
         return clock.train_s
 
     def bare_block():
+        sync()
         started = time.perf_counter()
         for step in range(num_block_steps):
             tokens_BT, targets_BT = trainer.loader.next()
-            trainer.model(tokens_BT, targets_BT).backward()
-            lr_frac = trainer.lr_frac(step)
-            for group in trainer.optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * lr_frac
-            if config.optim.grad_clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), config.optim.grad_clip_norm)
-            trainer.optimizer.step()
-            trainer.optimizer.zero_grad(set_to_none=True)
+            with trainer.autocast():
+                loss = trainer.forward(tokens_BT, targets_BT)
+            loss.backward()
+            trainer.update(step)
+        sync()
         return time.perf_counter() - started
 
     harness_block(), bare_block()
-    ratios, step_s = [], []
-    for _ in range(num_rounds):  # A B B A
+    return trainer, harness_block, bare_block
+
+
+def _interleaved(harness_block, bare_block, num_rounds, num_block_steps):
+    """Median ratio harness / bare over rounds of A B B A, and the bare loop's median seconds a step."""
+    ratios, bare_step_s = [], []
+    for _ in range(num_rounds):
         first, bare, again, last = harness_block(), bare_block(), bare_block(), harness_block()
         ratios.append((first + last) / (bare + again))
-        step_s.append((bare + again) / 2 / num_block_steps)
-    wait_pct = _wait_pct(trainer, statistics.median(step_s))
-    trainer.loader.close()
-    return [
-        row("race loop with default instruments / bare loop (CPU)", statistics.median(ratios), "<=", 1.01),
-        row("data wait, % of a CPU step", wait_pct, "<=", 1.0),
-    ]
+        bare_step_s.append((bare + again) / 2 / num_block_steps)
+    return statistics.median(ratios), statistics.median(bare_step_s)
 
 
 def _wait_pct(trainer, step_s, num_steps=50):
@@ -112,7 +151,7 @@ def _wait_pct(trainer, step_s, num_steps=50):
         started = time.perf_counter()
         tokens_BT, targets_BT = trainer.loader.next()
         waits_s.append(time.perf_counter() - started)
-        trainer.model(tokens_BT, targets_BT).backward()
+        trainer.forward(tokens_BT, targets_BT).backward()
     trainer.optimizer.zero_grad(set_to_none=True)
     return 100 * statistics.median(waits_s) / step_s
 
@@ -167,15 +206,6 @@ def memory():
     return [row("launcher peak memory, MiB", peak_mib, "<=", 200)]
 
 
-def _nano():
-    """The default race on a CPU: its resolved config and its shards."""
-    from bench import launch, shards
-
-    job = launch.prepare(["track=cpu_nano", "hardware=cpu"])
-    files = {"train": job.dataset.train, "val": job.dataset.val}
-    return job.config, {split: [shards.check(file.path) for file in found] for split, found in files.items()}
-
-
 def _fake_runs(folder):
     """Copies of a kept record under other names."""
     run = json.loads(next((REPO / "tests" / "records").glob("*/run.json")).read_text())
@@ -185,4 +215,4 @@ def _fake_runs(folder):
         (home / "run.json").write_text(json.dumps(run | {"run_id": home.name, "seed": number}))
 
 
-PARTS = {"loop": loop, "loader": loader, "startup": startup, "memory": memory}
+PARTS = {"loop": loop, "gpu": gpu, "loader": loader, "startup": startup, "memory": memory}

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bench import gpus, private, record
-from bench.units import GIB, gib_from_bytes, s_from_ns
+from bench.units import GIB, KIB, gib_from_bytes, s_from_ns
 
 REPO = record.REPO
 # fmt: off
@@ -149,9 +149,15 @@ def _meminfo_gib(name):
 
 
 def peak_rss_gib():
-    """The largest resident set this process has had, imports included."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS: getrusage(2)
-    return gib_from_bytes(peak if sys.platform == "darwin" else peak * 1024)
+    """The largest resident set this process has had since it began its program, imports included.
+
+    VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
+    """
+    for line in (_read("/proc/self/status") or "").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KIB / GIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return gib_from_bytes(peak if sys.platform == "darwin" else peak * KIB)  # bytes on macOS, KiB elsewhere: getrusage(2)
 
 
 class CpuMeter:

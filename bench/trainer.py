@@ -26,11 +26,11 @@ class Trainer:
         self.config, self.ranks, self._val_shards = config, ranks, val_shards
         self._num_micro_steps = num_micro_steps(config)
         self.model = _build_model(config, ranks.device)
-        self._forward = torch.compile(self.model, dynamic=False) if config.hardware.compile else self.model
+        self.forward = torch.compile(self.model, dynamic=False) if config.hardware.compile else self.model
         if ranks.world_size > 1:
             on_gpu = ranks.device.type == "cuda"
-            self._forward = DistributedDataParallel(
-                self._forward,
+            self.forward = DistributedDataParallel(
+                self.forward,
                 device_ids=[ranks.device.index] if on_gpu else None,
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
@@ -67,19 +67,23 @@ class Trainer:
             self._watch.on_phase("forward")
             with self._no_sync_before_last(micro_step):
                 with self.autocast():
-                    loss = self._forward(tokens_BT, targets_BT)
+                    loss = self.forward(tokens_BT, targets_BT)
                 loss = loss / self._num_micro_steps
                 self._watch.on_phase("backward")
                 loss.backward()
             self._log.add_loss(step, loss.detach())
         self._watch.on_phase("optimizer")
+        self.update(step)
+        for check in self._checks:
+            check()
+
+    def update(self, step):
+        """The optimizer's part of a step: clip, set the learning rate, update, drop the gradients."""
         if self.config.optim.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip_norm)
         self._set_lr(step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        for check in self._checks:
-            check()
 
     def evaluate(self, max_batches=None):
         """Mean nats per token over exactly val_tokens; max_batches is for the warm-up."""
@@ -110,7 +114,7 @@ class Trainer:
     def close(self):
         """Drop DDP before the process group goes: in the other order gloo aborts at exit now and then."""
         self.loader.close()
-        self._forward = None
+        self.forward = None
 
     def _warmup_pass(self, step):
         self.evaluate(max_batches=1)
@@ -148,11 +152,11 @@ class Trainer:
     def _no_sync_before_last(self, micro_step):
         if self.ranks.world_size == 1 or micro_step == self._num_micro_steps - 1:
             return contextlib.nullcontext()
-        return self._forward.no_sync()
+        return self.forward.no_sync()
 
     def _forward_alone(self):
         """The compiled model without DDP: validation has no gradients to synchronise."""
-        return self._forward.module if isinstance(self._forward, DistributedDataParallel) else self._forward
+        return self.forward.module if isinstance(self.forward, DistributedDataParallel) else self.forward
 
     def _val_batches(self, max_batches):
         config, ranks = self.config, self.ranks

@@ -67,7 +67,10 @@ TABLE = {
     "speedrun": (("environment", "launch", "preflight", "progress", "record", "table", "units", "verdict"), False),
     "data_cli": (("config", "shards", "sources", "units"), False),
     "bench_self": (
-        ("clock", "distributed", "instruments", "launch", "loader", "loop", "shards", "steplog", "timers", "trainer"),
+        (
+            "clock", "distributed", "gpus", "hardware", "instruments", "launch", "loader", "loop", "shards", "steplog",
+            "timers", "trainer",
+        ),
         LAZY,
     ),
     "__init__": ((), False),
