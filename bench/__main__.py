@@ -1,5 +1,6 @@
 """./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds the verb's room and reports a user's mistake."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -28,7 +29,9 @@ def main(argv):
         return 0
     verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
     if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
-        print(f"{argv[0]}: there is no such verb; choose from {', '.join(VERBS)}", file=sys.stderr)
+        near = difflib.get_close_matches(argv[0], [*VERBS, "test"], n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        print(f"{argv[0]}: there is no such verb; {guess}choose from {', '.join([*VERBS, 'test'])}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.{VERBS[verb][0]}")
     try:
@@ -36,9 +39,6 @@ def main(argv):
     except ValueError as error:
         print(f"{verb}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
 
 
 def run():
@@ -49,6 +49,9 @@ def run():
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains once more at its end
         code = 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 1
     sys.exit(code)
 
 

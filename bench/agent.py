@@ -24,6 +24,7 @@ def main(folder, num_processes):
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",  # a laptop without network cannot look its own name up
         max_restarts=0,
         monitor_interval=0.1,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench import config as schema
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+PATH_KEYS = ("data.train_glob", "data.val_glob")
 GROUPS = ("model", "model/size", "data", "optim", "goal", "hardware", "instruments", "track", "experiment")
 
 
@@ -19,23 +20,32 @@ def choices(group):
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+def quoted(override):
+    """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
+    key, _, value = override.partition("=")
+    if key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
+        return override
+    return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def compose(overrides, machine=None):
     """list[str] -> Config as asked, not resolved.  machine (a schema.Machine) chooses the track where none is named."""
-    overrides = [refuse_add_or_delete(override) for override in overrides]
-    if machine and machine.num_gpus and not _names(overrides, "track") and "hardware=cpu" not in overrides:
+    overrides = [quoted(refuse_add_or_delete(override)) for override in overrides]
+    if machine and machine.num_gpus and not _names(overrides, "track") and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
         overrides = ["track=gpt2_small", *overrides]
     composed = _hydra_compose(overrides)
     _check_instruments(composed["instruments"])
+    _check_track(composed["track"])
     return schema.build(schema.Config, composed)
 
 
-def deviations(config, overrides_of_track=()):
+def deviations(config):
     """What a run changes of the things its track fixes, as 'key: value instead of value'."""
     track = config.track
     if not track.fixed:
         return []
     model = schema.to_dict(config)
-    plain = _hydra_compose([f"track={track.name}", *overrides_of_track])
+    plain = _hydra_compose([f"track={track.name}"])
     found = []
     for key, value in _leaves(model):
         if any(key == fixed or key.startswith(fixed + ".") for fixed in [*track.fixed, "track"]):
@@ -51,8 +61,9 @@ def sweep(overrides):
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
-    for override in overrides:
-        refuse_add_or_delete(override)
+    overrides = [quoted(refuse_add_or_delete(override)) for override in overrides]
+    if not overrides:
+        raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
         batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
@@ -95,6 +106,9 @@ def _explain(error, overrides):
     if str(error).startswith("Error merging override") and error.__cause__ is not None:
         error = error.__cause__  # where OmegaConf says what is wrong with the value
     text = str(error)
+    for override in overrides:
+        if f"'{override}'" in text and "Ambiguous value" in text:
+            return f"{override}: several values are a sweep: add -m"
     for override in overrides:
         key, _, value = override.partition("=")
         if key in GROUPS:
@@ -143,6 +157,16 @@ def _names(overrides, group):
     return any(override.split("=")[0] == group for override in overrides)
 
 
+def _check_track(track):
+    """A track's rules are those of its file: all a run may choose is how often it is repeated."""
+    if track["name"] not in choices("track"):
+        raise ValueError(f"track.name={track['name']}: there is no such track; choose from {', '.join(choices('track'))}")
+    rules = _hydra_compose([f"track={track['name']}"])["track"]
+    for key in rules:
+        if key != "repeats" and track[key] != rules[key]:
+            raise ValueError(f"track.{key}={track[key]}: track {track['name']} says {rules[key]}; other rules are another file in conf/track/")
+
+
 def _check_instruments(instruments):
     """The yaml of an instrument is its schema: the same settings of the same types, and nothing else."""
     import yaml
@@ -152,7 +176,9 @@ def _check_instruments(instruments):
         if not path.exists():
             raise ValueError(f"instruments.{name}: there is no such instrument; choose from {', '.join(choices('instruments'))}")
         known = yaml.safe_load(path.read_text())[name]
-        for key, value in (settings or {}).items():
+        if not isinstance(settings, dict):
+            raise ValueError(f"instruments.{name}={settings}: it takes settings, {', '.join(known) or 'of which it has none'}")
+        for key, value in settings.items():
             if key not in known:
                 raise ValueError(f"unknown setting instruments.{name}.{key}={value}: {name} has {', '.join(known) or 'no settings'}")
             if known[key] is not None and value is not None and not isinstance(value, (type(known[key]), int)):

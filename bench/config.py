@@ -7,6 +7,7 @@ cannot be; `config_id()` names the result.  None means off, unknown or "derive i
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -148,6 +149,8 @@ def _checked(where, value, hint):
     kind = origin or hint
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if kind is float and isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}={value}: it must be a finite number; null leaves it out")
     if value == MISSING or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
     raise ValueError(f"{where}={value!r} is of type {type(value).__name__}: it must be of type {getattr(hint, '__name__', hint)}")

@@ -12,23 +12,25 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, record
+from bench import atomic, private, record
 
 HINTS = {
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "agent_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
     "rank_crashed": "a crash in native code: the end of the rank's log says more",
     "collective_timeout": "a rank stalled or died: see the other ranks' logs; raise hardware.collective_timeout_s if steps are long",
     "wall_timeout": "raise hardware.wall_timeout_s or race fewer steps",
     "launcher_killed": "the launcher was killed from outside; the workers ended themselves",
-    "interrupted": "stopped on request",
+    "interrupted": "start it again; a sweep skips what is complete",
     "bad_data": "./run.sh data show NAME checks every file",
     "bad_setting": "the message says which setting",
     "exception": "the traceback is in the rank's log",
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
 # What a rank says when it fails only because another one did.
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
@@ -65,17 +67,13 @@ def kind_of(error):
     text = str(error)
     if type(error).__name__ == "NonFiniteLoss":
         return "non_finite_loss"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{type(error).__name__}: {text}"):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
-    if "timed out" in text.lower() or "timeout" in text.lower():
-        return "collective_timeout"
-    if isinstance(error, ValueError) and ".bin" in text:
-        return "bad_data"
     if isinstance(error, ValueError):
-        return "bad_setting"
-    return "exception"
+        return "bad_data" if ".bin" in text else "bad_setting"
+    return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
 
 
 def classify(folder, exit_code):
@@ -100,6 +98,8 @@ def classify(folder, exit_code):
     if ended:
         one = ended[0]
         return failure("exception", f"rank {one['rank']} ended with exit code {one['exit_code']}", one["rank"], exit_code=one["exit_code"])
+    if exit_code == -signal.SIGKILL:
+        return failure("agent_killed", "the launching agent was ended by SIGKILL", None, last_step(folder), "SIGKILL", exit_code)
     return failure("exception", f"the launching agent ended with exit code {exit_code}; see logs/agent.log", exit_code=exit_code)
 
 
@@ -107,13 +107,13 @@ def _killed(folder, ended):
     number = -ended["exit_code"]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     kind = "rank_killed" if number in (signal.SIGKILL, signal.SIGINT, signal.SIGHUP) else "rank_crashed"
-    step = _last_step(folder)
+    step = last_step(folder)
     return failure(kind, f"rank {ended['rank']} was ended by {name}", ended["rank"], step, name, ended["exit_code"])
 
 
-def _last_step(folder):
+def last_step(folder):
     """The last step that rank 0's pen wrote: within half a second of what any rank knew."""
-    return _read_json(folder / "progress.json", {}).get("step")
+    return _read_json(folder / ".progress.tmp", {}).get("step")
 
 
 def write_launcher_killed(folder):
@@ -123,9 +123,10 @@ def write_launcher_killed(folder):
     if run["status"] == "running":
         run["status"] = "aborted"
         run["ended_at"] = atomic.utc_now()
-        run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=_last_step(folder))
+        run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=last_step(folder))
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
+        private.redact_logs(folder, record.REPO)
         run["artifacts"] = record.artifacts(folder)
         atomic.write_json(folder / "run.json", run)
 

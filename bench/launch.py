@@ -26,6 +26,8 @@ from bench.watchdog import die_with_parent, has_ended
 REPO = Path(__file__).resolve().parent.parent
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
+RESULT, SHARDS = ".result.tmp", ".shards.tmp"  # passing files between launcher and workers, no artifacts
+PASSING = (RESULT, SHARDS, ".progress.tmp")
 GRACE_S = 5.0  # for workers to end after SIGTERM
 
 
@@ -77,31 +79,51 @@ def _check_names(config):
 
 
 def launch(job, command=(), results=None, brief=False):
-    """Race once.  Returns the finished record (a dict); its folder is run["folder"].  Never raises for a failed race."""
-    config = job.config
+    """Race once.  Returns the finished record (a dict); its folder is run["folder"].  Never raises for a failed race.
+
+    Raises ValueError where no record can be written at all.
+    """
     started_s = time.time()
-    folder = record.new_folder(results or record.results_root(), config.track.name, config.name, job.config_id, config.seed)
-    run = _opening_record(job, folder, command)
-    with _signals_raise():
+    child_env = _child_env(job.config.hardware, started_s)
+    env = environment.environment() | {"env": environment.env_variables(child_env)}
+    run = _opening_record(job, env, command)
+    with _signals_raise() as deaf:
+        folder = _open_folder(job.config, run, Path(results or record.results_root()))
         try:
-            _write_inputs(folder, job, run)
-            exit_code, stopped = _watch(folder, job, run, started_s, brief)
+            _write_inputs(folder, job, env)
+            exit_code, stopped = _watch(folder, job, run, child_env, brief)
         except Interrupted as error:
-            exit_code, stopped = None, failures.failure("interrupted", f"the launcher got {error}", signal_name=str(error))
+            exit_code, stopped = None, _interrupted(folder, error)
         except OSError as error:
             exit_code, stopped = None, failures.failure(failures.kind_of(error), str(error))
-    _finish(folder, job, run, exit_code, stopped, time.time() - started_s)
+        deaf()  # what follows is the clean end, and once is enough
+        _finish(folder, run, exit_code, stopped, time.time() - started_s)
     run["folder"] = os.path.relpath(folder, REPO) if folder.is_relative_to(REPO) else str(folder)
     return run
 
 
-def _opening_record(job, folder, command):
+def _interrupted(folder, error):
+    return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
+
+
+def _open_folder(config, run, results):
+    """A new run folder with its first run.json: from here on the run is in the ledger."""
+    try:
+        folder = record.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
+        run["run_id"] = folder.name
+        atomic.write_json(folder / "run.json", run)
+        atomic.reserve(folder)
+    except OSError as error:
+        raise ValueError(f"{results}: no record can be written there ({error.strerror}): free space, or name another "
+                         "folder with SPEEDRUN_RESULTS=/path") from None
+    return folder
+
+
+def _opening_record(job, env, command):
     config = job.config
-    env = environment.environment()
-    atomic.write_json(folder / "environment.json", env)
     return {
         "schema_version": record.SCHEMA_VERSION,
-        "run_id": folder.name,
+        "run_id": None,
         "name": config.name,
         "track": config.track.name,
         "deviations": job.deviations,
@@ -160,25 +182,26 @@ def _data(job):
     }
 
 
-def _write_inputs(folder, job, run):
+def _write_inputs(folder, job, env):
     (folder / "logs").mkdir()
-    atomic.reserve(folder)
     (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
     overrides = [private.redact(override, REPO) for override in job.overrides]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    atomic.write_json(folder / "environment.json", env)
     codestate.write(REPO, folder / "code")
-    atomic.write_json(folder / "run.json", run)
+    paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+    atomic.write_json(folder / SHARDS, paths, durable=False)
     steps.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})
 
 
-def _watch(folder, job, run, started_s, brief):
+def _watch(folder, job, run, child_env, brief):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
-    with open(folder / "logs" / "agent.log", "wb") as log, _child(folder, hardware, started_s, log) as process:
-        progress = Progress(folder, job.config.goal.num_steps, brief)
+    progress = Progress(folder, job.config.goal.num_steps, brief)
+    with open(folder / "logs" / "agent.log", "wb") as log, _child(folder, hardware, child_env, log) as process, progress:
         beat_s = time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
-        while not _ended_within(process, TICK_S):
+        while not has_ended(process.pid, TICK_S):
             progress.show()
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:
@@ -189,23 +212,26 @@ def _watch(folder, job, run, started_s, brief):
             if deadline_s is not None and now_s > deadline_s:
                 message = f"hardware.wall_timeout_s={hardware.wall_timeout_s} is over"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
-        progress.close()
-        return process.returncode, None
+        return process.wait(), None
 
 
-@contextlib.contextmanager
-def _child(folder, hardware, started_s, log):
-    """The agent in a session of its own, ended with all its workers when this block is left in any way."""
+def _child_env(hardware, started_s):
+    """What the ranks run with: environment.json records this and not the launcher's own."""
     env = dict(os.environ)
     env["SPEEDRUN_LAUNCHER_PID"] = str(os.getpid())
     env["SPEEDRUN_LAUNCHED_S"] = repr(started_s)
-    env["SPEEDRUN_DATA"] = str(sources.data_root())
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
         env["CUDA_VISIBLE_DEVICES"] = ""
     if hardware.deterministic:
         env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return env
+
+
+@contextlib.contextmanager
+def _child(folder, hardware, env, log):
+    """The agent in a session of its own, ended with all its workers when this block is left in any way."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.agent", str(folder), str(hardware.num_processes)],
         cwd=REPO,
@@ -234,17 +260,12 @@ def _end(process):
         process.wait()
 
 
-def _ended_within(process, seconds):
-    """Sleep in the kernel until the process ends or the time is over."""
-    return process.poll() is not None or (has_ended(process.pid, seconds) and process.wait() is not None)
-
-
-def _finish(folder, job, run, exit_code, stopped, wall_s):
+def _finish(folder, run, exit_code, stopped, wall_s):
     """Write the last word: status, failure, validity, metrics, artifacts."""
     failure = stopped or failures.classify(folder, exit_code)
-    result = _take_result(folder)
+    result = _result(folder)
     if failure is None and not result:
-        failure = failures.failure("exception", "the workers ended well but left no result.json")
+        failure = failures.failure("exception", "the workers ended well but left no result")
     run["status"] = "complete" if failure is None else "aborted" if failure["kind"] == "interrupted" else "failed"
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
@@ -257,54 +278,51 @@ def _finish(folder, job, run, exit_code, stopped, wall_s):
     run["warnings"] = result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
     rows = steps.read(folder)
-    if failure and rows:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
+        if failure and rows:
             steps.write(folder, rows)  # the scribe's lines, made one a step
+        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]}
+        steps.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
     run["validity"], run["validity_reasons"] = verdict.validity(run)
-    with contextlib.suppress(OSError):
-        steps.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]})
-    for name in ("progress.json", "logs/agent.json"):
-        (folder / name).unlink(missing_ok=True)
-    _redact_logs(folder)
+    private.redact_logs(folder, REPO)
     atomic.release(folder)
     run["artifacts"] = record.artifacts(folder)
-    atomic.write_json(folder / "run.json", run)
-
-
-def _take_result(folder):
-    path = folder / "result.json"
     try:
-        result = json.loads(path.read_text())
+        atomic.write_json(folder / "run.json", run)
+    except OSError as error:
+        print(f"{folder}/run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
+    for name in PASSING:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _result(folder):
+    try:
+        return json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):
         return {}
-    path.unlink()
-    return result
-
-
-def _redact_logs(folder):
-    for path in (folder / "logs").glob("*"):
-        text = path.read_text(errors="replace")
-        clean = private.redact(text, REPO)
-        if clean != text:
-            with contextlib.suppress(OSError):
-                path.write_text(clean)
 
 
 @contextlib.contextmanager
 def _signals_raise():
-    """SIGTERM, SIGHUP and Ctrl-C raise Interrupted here, so that the record is finished; afterwards as before."""
+    """SIGTERM, SIGHUP and Ctrl-C raise Interrupted here, so that the record is finished; afterwards as before.
+
+    Gives a function that makes this process deaf to them, until the block is left.
+    """
+
+    def deaf():
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
 
     def handler(number, frame):
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)  # once is enough: what follows is the clean end
+        deaf()
         raise Interrupted(number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     for number in before:
         signal.signal(number, handler)
     try:
-        yield
+        yield deaf
     finally:
         for number, old in before.items():
             signal.signal(number, old)

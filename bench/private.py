@@ -1,5 +1,6 @@
 """What a record must not say: paths and names that lead to a person or a machine."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -23,3 +24,13 @@ def redact(text, repo, home=None, user=None, host=None):
     if len(host) > 4 and re.search(r"[\d.-]", host):  # a distinctive name, not a word like "node"
         text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
     return text
+
+
+def redact_logs(folder, repo):
+    """The texts in a run folder's logs/, in place; on a full disk they stay as they are."""
+    for path in (folder / "logs").glob("*"):
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")
+            clean = redact(text, repo)
+            if clean != text:
+                path.write_text(clean)

@@ -6,7 +6,7 @@ import time
 
 
 class Progress:
-    """show() reads what the scribe wrote (progress.json, logs/rank0.log) and brings the screen up to date.
+    """show() reads what the scribe wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
 
     A pipe gets every line, or with brief only those of validations.
     """
@@ -32,7 +32,10 @@ class Progress:
         elif lines:
             print("\n".join(lines), file=self._out, flush=True)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
         self.show()
         if self._bar is not None:
             self._bar.close()
@@ -63,7 +66,7 @@ class Progress:
 
     def _read(self):
         try:
-            return json.loads((self._folder / "progress.json").read_text())
+            return json.loads((self._folder / ".progress.tmp").read_text())
         except (OSError, ValueError):
             return {}
 

@@ -91,7 +91,7 @@ def locate(word):
     if len(exact or found) == 1:
         return (exact or found)[0]
     what = f"is part of {len(found)} run ids, {found[0].name} among them" if found else "is no folder and no run id"
-    raise ValueError(f"{word} {what}: ./run.sh table lists the runs")
+    raise ValueError(f"{word} {what}: ./run.sh table without a folder lists the runs of results/")
 
 
 # ---- run.json

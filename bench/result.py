@@ -1,9 +1,11 @@
-"""What all ranks found -> steps.csv and result.json, written by rank 0 when the race is over.
+"""What all ranks found -> steps.csv and .result.tmp, written by rank 0 when the race is over.
 
-result.json is the worker's half of run.json: the launcher merges and removes it.
+It is the worker's half of run.json: the launcher merges and removes it.
 """
 
 from bench import atomic, environment, steps
+
+RESULT = ".result.tmp"  # a passing file, no artifact
 
 
 def write(folder, config, num_micro_steps, trainer, times, everyone):
@@ -25,6 +27,7 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
             "num_validations": first["num_pauses"].get("validation", 0),
             **times,
             "peak_mem_gib_by_rank": _by_kind([rank["peak_mem_gib"] for rank in everyone]),
+            "loader_wait_ms": max(rank["loader_wait_ms"] for rank in everyone),
             "foreign_cpu_cores": first["foreign_cpu_cores"],
             "batch_tokens": config.data.batch_tokens,
             "num_micro_steps": num_micro_steps,
@@ -34,7 +37,7 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
         "instrument_summaries": {name: summary for name, summary in first["summaries"].items() if summary},
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank["warnings"]],
     }
-    atomic.write_json(folder / "result.json", result)
+    atomic.write_json(folder / RESULT, result)
 
 
 def _rows(config, lr_frac, everyone):

@@ -37,22 +37,25 @@ def as_yaml(overrides):
 def _sweep(jobs, argv):
     """Every job in a process group of its own; one that fails is recorded and the rest go on."""
     prepared = [launch.prepare(overrides, say=lambda text: say("data", text)) for overrides in jobs]  # refuse all before racing any
-    failed = []
+    num_complete, failed = 0, []
     for number, job in enumerate(prepared, 1):
         words = " ".join(job.overrides)
         before = already_complete(job)
         if before:
             say("sweep", f"{number} of {len(jobs)}: {words}: complete before, {before['run_id']}")
+            num_complete += 1
             continue
         say("sweep", f"{number} of {len(jobs)}: {words}")
         run = launch.launch(job, command=["run", *argv], brief=True)
         say("sweep", last_words(run))
-        if run["status"] != "complete":
+        if run["status"] == "complete":
+            num_complete += 1
+        else:
             failed.append(words)
         if run["status"] == "aborted":
             break
-    say("sweep", f"{len(jobs) - len(failed)} of {len(jobs)} complete" + "".join(f"\n          failed: {words}" for words in failed))
-    return 1 if failed else 0
+    say("sweep", f"{num_complete} of {len(jobs)} complete" + "".join(f"\n          failed: {words}" for words in failed))
+    return 0 if num_complete == len(jobs) else 1
 
 
 def already_complete(job):

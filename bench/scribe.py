@@ -1,7 +1,7 @@
 """Rank 0's pen: step lines, the growing steps.csv, events and progress, from a thread beside the race.
 
 The race only appends to a deque.  Twice a second this thread writes what has come: lines in modded-nanogpt's format to
-standard output, rows to steps.csv, events to events.jsonl, and progress.json for the launcher's bar.  After a normal
+standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  After a normal
 end bench/worker.py replaces steps.csv by the complete one; after a kill, what was written here is what is left.
 """
 
@@ -13,6 +13,7 @@ import time
 from bench import atomic, steps
 
 INTERVAL_S = 0.5
+PROGRESS = ".progress.tmp"  # for the launcher's bar; a passing file, no artifact
 PARTIAL_COLUMNS = ("step", "train_loss", "val_loss", "step_ms")
 
 
@@ -66,7 +67,7 @@ class Scribe:
             while not self._stop.wait(INTERVAL_S):
                 self._write()
             self._write()
-        except OSError as error:  # a full disk, say: the race hears of it at its next step
+        except Exception as error:  # a full disk, say: the race hears of it at its next step
             self.error = error
 
     def _write(self):
@@ -98,4 +99,4 @@ class Scribe:
             progress["tokens_per_s"] = self._batch_tokens * progress["step"] / progress["train_s"]
             if self._mfu_s_per_token is not None:
                 progress["mfu"] = progress["tokens_per_s"] * self._mfu_s_per_token
-        atomic.write_json(self._folder / "progress.json", progress, durable=False)
+        atomic.write_json(self._folder / PROGRESS, progress, durable=False)

@@ -187,6 +187,8 @@ def _parsed(condition):
 
 def _holds(row, key, sign, wanted):
     """An empty cell equals only the empty value, and is neither above nor below anything."""
+    if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's status column may show
+        return row["status"] == "complete" and OPERATORS[sign](row["validity"], wanted)
     if row[key] is None or wanted is None:
         return {"=": row[key] is wanted, "!=": row[key] is not wanted}.get(sign, False)
     return OPERATORS[sign](row[key], wanted)
@@ -198,6 +200,8 @@ def sort(rows, order, columns):
         column = word.strip().lstrip("-+")
         if not column:
             continue
+        if column not in columns and f"{column}_mean" in columns:
+            column = f"{column}_mean"  # of a group
         if column not in columns:
             raise ValueError(f"--sort {order}: there is no column {column}; choose from {', '.join(columns)}")
         filled = [row for row in rows if row[column] is not None]

@@ -4,6 +4,7 @@ Legend: B sequences, T tokens.
 """
 
 import contextlib
+import inspect
 import time
 
 import torch
@@ -32,7 +33,7 @@ class Trainer:
             self.forward = DistributedDataParallel(
                 self.forward,
                 device_ids=[ranks.device.index] if on_gpu else None,
-                broadcast_buffers=False,
+                **{_buffers_argument(): False},  # the models' buffers are constants
                 gradient_as_bucket_view=True,
             )
         build_optimizer = models.OPTIMIZERS[config.optim.name]
@@ -99,17 +100,21 @@ class Trainer:
     def warm_up(self):
         """Run every graph of the race on real batches, then restore all state bit for bit.
 
-        Returns seconds: {"warmup_s", "compile_s"}; compile_s is what the first call of each graph took longer than the
-        second, None without torch.compile.
+        Returns {"warmup_s", "compile_s", "compile_cache"}; compile_s is what the first call of each graph took longer
+        than the second, compile_cache "warm" where inductor had every graph already; both None without torch.compile.
         """
         started = time.perf_counter()
         saved = self._save()
         first_s = self._timed(lambda: self._warmup_pass(0))
-        second_s = self._timed(lambda: self._warmup_pass(1))
+        second_s = self._timed(lambda: self._warmup_pass(min(1, self.config.goal.num_steps - 1)))
         self._restore(saved)
         distributed.barrier()
-        compile_s = max(0.0, first_s - second_s) if self.config.hardware.compile else None
-        return {"warmup_s": time.perf_counter() - started, "compile_s": compile_s}
+        compiled = self.config.hardware.compile
+        return {
+            "warmup_s": time.perf_counter() - started,
+            "compile_s": max(0.0, first_s - second_s) if compiled else None,
+            "compile_cache": _compile_cache() if compiled else None,
+        }
 
     def close(self):
         """Drop DDP before the process group goes: in the other order gloo aborts at exit now and then."""
@@ -118,7 +123,9 @@ class Trainer:
 
     def _warmup_pass(self, step):
         self.evaluate(max_batches=1)
+        self._watch.on_step_start(step)
         self.step(step)
+        self._watch.on_step_end(step)
 
     def _timed(self, work):
         started = time.perf_counter()
@@ -173,6 +180,19 @@ class Trainer:
             if max_batches is not None and num == max_batches:
                 return
             yield batch
+
+
+def _buffers_argument():
+    """torch 2.13 gave DDP's broadcast_buffers another name."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+
+
+def _compile_cache():
+    from torch._dynamo.utils import counters
+
+    found = counters["inductor"]
+    return "warm" if found["fxgraph_cache_hit"] and not found["fxgraph_cache_miss"] else "cold"
 
 
 def _zero_state(state):

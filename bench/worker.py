@@ -1,7 +1,7 @@
 """One rank of one race: build, warm up and give the state back, race, record, also when it fails.
 
 Started by bench/agent.py as  python -m bench.worker FOLDER  where FOLDER holds what the launcher wrote: config.yaml
-and run.json.  Writes logs/rankN.log; rank 0 writes steps.csv, events.jsonl and result.json; a rank that fails writes
+and run.json.  Writes logs/rankN.log; rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes
 logs/rankN.failure.json.  Needs no Hydra.
 """
 
@@ -9,7 +9,9 @@ import time
 
 STARTED_S = time.time()  # before the imports below: they take seconds, and the record says how many
 
+import contextlib  # noqa: E402
 import gc  # noqa: E402
+import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
@@ -45,7 +47,7 @@ def _run(folder, progress):
     ranks = distributed.start(config.hardware.device, config.hardware.collective_timeout_s)
     times = {"launch_s": STARTED_S - float(os.environ["SPEEDRUN_LAUNCHED_S"]), "import_s": import_s}
     run = record.read(folder)
-    shards = {split: [_shard(file) for file in run["data"][split]] for split in ("train", "val")}
+    shards = _shards(folder)
 
     started = time.perf_counter()
     from bench.trainer import Trainer
@@ -75,8 +77,10 @@ def _race(folder, config, ranks, trainer, run, times, progress):
     from bench.timers import marks_for
 
     marks = marks_for(ranks.device.type)
-    trainer.attach(Watch(), StepLog(marks, ranks.device, 2))
+    warm = StepLog(marks, ranks.device, 2)
+    trainer.attach(Watch(essential=warm), warm)
     times.update(trainer.warm_up())
+    gc.collect()
     _reset_peak_memory(ranks.device)
 
     goal = config.goal
@@ -84,18 +88,20 @@ def _race(folder, config, ranks, trainer, run, times, progress):
     on_val = scribe.validation if scribe else None
     log = StepLog(marks, ranks.device, goal.num_steps, on_row=_on_row(progress, scribe), on_val=on_val)
     context = Context(folder, ranks.rank, ranks.world_size, ranks.device.type, goal.num_steps, marks)
-    watch = Watch(instruments.load(config.instruments, context), essential=log)
+    made, warnings = instruments.load(config.instruments, context)
+    watch = Watch(made, essential=log, warnings=warnings)
     trainer.attach(watch, log, checks=(scribe.check,) if scribe else ())
 
     clock = Clock(lambda: distributed.sync(ranks.device), distributed.barrier)
-    meter = CpuMeter()
     gc.collect()
     gc.freeze()
+    waited_ns = trainer.loader.wait_ns
+    meter = CpuMeter()
     if scribe:
         scribe.event("run_start")
     watch.on_run_start()
     try:
-        num_steps, val_loss = loop.race(
+        num_steps, _ = loop.race(
             trainer.step, trainer.evaluate, _reached(goal, run), goal.num_steps, goal.val_every_steps, clock, watch
         )
         own_cpu_s = meter.own_cpu_s()
@@ -103,10 +109,15 @@ def _race(folder, config, ranks, trainer, run, times, progress):
         foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
+    except BaseException:
+        if scribe:
+            with contextlib.suppress(Exception):  # what is known is written; what ended the race is what is told
+                scribe.close()
+        raise
     finally:
         watch.close()
-        if scribe:
-            scribe.close()  # also when the race failed: what is known is written
+    if scribe:
+        scribe.close()
     return {
         "train_s": clock.train_s,
         "paused_s": {reason: ns / 1e9 for reason, ns in clock.paused_ns.items()},
@@ -118,6 +129,7 @@ def _race(folder, config, ranks, trainer, run, times, progress):
         "flags": watch.ask("flags"),
         "summaries": watch.ask("summary"),
         "warnings": watch.warnings,
+        "loader_wait_ms": (trainer.loader.wait_ns - waited_ns) / 1e6,
         "peak_mem_gib": _peak_mem_gib(ranks.device),
         "foreign_cpu_cores": foreign,
     }
@@ -160,11 +172,12 @@ def _read_config(folder):
     return schema.build(schema.Config, yaml.safe_load((folder / "config.yaml").read_text()))
 
 
-def _shard(file):
-    from bench import shards, sources
+def _shards(folder):
+    """{"train", "val"}: checked shards.  Their true paths come in a passing file: run.json says no private path."""
+    from bench import shards
 
-    path = Path(file["file"]).expanduser()
-    return shards.check(path if path.is_absolute() else sources.data_root() / path)
+    paths = json.loads((folder / ".shards.tmp").read_text())
+    return {split: [shards.check(path) for path in paths[split]] for split in ("train", "val")}
 
 
 def _reset_peak_memory(device):
@@ -205,9 +218,11 @@ def _end_with_launcher(folder, rank):
 
     def gone():
         with once:  # both may be gone, and the agent is killed with its launcher: whoever comes first writes
-            if rank == 0 and watchdog.has_ended(launcher, within_s=0.5):
-                failures.write_launcher_killed(folder)
-            os._exit(1)
+            try:
+                if rank == 0 and watchdog.has_ended(launcher, within_s=0.5):
+                    failures.write_launcher_killed(folder)
+            finally:
+                os._exit(1)
 
     watchdog.when_gone(launcher, gone, "launcher-watch")
     watchdog.when_gone(agent, gone, "agent-watch")

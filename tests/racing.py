@@ -98,7 +98,7 @@ class Background:
             if self.process.poll() is not None:
                 raise AssertionError(f"the race ended early:\n{self.process.stdout.read()}{logs(self.results)}")
             try:
-                if json.loads((self.folder / "progress.json").read_text())["step"] >= step:
+                if json.loads((self.folder / ".progress.tmp").read_text())["step"] >= step:
                     return
             except (OSError, ValueError, KeyError):
                 pass

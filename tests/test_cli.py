@@ -22,8 +22,14 @@ def results(tmp_path_factory):
         (["run", "data=shards"], "data.train_glob is not set"),
         (["run", "optim.schedule=wavy"], "optim.schedule=wavy: use constant, cosine or trapezoid"),
         (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
-        (["rnu"], "rnu: there is no such verb; choose from run, speedrun, table"),
-        (["bench-self", "speed"], "bench-self speed: choose from loop, loader"),
+        (["rnu"], "rnu: there is no such verb; did you mean run? choose from run, speedrun, table"),
+        (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
+        (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
+        (["run", "track=free", "track.name=../../out"], "track.name=../../out: there is no such track"),
+        (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
+        (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
+        (["run", "instruments.regions=5"], "instruments.regions=5"),
+        (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
     ],
 )
 def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):
@@ -54,6 +60,24 @@ def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path)
     assert once_more.returncode == 0
     assert once_more.stdout.count("complete before") == 2
     assert "2 of 2 complete" in once_more.stdout
+
+
+def test_a_race_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
+    from bench import shards, sources
+
+    odd = tmp_path / "my 'own' (shards)"
+    odd.mkdir()
+    made = next(sources.data_root().glob("pysource-*"))
+    tokens = shards.check(made / "val_000000.bin").tokens()
+    shards.write(odd / "a_train.bin", tokens[:60000])
+    shards.write(odd / "val.bin", tokens[60000:])
+    words = ["data=shards", f"data.train_glob={odd}/*_train.bin", "data.val_glob=val.bin", "data.vocab_size=257", "goal.num_steps=1"]
+    done = racing.bench(tmp_path, "run", *racing.SHORT, *words, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = racing.folders(tmp_path)
+    assert str(tmp_path) not in (folder / "run.json").read_text()  # the home folder is ~ there
+    assert [file["file"] for file in racing.run_json(folder)["data"]["train"]] == ["~/my 'own' (shards)/a_train.bin"]
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_race_passes_verify_until_one_byte_of_it_changes(results):

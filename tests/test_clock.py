@@ -45,7 +45,7 @@ def test_start_waits_for_all_ranks_and_every_edge_for_the_device():
     with clock.paused("validation"):
         pass
     clock.stop()
-    assert hand.calls == ["barrier", "sync", "sync", "sync", "sync", "barrier"]
+    assert hand.calls == ["barrier", "sync", "sync", "barrier", "sync", "sync", "barrier"]
 
 
 def test_work_queued_before_a_pause_is_paid_before_it():

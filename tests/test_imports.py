@@ -41,7 +41,7 @@ TABLE = {
     "instruments": (("units",), True),
     "steplog": ((), True),
     "scribe": (("atomic", "steps"), False),
-    "failures": (("atomic", "record"), False),
+    "failures": (("atomic", "private", "record"), False),
     "verdict": (("stats", "sources"), False),
     "progress": ((), False),
     "trainer": (("config", "distributed", "evaluate", "loader"), True),

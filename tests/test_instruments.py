@@ -62,7 +62,7 @@ def test_what_is_essential_may_end_the_race(context):
 
 
 def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
-    (regions,) = instruments.load({"regions": {}}, context)
+    (regions,), _ = instruments.load({"regions": {}}, context)
     watch = Watch([regions])
     for step in range(2):
         watch.on_step_start(step)
@@ -86,6 +86,59 @@ def test_an_instrument_that_is_not_chosen_is_not_imported(context):
     sys.modules.pop("bench.instruments.regions", None)
     instruments.load({}, context)
     assert "bench.instruments.regions" not in sys.modules
+
+
+def test_an_instrument_that_cannot_start_is_a_warning(context, monkeypatch):
+    import importlib
+
+    regions = importlib.import_module("bench.instruments.regions")
+
+    def no_sensor(context):
+        raise OSError("no sensor")
+
+    monkeypatch.setattr(regions, "INSTRUMENT", no_sensor)
+    made, warnings = instruments.load({"regions": {}}, context)
+    assert made == []
+    assert warnings == [{"instrument": "regions", "edge": "start", "error": "OSError: no sensor"}]
+
+
+class Odd(Seeing):
+    """Answers that a record cannot hold, and flags on what it disturbed."""
+
+    name = "odd"
+    closed = 0
+
+    def columns(self):
+        return {"step_ms": {1: 0.0}}
+
+    def summary(self):
+        return {"watts": object()}
+
+    def flags(self):
+        return {1: "profiled"}
+
+    def on_step_end(self, step):
+        raise RuntimeError("gone")
+
+    def close(self):
+        self.closed += 1
+
+
+def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context):
+    watch = Watch([Odd(context)])
+    assert watch.ask("columns") == {} and watch.ask("summary") == {}
+    assert "columns() gave step_ms, which the race itself writes" in watch.warnings[0]["error"]
+    assert "not JSON serializable" in watch.warnings[1]["error"]
+
+
+def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(context):
+    odd = Odd(context)
+    watch = Watch([odd])
+    watch.on_step_end(0)
+    watch.close()
+    assert odd.closed == 1
+    assert watch.ask("flags") == {"odd": {1: "profiled"}}
+    assert watch.ask("summary") == {}
 
 
 def test_an_unknown_instrument_is_refused_by_name(context):

@@ -66,6 +66,7 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
         assert race.all_gone()
         run = racing.run_json(race.folder)
     assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("aborted", "interrupted", number.name)
+    assert run["failure"]["step"] >= 3
     assert code == 1
     assert "aborted: interrupted" in out
     assert {artifact["path"] for artifact in run["artifacts"]} >= {"steps.csv", "config.yaml"}

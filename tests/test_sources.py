@@ -13,7 +13,6 @@ from bench import shards, sources
 from bench.shards import CheckFailed
 from bench.sources import base, markov, pysource
 
-
 # ---- what every source does ----
 
 

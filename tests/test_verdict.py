@@ -13,7 +13,7 @@ def run(val_loss=1.95, **changes):
         "metrics": {"val_loss": val_loss, "num_steps": 100, "target_reached": None},
         "data": {"floor_nats": None},
         "hardware": {"device": "cpu"},
-        "goal": {"val_tokens": 65536, "stop_at_target": False},
+        "goal": {"val_tokens": 65536, "stop_at_target": False, "target_val_loss": 3.30, "target_gap_nats": None},
         "measured": {"foreign_cpu_cores": 0.0},
     }
     return found | changes
@@ -39,30 +39,35 @@ def test_other_programs_make_a_cpu_race_suspect():
 
 def test_the_mean_must_be_shown_to_be_below_the_target():
     runs = [run(3.27), run(3.28), run(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
-    answer = verdict.of_repeats(runs, 3.30, 0.05)
+    answer = verdict.of_repeats(runs, 0.05)
     assert (answer["passed"], answer["n"]) == (True, 3)
     assert answer["t"] == pytest.approx(-5.19615, rel=1e-5)
     assert answer["p"] == pytest.approx(0.017551, rel=1e-3)
-    assert verdict.of_repeats(runs, 3.30, 0.01)["passed"] is False
+    assert verdict.of_repeats(runs, 0.01)["passed"] is False
+
+
+def test_a_gap_is_a_target_above_the_floor():
+    goal = {"val_tokens": 65536, "stop_at_target": False, "target_val_loss": None, "target_gap_nats": 0.25}
+    assert verdict.target_of(run(goal=goal, data={"floor_nats": 2.0})) == 2.25
 
 
 def test_one_run_gives_no_verdict():
-    assert verdict.of_repeats([run(3.0)], 3.28, 0.01)["passed"] is None
+    assert verdict.of_repeats([run(3.0)], 0.01)["passed"] is None
 
 
 def test_a_failed_run_loses_the_track_whatever_the_others_did():
-    answer = verdict.of_repeats([run(3.0), run(3.0), run(status="failed")], 3.28, 0.01)
+    answer = verdict.of_repeats([run(3.0), run(3.0), run(status="failed")], 0.01)
     assert answer["passed"] is False
     assert "1 of 3 runs did not complete" in answer["words"]
 
 
 def test_races_to_a_target_are_won_one_by_one():
     def to_target(reached):
-        goal = {"val_tokens": 65536, "stop_at_target": True}
+        goal = {"val_tokens": 65536, "stop_at_target": True, "target_val_loss": 2.1, "target_gap_nats": None}
         return run(goal=goal, metrics={"val_loss": 2.0, "num_steps": 260, "target_reached": reached})
 
-    assert verdict.of_repeats([to_target(True), to_target(True)], None, 0.01)["passed"] is True
-    lost = verdict.of_repeats([to_target(True), to_target(False)], None, 0.01)
+    assert verdict.of_repeats([to_target(True), to_target(True)], 0.01)["passed"] is True
+    lost = verdict.of_repeats([to_target(True), to_target(False)], 0.01)
     assert (lost["passed"], lost["words"]) == (False, "1 of 2 runs reached the target, after 260 steps")
 
 

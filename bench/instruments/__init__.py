@@ -4,19 +4,24 @@ A new instrument is a new file here with a class INSTRUMENT that extends base.In
 """
 
 import importlib
+import importlib.util
+
+from bench.instruments import base
 
 
 def load(chosen, context):
-    """{name: settings} -> instruments in that order.  Raises ValueError for a name that has no file."""
-    made = []
+    """{name: settings} -> (instruments in that order, warnings of those that could not be made).
+
+    Raises ValueError for a name that has no file.
+    """
+    made, warnings = [], []
     for name, settings in chosen.items():
         module = f"{__name__}.{name}"
+        if importlib.util.find_spec(module) is None:
+            raise ValueError(f"instruments={name}: there is no bench/instruments/{name}.py")
         try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module:
-                raise
-            raise ValueError(f"instruments={name}: there is no bench/instruments/{name}.py") from None
-        made.append(found.INSTRUMENT(context, **(settings or {})))
-        made[-1].name = name
-    return made
+            made.append(importlib.import_module(module).INSTRUMENT(context, **settings))
+            made[-1].name = name
+        except Exception as error:  # no sensor, no package, no permission: the race goes on without it
+            warnings.append(base.warning(name, "start", error))
+    return made, warnings

@@ -5,10 +5,12 @@ Edges come in this order: on_run_start, then per step on_step_start, on_phase("d
 steps, with the clock standing still; on_run_end.  Record inside these, compute in summary(), which runs after the race.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+RACE_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms"}
 PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
 
 
@@ -72,10 +74,11 @@ class Watch:
 
     EDGES = ("on_run_start", "on_step_start", "on_phase", "on_step_end", "on_validation", "on_run_end")
 
-    def __init__(self, instruments=(), essential=None):
+    def __init__(self, instruments=(), essential=None, warnings=()):
         self.instruments = list(instruments)
         self.essential = essential
-        self.warnings = []  # {"instrument", "edge", "error"}
+        self.warnings = list(warnings)  # {"instrument", "edge", "error"}
+        self._dropped = []  # what they flagged before stays flagged
         self._bind()
 
     def _bind(self):
@@ -99,28 +102,44 @@ class Watch:
         return call_all
 
     def _drop(self, instrument, edge, error):
-        self.warn(instrument, edge, error)
+        self.warnings.append(warning(instrument.name, edge, error))
         self.instruments = [one for one in self.instruments if one is not instrument]
+        self._dropped.append(instrument)
         self._bind()
-
-    def warn(self, instrument, edge, error):
-        self.warnings.append(
-            {"instrument": instrument.name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
-        )
+        self._close(instrument)
 
     def ask(self, what):
         """{instrument name: its columns(), flags() or summary()}; one that raises is left out, with a warning."""
         answers = {}
-        for instrument in self.instruments:
+        for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
-                answers[instrument.name] = getattr(instrument, what)()
+                answers[instrument.name] = _checked(what, getattr(instrument, what)())
             except Exception as error:
-                self.warn(instrument, what, error)
+                self.warnings.append(warning(instrument.name, what, error))
         return answers
 
     def close(self):
         for instrument in self.instruments:
-            try:
-                instrument.close()
-            except Exception as error:
-                self.warn(instrument, "close", error)
+            self._close(instrument)
+
+    def _close(self, instrument):
+        try:
+            instrument.close()
+        except Exception as error:
+            self.warnings.append(warning(instrument.name, "close", error))
+
+
+def warning(name, edge, error):
+    """What the record says of an instrument that failed."""
+    return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
+
+
+def _checked(what, answer):
+    """An answer that the record can hold, or an exception: a dict, plain numbers, and no column of the race's own."""
+    if not isinstance(answer, dict):
+        raise TypeError(f"{what}() gave a {type(answer).__name__}, not a dict")
+    json.dumps(answer)
+    taken = RACE_COLUMNS.intersection(answer) if what == "columns" else ()
+    if taken:
+        raise ValueError(f"columns() gave {', '.join(sorted(taken))}, which the race itself writes")
+    return answer
