@@ -129,6 +129,7 @@ def write_launcher_killed(folder):
         private.redact_logs(folder, record.REPO)
         run["artifacts"] = record.artifacts(folder)
         atomic.write_json(folder / "run.json", run)
+        record.remove_passing(folder)
 
 
 def _told(path):

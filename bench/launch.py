@@ -27,7 +27,6 @@ REPO = Path(__file__).resolve().parent.parent
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
 RESULT, SHARDS = ".result.tmp", ".shards.tmp"  # passing files between launcher and workers, no artifacts
-PASSING = (RESULT, SHARDS, ".progress.tmp")
 GRACE_S = 5.0  # for workers to end after SIGTERM
 
 
@@ -292,8 +291,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
         atomic.write_json(folder / "run.json", run)
     except OSError as error:
         print(f"{folder}/run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
-    for name in PASSING:
-        (folder / name).unlink(missing_ok=True)
+    record.remove_passing(folder)
 
 
 def _result(folder):

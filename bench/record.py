@@ -210,5 +210,12 @@ def files(folder):
     return [name for name in names if name != "run.json"]
 
 
+def remove_passing(folder):
+    """Away with what processes of a run told each other, and with the reserve."""
+    for path in Path(folder).iterdir():
+        if _is_passing(path.name):
+            path.unlink(missing_ok=True)
+
+
 def _is_passing(name):
     return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))

@@ -14,6 +14,7 @@ from bench import atomic, steps
 
 INTERVAL_S = 0.5
 PROGRESS = ".progress.tmp"  # for the launcher's bar; a passing file, no artifact
+PEN = threading.Lock()  # whoever writes the folder holds it; one who finishes the record never gives it back
 PARTIAL_COLUMNS = ("step", "train_loss", "val_loss", "step_ms")
 
 
@@ -65,8 +66,10 @@ class Scribe:
     def _run(self):
         try:
             while not self._stop.wait(INTERVAL_S):
+                with PEN:
+                    self._write()
+            with PEN:
                 self._write()
-            self._write()
         except Exception as error:  # a full disk, say: the race hears of it at its next step
             self.error = error
 

@@ -18,6 +18,7 @@ import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from bench import failures, record, watchdog  # noqa: E402
+from bench.scribe import PEN, Scribe  # noqa: E402
 
 
 def main(folder):
@@ -155,7 +156,6 @@ def _on_row(progress, scribe):
 
 def _scribe(folder, config, trainer, run):
     from bench.hardware import peak_flops
-    from bench.scribe import Scribe
 
     gpus = run["environment"]["gpus"]
     peak = peak_flops(gpus[0]["name"], config.hardware.dtype) if gpus and config.hardware.device == "cuda" else None
@@ -220,6 +220,7 @@ def _end_with_launcher(folder, rank):
         with once:  # both may be gone, and the agent is killed with its launcher: whoever comes first writes
             try:
                 if rank == 0 and watchdog.has_ended(launcher, within_s=0.5):
+                    PEN.acquire()
                     failures.write_launcher_killed(folder)
             finally:
                 os._exit(1)

@@ -37,8 +37,12 @@ def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path
         race.process.wait()
         assert race.all_gone()
         run = racing.run_json(race.folder)
+        left = [path.name for path in race.folder.iterdir()]
+        logs = racing.logs(tmp_path)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
     assert run["failure"]["step"] >= 3
+    assert not any(name.startswith(".") for name in left)
+    assert str(racing.REPO) not in logs
 
 
 def test_when_everything_is_killed_the_reader_tells(tmp_path):

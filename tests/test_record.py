@@ -179,7 +179,7 @@ def test_a_user_may_name_a_run_by_path_by_run_json_by_id_or_by_part_of_it(folder
         assert record.locate(word).resolve() == folder.resolve()
     with pytest.raises(ValueError, match="is part of 2 run ids"):
         record.locate("gpt2-adamw")
-    with pytest.raises(ValueError, match="no folder and no run id: ./run.sh table lists the runs"):
+    with pytest.raises(ValueError, match="no folder and no run id: ./run.sh table without a folder"):
         record.locate("nothing-like-it")
 
 
