@@ -113,7 +113,7 @@ def _killed(folder, ended):
 
 def last_step(folder):
     """The last step that rank 0's pen wrote: within half a second of what any rank knew."""
-    return _read_json(folder / ".progress.tmp", {}).get("step")
+    return _read_json(folder / record.PROGRESS, {}).get("step")
 
 
 def write_launcher_killed(folder):

@@ -26,7 +26,6 @@ from bench.watchdog import die_with_parent, has_ended
 REPO = Path(__file__).resolve().parent.parent
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
-RESULT, SHARDS = ".result.tmp", ".shards.tmp"  # passing files between launcher and workers, no artifacts
 GRACE_S = 5.0  # for workers to end after SIGTERM
 
 
@@ -189,7 +188,7 @@ def _write_inputs(folder, job, env):
     atomic.write_json(folder / "environment.json", env)
     codestate.write(REPO, folder / "code")
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    atomic.write_json(folder / SHARDS, paths, durable=False)
+    atomic.write_json(folder / record.SHARDS, paths, durable=False)
     steps.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})
 
 
@@ -296,7 +295,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
 
 def _result(folder):
     try:
-        return json.loads((folder / RESULT).read_text())
+        return json.loads((folder / record.RESULT).read_text())
     except (OSError, ValueError):
         return {}
 

@@ -4,6 +4,8 @@ import json
 import sys
 import time
 
+from bench import record
+
 
 class Progress:
     """show() reads what the scribe wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
@@ -66,7 +68,7 @@ class Progress:
 
     def _read(self):
         try:
-            return json.loads((self._folder / ".progress.tmp").read_text())
+            return json.loads((self._folder / record.PROGRESS).read_text())
         except (OSError, ValueError):
             return {}
 

@@ -19,6 +19,8 @@ from bench import atomic, private
 
 SCHEMA_VERSION = 1
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
+# What launcher and workers tell each other while a run lasts; named so that they are no artifacts.
+SHARDS, PROGRESS, RESULT = ".shards.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "telemetry.csv": "telemetry",
          "events.jsonl": "events", "environment.json": "environment", "code": "code", "logs": "log",

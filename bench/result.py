@@ -3,9 +3,7 @@
 It is the worker's half of run.json: the launcher merges and removes it.
 """
 
-from bench import atomic, environment, steps
-
-RESULT = ".result.tmp"  # a passing file, no artifact
+from bench import atomic, environment, record, steps
 
 
 def write(folder, config, num_micro_steps, trainer, times, everyone):
@@ -37,7 +35,7 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
         "instrument_summaries": {name: summary for name, summary in first["summaries"].items() if summary},
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank["warnings"]],
     }
-    atomic.write_json(folder / RESULT, result)
+    atomic.write_json(folder / record.RESULT, result)
 
 
 def _rows(config, lr_frac, everyone):

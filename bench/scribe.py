@@ -10,10 +10,9 @@ import os
 import threading
 import time
 
-from bench import atomic, steps
+from bench import atomic, record, steps
 
 INTERVAL_S = 0.5
-PROGRESS = ".progress.tmp"  # for the launcher's bar; a passing file, no artifact
 PEN = threading.Lock()  # whoever writes the folder holds it; one who finishes the record never gives it back
 PARTIAL_COLUMNS = ("step", "train_loss", "val_loss", "step_ms")
 
@@ -30,9 +29,9 @@ def val_line(step, num_steps, val_loss, train_s):
 class Scribe:
     """.row(row), .validation(...), .event(name, **facts) come from the race; .check() raises what the thread met."""
 
-    def __init__(self, folder, num_steps, batch_tokens, flops_frac_per_token_s=None, out=None):
+    def __init__(self, folder, num_steps, batch_tokens, mfu_s_per_token=None, out=None):
         self._folder, self._num_steps, self._batch_tokens = folder, num_steps, batch_tokens
-        self._mfu_s_per_token = flops_frac_per_token_s
+        self._mfu_s_per_token = mfu_s_per_token
         self._out = out or (lambda text: os.write(1, text.encode()))
         self._new = collections.deque()
         self._stop = threading.Event()
@@ -102,4 +101,4 @@ class Scribe:
             progress["tokens_per_s"] = self._batch_tokens * progress["step"] / progress["train_s"]
             if self._mfu_s_per_token is not None:
                 progress["mfu"] = progress["tokens_per_s"] * self._mfu_s_per_token
-        atomic.write_json(self._folder / PROGRESS, progress, durable=False)
+        atomic.write_json(self._folder / record.PROGRESS, progress, durable=False)

@@ -17,7 +17,6 @@ from bench.config import num_micro_steps
 from bench.loader import Loader, val_batches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NUM_WARMUP_STEPS = 2  # the first compiles, the second runs what was compiled
 
 
 class Trainer:

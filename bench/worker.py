@@ -110,6 +110,7 @@ def _race(folder, config, ranks, trainer, run, times, progress):
         foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
+        answers = {what: watch.ask(what) for what in ("columns", "flags", "summary")}  # while they still hold all
     except BaseException:
         if scribe:
             with contextlib.suppress(Exception):  # what is known is written; what ended the race is what is told
@@ -126,9 +127,9 @@ def _race(folder, config, ranks, trainer, run, times, progress):
         "num_steps": num_steps,
         "rows": log.rows,
         "val_losses": log.val_losses,
-        "columns": watch.ask("columns"),
-        "flags": watch.ask("flags"),
-        "summaries": watch.ask("summary"),
+        "columns": answers["columns"],
+        "flags": answers["flags"],
+        "summaries": answers["summary"],
         "warnings": watch.warnings,
         "loader_wait_ms": (trainer.loader.wait_ns - waited_ns) / 1e6,
         "peak_mem_gib": _peak_mem_gib(ranks.device),
@@ -176,7 +177,7 @@ def _shards(folder):
     """{"train", "val"}: checked shards.  Their true paths come in a passing file: run.json says no private path."""
     from bench import shards
 
-    paths = json.loads((folder / ".shards.tmp").read_text())
+    paths = json.loads((folder / record.SHARDS).read_text())
     return {split: [shards.check(path) for path in paths[split]] for split in ("train", "val")}
 
 

@@ -40,12 +40,12 @@ TABLE = {
     "compose": (("config",), False),
     "instruments": (("units",), True),
     "steplog": ((), True),
-    "scribe": (("atomic", "steps"), False),
+    "scribe": (("atomic", "record", "steps"), False),
     "failures": (("atomic", "private", "record"), False),
     "verdict": (("stats", "sources"), False),
-    "progress": ((), False),
+    "progress": (("record",), False),
     "trainer": (("config", "distributed", "evaluate", "loader"), True),
-    "result": (("atomic", "environment", "steps"), False),
+    "result": (("atomic", "environment", "record", "steps"), False),
     "agent": ((), True),
     "worker": (
         (
