@@ -273,6 +273,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
     run["environment"] |= result.get("torch_facts", {})
     run["measured"] = result.get("measured", {}) | {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}
     run["instrument_summaries"] = result.get("instrument_summaries", {})
+    run["doubts"] = result.get("doubts", [])
     run["warnings"] = result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
     rows = steps.read(folder)

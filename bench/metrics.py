@@ -6,7 +6,7 @@ None where a fact is missing: a run that did not finish, a device whose peak is 
 import math
 
 from bench import hardware, stats
-from bench.units import ms_from_s
+from bench.units import ms_from_s, s_from_ms
 
 
 def metrics(run, steps):
@@ -18,7 +18,8 @@ def metrics(run, steps):
     num_steps = steps[-1]["step"] if steps else None
     val_loss = last_val_loss(steps)
     seconds = train_s(measured)
-    rate = tokens_per_s(num_steps, measured.get("batch_tokens"), seconds)
+    timed_s, num_timed_steps = timed(seconds, steps)
+    rate = tokens_per_s(num_timed_steps, measured.get("batch_tokens"), timed_s)
     num_gpus = len(run["environment"].get("gpus") or ())
     gap_nats = _minus(val_loss, run["data"].get("floor_nats"))
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
@@ -28,7 +29,8 @@ def metrics(run, steps):
         "num_steps": num_steps,
         "val_loss": val_loss,
         "train_s": seconds,
-        "step_avg_ms": step_avg_ms(seconds, num_steps),
+        "num_flagged_steps": None if num_timed_steps is None else num_steps - num_timed_steps,
+        "step_avg_ms": step_avg_ms(timed_s, num_timed_steps),
         "step_ms_p50": stats.percentile(timed_ms, 50),
         "step_ms_p95": stats.percentile(timed_ms, 95),
         "tokens_per_s": rate,
@@ -49,8 +51,19 @@ def train_s(measured):
     return max(measured.get("train_s_by_rank") or (), default=None)
 
 
+def timed(seconds, steps):
+    """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
+
+    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.
+    """
+    if seconds is None or not steps:
+        return None, None
+    flagged_ms = [row["step_ms"] for row in steps if row.get("flags") and row.get("step_ms") is not None]
+    return seconds - s_from_ms(sum(flagged_ms)), steps[-1]["step"] - len(flagged_ms)
+
+
 def step_avg_ms(seconds, num_steps):
-    """train_s / num_steps: synchronised at both ends, unlike the step_avg of a line printed during the race."""
+    """Over the steps that were not flagged; synchronised at both ends, unlike a step_avg printed during the race."""
     return ms_from_s(seconds) / num_steps if seconds is not None and num_steps else None
 
 

@@ -6,6 +6,8 @@ import time
 
 from bench import record
 
+SAID = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
+
 
 class Progress:
     """show() reads what the scribe wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
@@ -26,9 +28,10 @@ class Progress:
     def show(self):
         progress = self._read()
         self.step = progress.get("step")
-        lines = [line for line in self._new_lines() if line.startswith("step:")]
+        lines = [line for line in self._new_lines() if line.startswith(("step:", SAID))]
         if self._brief or self._out.isatty():
-            lines = [line for line in lines if "val_loss:" in line]
+            lines = [line for line in lines if "val_loss:" in line or line.startswith(SAID)]
+        lines = [line.removeprefix(SAID) for line in lines]
         if self._out.isatty():
             self._draw(progress, lines)
         elif lines:

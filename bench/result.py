@@ -10,6 +10,7 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
     """everyone: each rank's dict from bench.worker, in rank order."""
     rows = _rows(config, trainer.lr_frac, everyone)
     steps.write(folder, rows)
+    _append_events(folder, everyone)
     first = everyone[0]
     seq_len = config.data.seq_len
     result = {
@@ -33,9 +34,21 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
         },
         "torch_facts": environment.torch_facts(),
         "instrument_summaries": {name: summary for name, summary in first["summaries"].items() if summary},
+        "doubts": [
+            {"rank": num, "instrument": name, "doubt": doubt}
+            for num, rank in enumerate(everyone)
+            for name, doubts in rank["doubts"].items()
+            for doubt in doubts
+        ],
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank["warnings"]],
     }
     atomic.write_json(folder / record.RESULT, result)
+
+
+def _append_events(folder, everyone):
+    """What the other ranks' instruments emitted; rank 0's is written already."""
+    for event in sorted((event for rank in everyone for event in rank["events"]), key=lambda event: event["t_ns"]):
+        steps.append_event(folder, event)
 
 
 def _rows(config, lr_frac, everyone):

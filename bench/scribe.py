@@ -52,6 +52,10 @@ class Scribe:
     def event(self, name, **facts):
         self._new.append(("event", {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, **facts}))
 
+    def emitted(self, event):
+        """An event that an instrument made, complete."""
+        self._new.append(("event", event))
+
     def check(self):
         if self.error is not None:
             raise self.error

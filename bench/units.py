@@ -16,6 +16,10 @@ def ms_from_s(seconds):
     return MS_PER_S * seconds
 
 
+def s_from_ms(ms):
+    return ms / MS_PER_S
+
+
 def ms_from_ns(ns):
     return ns / NS_PER_MS
 

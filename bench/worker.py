@@ -17,7 +17,8 @@ import sys  # noqa: E402
 import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench import failures, record, watchdog  # noqa: E402
+from bench import atomic, failures, record, watchdog  # noqa: E402
+from bench.progress import SAID  # noqa: E402
 from bench.scribe import PEN, Scribe  # noqa: E402
 
 
@@ -49,13 +50,23 @@ def _run(folder, progress):
     times = {"launch_s": STARTED_S - float(os.environ["SPEEDRUN_LAUNCHED_S"]), "import_s": import_s}
     run = record.read(folder)
     shards = _shards(folder)
+    emitted = Emitted(ranks.rank)
+    watch = _watch(folder, config, ranks, emitted)
+    try:
+        started = time.perf_counter()
+        from bench.trainer import Trainer
 
-    started = time.perf_counter()
-    from bench.trainer import Trainer
-
-    trainer = Trainer(config, ranks, shards["train"], shards["val"])
-    times["build_s"] = time.perf_counter() - started
-    mine = _race(folder, config, ranks, trainer, run, times, progress)
+        watch.on_build_start()
+        trainer = Trainer(config, ranks, shards["train"], shards["val"])
+        watch.on_build_end()
+        times["build_s"] = time.perf_counter() - started
+        mine = _race(folder, config, ranks, trainer, run, times, progress, watch, emitted)
+    except BaseException as error:
+        watch.on_failure(error)
+        raise
+    finally:
+        watch.close()
+    mine |= {"warnings": watch.warnings, "events": emitted.kept}  # complete only now: closing may have said more
     everyone = distributed.gather(mine)
     if ranks.is_first:
         from bench import result
@@ -68,29 +79,67 @@ def _run(folder, progress):
     distributed.stop()
 
 
-def _race(folder, config, ranks, trainer, run, times, progress):
+class Emitted:
+    """What this rank's instruments emit: rank 0's goes to the scribe as soon as there is one, others' waits in .kept."""
+
+    def __init__(self, rank):
+        self._rank, self._sink = rank, None
+        self.kept = []
+
+    def __call__(self, name, **facts):
+        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, "rank": self._rank, **facts}
+        self._sink(event) if self._sink else self.kept.append(event)
+
+    def flow_to(self, sink):
+        """From here on to sink; None keeps again."""
+        while sink and self.kept:
+            sink(self.kept.pop(0))
+        self._sink = sink
+
+
+def _watch(folder, config, ranks, emit):
+    """The chosen instruments, made; one that cannot be made is a warning."""
+    from bench import instruments
+    from bench.instruments.base import Context, Watch
+    from bench.timers import marks_for
+
+    device = ranks.device
+    marks = marks_for(device.type)
+    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say)
+    made, warnings = instruments.load(config.instruments, context)
+    return Watch(made, warnings=warnings)
+
+
+def _say(text):
+    """A line for the person at the terminal, if this is rank 0; for the rank's log in any case."""
+    os.write(1, f"{SAID}{text}\n".encode())
+
+
+def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted):
     """Warm up, race, and return what this rank has to say: {"train_s", "rows", "columns", ...}."""
-    from bench import distributed, instruments, loop
+    from bench import distributed, loop
     from bench.clock import Clock
     from bench.environment import CpuMeter
-    from bench.instruments.base import Context, Watch
+    from bench.instruments.base import Watch
     from bench.steplog import StepLog
     from bench.timers import marks_for
 
     marks = marks_for(ranks.device.type)
     warm = StepLog(marks, ranks.device, 2)
     trainer.attach(Watch(essential=warm), warm)
+    watch.on_warmup_start()
     times.update(trainer.warm_up())
+    watch.on_warmup_end()
     gc.collect()
     _reset_peak_memory(ranks.device)
 
     goal = config.goal
     scribe = _scribe(folder, config, trainer, run) if ranks.is_first else None
+    if scribe:
+        emitted.flow_to(scribe.emitted)
     on_val = scribe.validation if scribe else None
     log = StepLog(marks, ranks.device, goal.num_steps, on_row=_on_row(progress, scribe), on_val=on_val)
-    context = Context(folder, ranks.rank, ranks.world_size, ranks.device.type, goal.num_steps, marks)
-    made, warnings = instruments.load(config.instruments, context)
-    watch = Watch(made, essential=log, warnings=warnings)
+    watch.attach(log)
     trainer.attach(watch, log, checks=(scribe.check,) if scribe else ())
 
     clock = Clock(lambda: distributed.sync(ranks.device), distributed.barrier)
@@ -110,14 +159,13 @@ def _race(folder, config, ranks, trainer, run, times, progress):
         foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
-        answers = {what: watch.ask(what) for what in ("columns", "flags", "summary")}  # while they still hold all
+        answers = {what: watch.ask(what) for what in ("columns", "flags", "summary", "doubts")}  # while they still hold all
     except BaseException:
         if scribe:
             with contextlib.suppress(Exception):  # what is known is written; what ended the race is what is told
                 scribe.close()
         raise
-    finally:
-        watch.close()
+    emitted.flow_to(None)
     if scribe:
         scribe.close()
     return {
@@ -130,7 +178,7 @@ def _race(folder, config, ranks, trainer, run, times, progress):
         "columns": answers["columns"],
         "flags": answers["flags"],
         "summaries": answers["summary"],
-        "warnings": watch.warnings,
+        "doubts": answers["doubts"],
         "loader_wait_ms": (trainer.loader.wait_ns - waited_ns) / 1e6,
         "peak_mem_gib": _peak_mem_gib(ranks.device),
         "foreign_cpu_cores": foreign,

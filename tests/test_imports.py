@@ -49,8 +49,8 @@ TABLE = {
     "agent": ((), True),
     "worker": (
         (
-            "clock", "config", "distributed", "environment", "failures", "hardware", "instruments", "loop", "record",
-            "result", "scribe", "shards", "sources", "steplog", "timers", "trainer", "units", "watchdog",
+            "atomic", "clock", "config", "distributed", "environment", "failures", "hardware", "instruments", "loop",
+            "progress", "record", "result", "scribe", "shards", "sources", "steplog", "timers", "trainer", "units", "watchdog",
         ),
         LAZY,
     ),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 
 import pytest
 import racing
@@ -38,9 +39,12 @@ def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(first):
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if row["val_loss"]] == ["0", "3", "6"]
     assert [int(row["tokens"]) for row in rows] == [1024 * step for step in range(7)]
+    shares = []
     for row in rows[1:]:
         parts = sum(float(row[name]) for name in ("data_ms", "forward_ms", "backward_ms", "optimizer_ms"))
-        assert 0.9 * float(row["step_ms"]) < parts <= 1.001 * float(row["step_ms"])
+        shares.append(parts / float(row["step_ms"]))
+    assert max(shares) <= 1 + 1e-9  # the marks of a step enclose those of its regions, however busy the machine is
+    assert statistics.median(shares) > 0.9
 
 
 def test_events_tell_the_order_of_things(first):

@@ -185,7 +185,7 @@ def test_a_better_loss_in_the_record_alone_is_found(folder):
 
 
 def test_a_rounding_error_of_one_in_ten_to_the_ten_is_none(folder):
-    edit(folder, metrics__tokens_per_s=4096 / 0.22 * (1 + 1e-10))
+    edit(folder, metrics__tokens_per_s=3072 / 0.16 * (1 + 1e-10))
     assert failed_rules(folder) == {}
     edit(folder, metrics__tokens_per_s=4096 / 0.22 * (1 + 1e-8))
     assert list(failed_rules(folder)) == ["metrics follow from the facts"]

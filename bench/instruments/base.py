@@ -1,11 +1,13 @@
 """What an instrument may do: look.  It never changes a number of the race, and its failure never ends one.
 
-Edges come in this order: on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" |
-"optimizer", each as often as there are micro-steps), on_step_end; on_phase("validation") and on_validation between
-steps, with the clock standing still; on_run_end.  Record inside these, compute in summary(), which runs after the race.
+Edges come in this order: on_build_start, on_build_end, on_warmup_start, on_warmup_end (the warm-up's own steps are not
+shown), on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" | "optimizer", each as often
+as there are micro-steps), on_step_end; on_phase("validation") and on_validation between steps, with the clock standing
+still; on_run_end, or on_failure from anywhere.  Record inside these, compute in summary(), which runs after the race.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ class Context:
     device_type: str  # "cuda" or "cpu"
     num_steps: int
     marks: Any  # bench.timers backend, shared so that its events are pooled
+    device_index: int | None = None  # of torch.cuda, on a GPU
+    emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
+    say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
 
 
 class Instrument:
@@ -31,6 +36,18 @@ class Instrument:
 
     def __init__(self, context):
         self.context = context
+
+    def on_build_start(self):
+        """Model, optimizer and loader are about to be built."""
+
+    def on_build_end(self):
+        """They are built, and nothing has been compiled or run yet."""
+
+    def on_warmup_start(self):
+        """Every graph of the race is about to be compiled and run; all of it is undone afterwards."""
+
+    def on_warmup_end(self):
+        """The state is what it was before the warm-up."""
 
     def on_run_start(self):
         """The clock is about to start."""
@@ -50,6 +67,9 @@ class Instrument:
     def on_run_end(self):
         """The clock has stopped."""
 
+    def on_failure(self, error):
+        """The race ends with this exception; close() follows, columns(), flags() and summary() are not asked."""
+
     def columns(self):
         """{column: {row: value}} for steps.csv; row k is after k steps.  Each rank's; the maximum over ranks is kept."""
         return {}
@@ -62,6 +82,10 @@ class Instrument:
         """Numbers for run.json, units in their names.  Runs after the race."""
         return {}
 
+    def doubts(self):
+        """Sentences, each a reason with its figure why this run should not be trusted: the record becomes suspect."""
+        return []
+
     def close(self):
         """Give back what is held; also called when the race failed."""
 
@@ -72,7 +96,12 @@ class Watch:
     essential has the same methods and is no instrument but part of the race (bench/steplog.py): what it raises is raised.
     """
 
-    EDGES = ("on_run_start", "on_step_start", "on_phase", "on_step_end", "on_validation", "on_run_end")
+    # fmt: off
+    EDGES = (
+        "on_build_start", "on_build_end", "on_warmup_start", "on_warmup_end", "on_run_start", "on_step_start", "on_phase",
+        "on_step_end", "on_validation", "on_run_end", "on_failure",
+    )
+    # fmt: on
 
     def __init__(self, instruments=(), essential=None, warnings=()):
         self.instruments = list(instruments)
@@ -81,15 +110,24 @@ class Watch:
         self._dropped = []  # what they flagged before stays flagged
         self._bind()
 
+    def attach(self, essential):
+        """From here on the race has a part that looks on as well."""
+        self.essential = essential
+        self._bind()
+
     def _bind(self):
         """Each edge calls only the instruments that have something to do there: the rest cost nothing per step."""
         for edge in self.EDGES:
             empty = getattr(Instrument, edge)
             calls = [getattr(one, edge) for one in self.instruments if getattr(type(one), edge) is not empty]
-            first = getattr(self.essential, edge, None)
-            setattr(self, edge, self._guarded(edge, first, calls))
+            essential = getattr(self.essential, edge, None)
+            setattr(self, edge, self._guarded(edge, essential, calls))
 
-    def _guarded(self, edge, first, calls):
+    def _guarded(self, edge, essential, calls):
+        """The race's own marks enclose those of the instruments: what they cost in a step is in its step_ms."""
+        first = essential if edge != "on_step_end" else None
+        last = essential if edge == "on_step_end" else None
+
         def call_all(*args):
             if first is not None:
                 first(*args)
@@ -98,6 +136,8 @@ class Watch:
                     call(*args)
                 except Exception as error:
                     self._drop(call.__self__, edge, error)
+            if last is not None:
+                last(*args)
 
         return call_all
 
@@ -109,7 +149,7 @@ class Watch:
         self._close(instrument)
 
     def ask(self, what):
-        """{instrument name: its columns(), flags() or summary()}; one that raises is left out, with a warning."""
+        """{instrument name: its columns(), flags(), summary() or doubts()}; one that raises is left out, with a warning."""
         answers = {}
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
@@ -135,9 +175,10 @@ def warning(name, edge, error):
 
 
 def _checked(what, answer):
-    """An answer that the record can hold, or an exception: a dict, plain numbers, and no column of the race's own."""
-    if not isinstance(answer, dict):
-        raise TypeError(f"{what}() gave a {type(answer).__name__}, not a dict")
+    """An answer that the record can hold, or an exception: plain numbers and words, and no column of the race's own."""
+    kind = list if what == "doubts" else dict
+    if not isinstance(answer, kind):
+        raise TypeError(f"{what}() gave a {type(answer).__name__}, not a {kind.__name__}")
     json.dumps(answer)
     taken = RACE_COLUMNS.intersection(answer) if what == "columns" else ()
     if taken:
