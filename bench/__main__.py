@@ -9,6 +9,7 @@ VERBS = {  # verb: (module in bench/, what it does)
     "run": ("run", "race once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
     "table": ("table", "the results table"),
+    "report": ("report.cli", "pages and pictures of a run, a race or all results"),
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data_cli", "fetch, make or show data"),
     "bench-self": ("bench_self", "what this harness itself costs"),

@@ -1,0 +1,91 @@
+"""The skeleton of every page: escaping, style and scripts, and a policy under which nothing else can run.
+
+Text goes into a page through text() or tag(), data through the JSON blocks of page(); nothing is ever pasted as it is.
+"""
+
+import base64
+import hashlib
+import html
+import json
+from pathlib import Path
+
+ASSETS = Path(__file__).resolve().parent / "assets"
+CHART_SCRIPTS = ("uPlot.iife.min.js", "charts.js")
+CHART_STYLES = ("uPlot.min.css", "style.css")
+
+
+class Safe(str):
+    """Markup that this room made; any other str is somebody's text and is escaped."""
+
+
+def text(value):
+    """Any value -> markup that shows it.  None is shown as a dash."""
+    return value if isinstance(value, Safe) else Safe(html.escape("–" if value is None else str(value)))
+
+
+def tag(name, *children, **attributes):
+    """tag("p", "a < b", class_="note") -> <p class="note">a &lt; b</p>"""
+    words = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"' for key, value in attributes.items() if value is not None)
+    return Safe(f"<{name}{words}>{''.join(text(child) for child in children)}</{name}>")
+
+
+def join(parts, between=""):
+    return Safe(between.join(text(part) for part in parts if part))
+
+
+def table(head, rows, class_=None, caption=None):
+    """Rows of cells; numbers are right-aligned by the style."""
+    cells = [tag("tr", *(tag("td", cell, class_="number" if isinstance(cell, (int, float)) else None) for cell in row)) for row in rows]
+    top = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in head))) if head else ""
+    body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *cells), class_=class_)
+    return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
+
+
+def section(title, *children, id=None):
+    return tag("section", tag("h2", title), *children, id=id)
+
+
+def figure(chart):
+    """A place for a chart spec (bench/report/spec.py); its data travel in the page's JSON."""
+    place = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=f"{chart['title']}. {chart['caption']}")
+    hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
+    return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), place, hint)
+
+
+def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, assets=None):
+    """The whole document.  data: {id: JSON-able}.  assets: None puts all inside the page, else the folder that has them.
+
+    The policy lets only these very scripts run, no network be used and no form be sent.
+    """
+    blocks = "".join(f'<script type="application/json" id="{html.escape(key)}">{json_block(value)}</script>' for key, value in (data or {}).items())
+    if assets is None:
+        sources = [(ASSETS / name).read_text() for name in scripts]
+        allowed = " ".join(f"'sha256-{_sha256(source)}'" for source in sources)
+        code = "".join(f"<script>{source}</script>" for source in sources)
+        look = "".join(f"<style>{(ASSETS / name).read_text()}</style>" for name in styles)
+    else:
+        allowed = "'self' file:"
+        code = "".join(f'<script src="{assets}/{name}"></script>' for name in scripts)
+        look = "".join(f'<link rel="stylesheet" href="{assets}/{name}">' for name in styles)
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'self' file: 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f'{look}</head>\n<body>{_top()}<main id="main">{join(body)}</main>\n{blocks}{code}</body></html>\n'
+    )
+
+
+def json_block(value):
+    """JSON that cannot end its own script element."""
+    words = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return words.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _top():
+    skip = tag("a", "Skip to content", href="#main", class_="skip")
+    return tag("div", skip, tag("button", "Dark / light", type="button", id="theme", hidden="hidden"), class_="top")
+
+
+def _sha256(source):
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

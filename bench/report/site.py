@@ -1,0 +1,125 @@
+"""A results folder as a site of static pages: all runs (filter, sort, compare two), each track's record history, a page a run.
+
+FOLDER/site/index.html opens from a file.  A run's page is made again only when its record or this room changed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+from bench import atomic
+from bench import table as results_table
+from bench.report import run_page, spec
+from bench.report.page import ASSETS, figure, page, section, tag
+
+SCRIPTS = ("uPlot.iife.min.js", "charts.js", "tabulator.min.js", "site.js")
+STYLES = ("uPlot.min.css", "tabulator_simple.min.css", "style.css", "site.css")
+COLUMNS = (
+    "run_id", "track", "status", "validity", "name", "seed", "model", "optim", "device", "world_size", "val_loss",
+    "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "num_steps", "target_reached", "num_deviations",
+    "started_at", "commit", "config_id", "session_id", "comparability_id",
+)  # fmt: skip
+MADE = ".made.json"
+
+
+def write(results, out, say=lambda done, total: None):
+    """Results folder -> path of the index.  say(done, total) hears of the progress.  Raises ValueError for no run at all."""
+    rows = results_table.read_rows([str(results)])
+    if not rows:
+        raise ValueError(f"{results}: there is no run in it yet: ./speedrun.sh makes some")
+    out.mkdir(parents=True, exist_ok=True)
+    _copy_assets(out / "assets")
+    pages = _write_pages(rows, out, say)
+    charts = [chart for track in _tracks(rows) if (chart := history(track, rows))]
+    atomic.write_text(out / "index.html", _index(rows, pages, charts))
+    return out / "index.html"
+
+
+def history(track, rows):
+    """The best train time on a track over the years: runs that count and reached the target; None with none of them."""
+    counted = sorted((row for row in rows if _counts(row, track)), key=lambda row: row["started_at"])
+    if not counted:
+        return None
+    best, line = float("inf"), []
+    for row in counted:
+        best = min(best, row["train_s"])
+        line.append(best)
+    when_s = [_seconds(row["started_at"]) for row in counted]
+    series = [spec.series_of("record", line, "line"), spec.series_of("run", [row["train_s"] for row in counted], "points")]
+    caption = f"{len(counted)} runs reached the target, the fastest in {best:.2f} s ({counted[line.index(best)]['run_id']})"
+    return spec.chart(f"history-{track}", track, caption, "date", "train time, s", when_s, series) | {"dates": True}
+
+
+def _counts(row, track):
+    reached = row["status"] == "complete" and row["target_reached"] is True and row["train_s"] is not None
+    return row["track"] == track and reached and row["validity"] == "valid" and not row["num_deviations"]
+
+
+def _seconds(utc):
+    return datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp()
+
+
+def _tracks(rows):
+    return sorted({row["track"] for row in rows if row["track"]})
+
+
+def _index(rows, pages, charts):
+    data = {"columns": COLUMNS, "rows": [[row[column] for column in COLUMNS] for row in rows], "pages": pages}
+    help_words = "Click a column's head to sort, type below it to filter; numbers take <, > and =. Tick two runs to compare them."
+    tracks = _tracks(rows)
+    body = [
+        tag("h1", "Results"),
+        tag("p", f"{len(rows)} runs, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {help_words}", class_="soft"),
+        tag("div", tag("button", "Clear filters", type="button", id="clear"), tag("span", "", id="shown", role="status"), class_="bar"),
+        tag("div", "", id="runs"),
+        tag("section", tag("h2", "The two runs you ticked"), tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite")),
+    ]
+    if charts:
+        body.append(section("Record history", *(figure(chart) for chart in charts)))
+    return page("Results", *body, data={"runs-data": data, "charts": charts}, scripts=SCRIPTS, styles=STYLES, assets="assets")
+
+
+def _copy_assets(folder):
+    folder.mkdir(exist_ok=True)
+    for path in ASSETS.iterdir():
+        shutil.copyfile(path, folder / path.name)
+
+
+def _write_pages(rows, out, say):
+    """{run_id: page, relative to the index}; a record that cannot be shown has none."""
+    (out / "runs").mkdir(exist_ok=True)
+    made, version, pages = _made(out / MADE), _version(), {}
+    for done, row in enumerate(rows, 1):
+        folder = Path(os.path.join(os.getcwd(), row["folder"]))
+        name = f"runs/{row['run_id']}.html"
+        stamp = [version, (folder / "run.json").stat().st_mtime_ns]
+        if made.get(row["run_id"]) != stamp or not (out / name).exists():
+            try:
+                atomic.write_text(out / name, run_page.of_run(folder, assets="../assets", back="../index.html"), durable=False)
+            except (ValueError, KeyError, TypeError, AttributeError):  # a damaged record: its row in the table remains
+                continue
+            made[row["run_id"]] = stamp
+        pages[row["run_id"]] = name
+        say(done, len(rows))
+    atomic.write_json(out / MADE, made, durable=False)
+    return pages
+
+
+def _made(path):
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _version():
+    """A hash over this room: pages of another version are made again."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        if path.is_file() and path.suffix in (".py", ".js", ".css"):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+

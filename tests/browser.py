@@ -1,0 +1,172 @@
+"""A headless Chromium for tests: opens a page as a person would, without network, and says what it logged.
+
+with Browser() as browser: page = browser.open(path); page.js("document.title"); page.click("#clear"); page.errors
+Speaks the DevTools protocol over a pipe (--remote-debugging-pipe), so that nothing has to be installed but Chromium.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # offline, whatever this machine has
+)  # fmt: skip
+
+
+class Browser:
+    def __init__(self, timeout_s=60):
+        self._timeout_s, self._number, self._events = timeout_s, 0, []
+
+    def __enter__(self):
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        to_read, self._to = os.pipe()
+        self._from, to_write = os.pipe()
+        command = f"exec {CHROMIUM} {' '.join(FLAGS[:-1])} '{FLAGS[-1]}' --remote-debugging-pipe --user-data-dir={self._profile.name}"
+        self._process = subprocess.Popen(  # Chromium reads from descriptor 3 and writes to 4
+            ["bash", "-c", f"{command} about:blank 3<&{to_read} 4>&{to_write}"],
+            pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        os.close(to_read)
+        os.close(to_write)
+        self._rest = b""
+        return self
+
+    def __exit__(self, *exc_info):
+        try:
+            self.call("Browser.close")
+            self._process.wait(10)
+        except (OSError, TimeoutError, RuntimeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        os.close(self._to)
+        os.close(self._from)
+        self._profile.cleanup()
+
+    def open(self, path, width=1200, height=900, dark=False):
+        """A file, or a URL -> Page, loaded."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = Page(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.call(f"{domain}.enable")
+        page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        page.call("Page.navigate", url=str(path) if "://" in str(path) else Path(path).resolve().as_uri())
+        self.wait_for(lambda: any(event["method"] == "Page.loadEventFired" and event.get("sessionId") == session for event in self._events))
+        return page
+
+    def call(self, method, session=None, **params):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params} | ({"sessionId": session} if session else {})
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        number, deadline_s = self._number, time.monotonic() + self._timeout_s
+        while True:
+            answer = self._read(deadline_s)
+            if answer.get("id") == number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def wait_for(self, holds):
+        deadline_s = time.monotonic() + self._timeout_s
+        while not holds():
+            self._read(deadline_s)
+
+    def _read(self, deadline_s):
+        import select
+
+        while b"\0" not in self._rest:
+            if not select.select([self._from], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise TimeoutError("Chromium does not answer")
+            found = os.read(self._from, 1 << 20)
+            if not found:
+                raise RuntimeError("Chromium ended")
+            self._rest += found
+        message, _, self._rest = self._rest.partition(b"\0")
+        answer = json.loads(message)
+        if "method" in answer:
+            self._events.append(answer)
+        return answer
+
+
+class Page:
+    def __init__(self, browser, session):
+        self._browser, self._session = browser, session
+
+    def call(self, method, **params):
+        return self._browser.call(method, self._session, **params)
+
+    def js(self, expression):
+        """Value of a JavaScript expression; a promise is waited for."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(f"{expression}: {found['exceptionDetails'].get('exception', {}).get('description')}")
+        return found["result"].get("value")
+
+    def click(self, selector):
+        """In the middle of the element, with a real mouse event."""
+        x, y = self.js(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def type(self, words):
+        """Into what has the focus, key by key."""
+        for char in words:
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=char, text=char)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=char)
+
+    def press(self, key):
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def until(self, expression, timeout_s=10):
+        """Wait until a JavaScript expression holds; AssertionError if it never does."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.js(expression):
+            assert time.monotonic() < deadline_s, f"never: {expression}"
+            time.sleep(0.05)
+
+    def screenshot(self, path, whole=True):
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        Path(path).write_bytes(b64decode(shot["data"]))
+
+    @property
+    def text(self):
+        return self.js("document.body.innerText")
+
+    @property
+    def errors(self):
+        """What went wrong so far: exceptions, console errors, refused or failed loads."""
+        self.js("0")  # brings in what is on its way
+        found = []
+        for event in self._browser._events:
+            if event.get("sessionId") != self._session:
+                continue
+            kind, params = event["method"], event["params"]
+            if kind == "Runtime.exceptionThrown":
+                found.append(params["exceptionDetails"].get("exception", {}).get("description") or params["exceptionDetails"]["text"])
+            elif kind == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+                found.append(" ".join(str(one.get("value")) for one in params["args"]))
+            elif kind == "Log.entryAdded" and params["entry"]["level"] == "error":
+                found.append(params["entry"]["text"])
+        return found
+
+    @property
+    def requests(self):
+        """URLs that the page asked for."""
+        return [event["params"]["request"]["url"] for event in self._browser._events
+                if event.get("sessionId") == self._session and event["method"] == "Network.requestWillBeSent"]  # fmt: skip

@@ -1,0 +1,216 @@
+"""Pages of records: what they say, that nobody's text runs in them, and what a person's clicks do."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from browser import Browser, needs_browser
+
+from bench import record, steps
+from bench.report import cli, run_page, site, spec
+from bench.report.page import json_block, page, tag
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def results(tmp_path):
+    shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
+    return tmp_path / "results"
+
+
+def add(results, seed, **changes):
+    """One more complete run, of another seed."""
+    run = json.loads((COMPLETE / "run.json").read_text())
+    run |= {"seed": seed, "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}", "started_at": f"2026-11-22T00:00:{seed:02d}.000Z"}
+    for key, value in changes.items():
+        run[key] = run[key] | value if isinstance(run[key], dict) else value
+    folder = results / "cpu_nano" / run["run_id"]
+    shutil.copytree(COMPLETE, folder)
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+# ---- what is drawn
+
+
+def test_a_step_ends_when_the_steps_before_it_and_the_validations_are_over():
+    """Start at 1 s; validation until 2 s; two steps of 100 and 200 ms; validation until 4 s; a step of 300 ms."""
+    rows = [{"step": 0}, {"step": 1, "step_ms": 100.0}, {"step": 2, "step_ms": 200.0}, {"step": 3, "step_ms": 300.0}]
+    events = [
+        {"event": "run_start", "t_ns": 1_000_000_000},
+        {"event": "eval_stop", "t_ns": 2_000_000_000, "step": 0},
+        {"event": "eval_stop", "t_ns": 4_000_000_000, "step": 2},
+    ]
+    assert spec.wall_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
+
+
+def test_a_flagged_step_is_drawn_apart_and_not_in_the_median():
+    rows = [{"step": num, "step_ms": ms, "flags": flag} for num, ms, flag in ((1, 10.0, ""), (2, 30.0, "profiled"), (3, 20.0, ""))]
+    chart = spec.step_time(rows, {1: 0.01, 2: 0.04, 3: 0.06})
+    assert [one["y"] for one in chart["series"]] == [[10.0, None, 20.0], [None, 30.0, None]]
+    assert chart["caption"].startswith("median 15.00 ms")
+
+
+def test_the_distribution_counts_every_step_once():
+    chart = spec.distribution([{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)] + [{"step_ms": 999.0, "flags": "profiled"}])
+    assert sum(chart["series"][0]["y"]) == 100
+    assert spec.distribution([{"step_ms": 5.0}] * 3)["series"][0]["y"][0] == 3  # all alike: one bar
+
+
+def test_thinning_keeps_the_extremes():
+    values = [1.0] * 50_000
+    values[33_333], values[44_444] = 9.0, -9.0
+    keep = spec.thin(values, 1000)
+    assert len(keep) <= 1002 and {33_333, 44_444, 0, 49_999} <= set(keep)
+    assert spec.thin([1.0] * 1000, 1000) is None
+
+
+# ---- what a page holds
+
+
+def test_text_is_escaped_wherever_it_stands():
+    html = page(EVIL, tag("p", EVIL, title=EVIL), data={"charts": [EVIL]})
+    assert "<img" not in html and "<script>document" not in html
+    assert "<" not in json_block({"a": "<!--<script>", "b": "\u2028"})
+
+
+def test_only_the_pages_own_scripts_may_run():
+    html = page("x")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html).group(1)
+    sources = re.findall(r"<script>(.*?)</script>", html, re.S)
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'" for source in sources}
+    assert sources and hashes == set(re.search(r"script-src ([^;]*);", policy).group(1).split())
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_of_a_run_begins_with_its_verdict_and_fits_in_a_mail():
+    html = run_page.of_run(COMPLETE)
+    assert len(html.encode()) < 2 * 2**20
+    assert html.index("val_loss 4.2500 after 4 steps in 0.22 s") < html.index("data-chart") < html.index("Where and with what")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", html)
+
+
+def test_a_failed_run_says_how_it_ended_and_what_to_try(results):
+    failure = {"kind": "out_of_memory", "message": "2 TB wanted", "rank": 0, "step": 3, "hint": "lower the batch"}
+    folder = add(results, 7, status="failed", validity="invalid", failure=failure, metrics={"val_loss": None})
+    assert "out_of_memory at step 3: 2 TB wanted Try: lower the batch" in run_page.of_run(folder)
+
+
+def test_a_run_in_markdown_cannot_break_out_of_its_table():
+    run = record.read(COMPLETE)
+    run["name"] = "a|b\n<b>`x`"
+    words = run_page.block(run)
+    assert words.startswith("**a\\|b \\<b\\>\\`x\\`**, seed 0")
+    assert "| 4.2500 |" in words
+
+
+# ---- the site
+
+
+def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
+    index = site.write(results, results / "site")
+    pages = sorted((results / "site" / "runs").glob("*.html"))
+    assert len(pages) == 2 and index.exists()
+    before = {path: path.stat().st_mtime_ns for path in pages}
+    new = add(results, 9)
+    site.write(results, results / "site")
+    after = {path: path.stat().st_mtime_ns for path in (results / "site" / "runs").glob("*.html")}
+    assert {path for path in after if after[path] != before.get(path)} == {results / "site" / "runs" / f"{new.name}.html"}
+
+
+def test_the_history_is_the_best_so_far_of_runs_that_count(results):
+    for seed, train_s, validity in ((1, 5.0, "valid"), (2, 4.0, "suspect"), (3, 4.5, "valid"), (4, 4.8, "valid")):
+        add(results, seed, metrics={"train_s": train_s}, validity=validity)
+    rows = [row for row in site.results_table.read_rows([str(results)]) if row["started_at"].startswith("2026-11-22")]
+    assert site.history("cpu_nano", rows)["series"][0]["y"] == [5.0, 4.5, 4.5]
+    assert site.history("free", rows) is None
+
+
+def test_wrong_use_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no run in it yet"):
+        site.write(tmp_path, tmp_path / "site")
+    with pytest.raises(ValueError, match="nowhere is no folder"):
+        cli.main([str(tmp_path / "nowhere")])
+
+
+def test_the_vendored_scripts_are_the_published_ones():
+    """As sha256 of uplot-1.6.32.tgz and tabulator-tables-6.5.3.tgz from npm, source-map comments aside."""
+    known = json.loads((site.ASSETS / "sha256.json").read_text())
+    assert {name: hashlib.sha256((site.ASSETS / name).read_bytes()).hexdigest() for name in known} == known
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as found:
+        yield found
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_runs_page_draws_its_charts_offline_and_says_nothing_on_the_console(browser, tmp_path, dark):
+    path = tmp_path / "report.html"
+    cli.main([str(COMPLETE), "--out", str(path)])
+    shown = browser.open(path, width=390, dark=dark)  # a narrow screen
+    assert shown.errors == [] and len(shown.requests) == 1
+    num_charts = shown.js("document.querySelectorAll('[data-chart]').length")
+    assert num_charts >= 4 and shown.js("document.querySelectorAll('.u-over').length") == num_charts
+    assert shown.js("document.documentElement.scrollWidth <= innerWidth")
+    shown.js("document.querySelector('[data-chart=loss]').focus()")
+    shown.press("ArrowRight")
+    shown.until("document.querySelector('[data-chart=loss] .u-legend').textContent.replace(/\\s+/g, '').startsWith('step0')")
+    before = shown.js("getComputedStyle(document.body).backgroundColor")
+    shown.click("#theme")
+    assert shown.js("getComputedStyle(document.body).backgroundColor") != before
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_site_filters_sorts_and_sets_two_runs_side_by_side(browser, results):
+    for seed in range(2, 12):
+        add(results, seed, name=EVIL if seed == 3 else "gpt2-adamw", metrics={"train_s": 5.0 + seed / 10})
+    shown = browser.open(site.write(results, results / "site"))
+    assert "12 of 12 runs" in shown.text
+    shown.click("[tabulator-field=train_s] input")
+    shown.type(">5.75")
+    shown.until("document.getElementById('shown').textContent === '4 of 12 runs'")  # 5.8, 5.9, 6.0, 6.1
+    shown.click(".tabulator-col[tabulator-field=train_s] .tabulator-col-title")
+    shown.until("document.querySelector('.tabulator-row [tabulator-field=train_s]').textContent === '5.80'")
+    for place in (1, 3):
+        shown.click(f".tabulator-row:nth-child({place}) input[type=checkbox]")
+    pair = shown.js("document.getElementById('pair').innerText")
+    assert "./run.sh compare 20261122T000008Z" in pair and "+3.45 %" in pair  # 6.0 / 5.8
+    shown.click("#clear")
+    shown.until("document.getElementById('shown').textContent === '12 of 12 runs'")
+    assert shown.js("document.title") == "Results" and shown.js("document.querySelectorAll('img').length") == 0
+    assert shown.errors == []
+    run = browser.open(results / "site" / "runs" / "20261122T000003Z-gpt2-adamw-48623a63-s3.html")
+    assert run.errors == [] and run.js("document.title").startswith("</script>") and run.js("document.querySelectorAll('.u-over').length") >= 4
+    assert steps.read(COMPLETE)  # the page's numbers come from a record that has them
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("kind", ["line", "points", "bars", "area"])
+def test_every_kind_of_series_becomes_a_picture(tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    from bench.report import png
+
+    series = [spec.series_of("$a$", [1.0, None, 3.0], kind), spec.series_of("b", [2.0, 2.0, 2.0], kind)]
+    marks = [spec.mark_of(1.5, "gc", "stall")]
+    path = png.draw(spec.chart("x", "cost in $", "", "s", "ms", [0, 1, 2], series, marks), tmp_path / "deep" / "x.png")
+    picture = imread(path)
+    assert picture.shape[:2] == (640, 1280) and picture[..., :3].std() > 0.01  # something is drawn
