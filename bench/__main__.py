@@ -8,10 +8,17 @@ import sys
 VERBS = {  # verb: (module in bench/, what it does)
     "run": ("run", "race once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
+    "race": ("race", "which of several is faster? planned, interleaved, judged"),
+    "compare": ("compare", "is B faster than A? runs, races or logs"),
+    "calibrate": ("calibrate", "how fine this machine can measure"),
     "table": ("table", "the results table"),
+    "analyze": ("analyze", "what Kineto traces say: time, kernels, gaps, ranks, and what changed"),
     "report": ("report.cli", "pages and pictures of a run, a race or all results"),
+    "memory": ("snapshot.cli", "who held the memory: a page of each memory snapshot"),
+    "judge": ("judge", "does a claim hold by the rules of its track?"),
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data_cli", "fetch, make or show data"),
+    "doctor": ("doctor", "is this machine fit to measure?"),
     "bench-self": ("bench_self", "what this harness itself costs"),
 }
 HELP = """usage: ./run.sh [verb] [...]
@@ -20,7 +27,7 @@ HELP = """usage: ./run.sh [verb] [...]
   test        run the tests (./run.sh test [pytest arguments])
 
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
-Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use."""
+Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use or not comparable."""
 
 
 def main(argv):

@@ -1,0 +1,169 @@
+"""./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
+
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Of a run folder it also
+writes analysis.json and summary.md into it.  Needs no torch.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from bench import atomic, hardware
+from bench.analyze_text import as_markdown, as_text, diff_text
+from bench.trace import advice, attribution, categories, critical, diff, events, kernels, launches, load, operators, skew, temporal, window
+
+DTYPES = ("bfloat16", "float16", "float32", "float8")
+MAX_OPERATORS = 50
+
+
+def main(argv):
+    """Exit codes: 0 analysed, 2 wrong use or no trace."""
+    if argv[:1] == ["diff"]:
+        return _diff(argv[1:])
+    args = _parser().parse_args(argv)
+    rules = categories.load_rules(args.rules) if args.rules else categories.RULES
+    for word in args.path:
+        path = _locate(word)
+        found = analyze(load.find(path), rules, args.include_last_step)
+        if (path / "run.json").is_file():
+            _keep(path, found)
+        print(json.dumps(found, indent=1) if args.json else as_text(found, word))
+    return 0
+
+
+def analyze(paths, rules=categories.RULES, include_last_step=False):
+    """Trace files of one job -> {"ranks": {"0": {...}}, "overall": {...}}: the --json answer."""
+    ranks = load.load_all(paths)
+    chosen = {rank.rank: (rank, *_rows(rank, rules, include_last_step)) for rank in ranks}
+    by_rank = {str(number): of_rank(*one, rules) for number, one in chosen.items()}
+    return {"ranks": by_rank, "overall": _overall(by_rank, chosen)}
+
+
+def _rows(rank, rules, include_last_step):
+    rows = window.device_rows(rank, include_last_step)
+    return rows, kernels.types(rank, rows, rules), window.until(rank, include_last_step)
+
+
+def of_rank(rank, rows, kinds, until_ns, rules):
+    """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all."""
+    by_device = window.devices(rank, rows)
+    leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
+    on_main, main_kinds = rows[leads], kinds[leads]
+    time = temporal.breakdown(rank, on_main, main_kinds)
+    table = kernels.by_name(rank, rows, kinds, rules)
+    ops = operators.table(rank, rows, until_ns)
+    peaks, mem_bytes_per_s, device_name = _peaks(rank)
+    rates, known_frac = operators.achieved(ops, peaks, mem_bytes_per_s)
+    found = {
+        "file": rank.path.name,
+        "profiler_steps": [number for number, _, _ in rank.steps()],
+        "num_events": rank.num_events,
+        "num_device_rows": len(rows),
+        "num_bad_events": rank.num_bad,
+        "cut": rank.cut,
+        "device": device_name,
+        "temporal": {name: time[name] for name in ("idle_us", "compute_us", "non_compute_us", "span_us", "idle_pct", "compute_pct", "non_compute_pct")},
+        "overlap_pct": time["overlap_pct"],
+        "comm_us": time["comm_us"],
+        "exposed_comm_us": time["exposed_comm_us"],
+        "idle": temporal.idle(rank, rows),
+        "kernel_types": kernels.by_type(rank, on_main, main_kinds),
+        "kernels": table,
+        "categories": kernels.by_category(table),
+        "steps": temporal.steps(rank, on_main, main_kinds),
+        "phases": attribution.phase_times(rank, rows),
+        "annotations": temporal.annotations(rank),
+        "gpu_annotations": temporal.annotations(rank, events.GPU_ANNOTATION),
+        "launches": launches.statistics(rank, rows),
+        "queues": launches.queues(rank, rows),
+        "copies": launches.copies(rank, rows),
+        "operators": ops[:MAX_OPERATORS],
+        "num_operators": len(ops),
+        "achieved": rates[:MAX_OPERATORS],
+        "flop_known_frac": known_frac,
+        "modules": attribution.modules(rank, rows),
+        "sources": attribution.sources(rank, rows)[:MAX_OPERATORS],
+        "critical_path": critical.path(rank, on_main, main_kinds),
+        "gaps": critical.gaps(rank, on_main),
+        "synchronisations": critical.synchronisations(rank, until_ns),
+        "num_items": critical.items(rank, until_ns),
+        "devices": {str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()},
+    }
+    return found | {"advice": advice.of(found)}
+
+
+def _peaks(rank):
+    """(precision -> FLOP/s or None, bytes/s or None, the device's name or None) by what the trace says of its GPU."""
+    properties = rank.meta.get("deviceProperties")
+    names = [one.get("name") for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
+    name = next((one for one in names if isinstance(one, str)), None)
+    if name is None:
+        return (lambda precision: None), None, None
+    return (lambda precision: hardware.peak_flops(name, precision) if precision in DTYPES else None), hardware.mem_bytes_per_s(name), name
+
+
+def _overall(by_rank, chosen):
+    times = {number: found["temporal"] for number, found in by_rank.items() if found["temporal"]["span_us"]}
+    overall = {"num_ranks": len(by_rank), "world_size": next((one[0].world_size for one in chosen.values() if one[0].world_size), None)}
+    overall["missing_ranks"] = sorted(set(range(overall["world_size"] or 0)) - set(chosen))
+    for name in ("idle", "compute", "non_compute"):
+        shares = [time[f"{name}_pct"] for time in times.values()]
+        overall[f"{name}_pct_mean"] = sum(shares) / len(shares) if shares else None
+    overall["slowest_rank"] = max(times, key=lambda number: times[number]["span_us"], default=None)
+    overall["step_skew"] = skew.steps({number: by_rank[str(number)]["steps"] for number in chosen})
+    overall["collectives"] = skew.collectives({number: one[:3] for number, one in chosen.items()})
+    return overall
+
+
+def _keep(folder, found):
+    """Beside the run's record, for reports."""
+    try:
+        atomic.write_json(folder / "analysis.json", found)
+        if not (folder / "summary.md").exists() or (folder / "summary.md").read_text().startswith("# Trace analysis"):
+            atomic.write_text(folder / "summary.md", as_markdown(found, folder.name))
+        print(f"analyze: wrote {os.path.relpath(folder / 'analysis.json')}", file=sys.stderr)
+    except OSError as error:
+        print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
+
+
+def _diff(argv):
+    parser = argparse.ArgumentParser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
+    parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
+    parser.add_argument("b", metavar="B")
+    parser.add_argument("--by", choices=["kernel", "operator"], default="kernel", help="match kernels by name, or operators by name and shape")
+    parser.add_argument("--rank", type=int, help="of a folder with several ranks; the lowest without it")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    profiles = [diff.profile(_one_rank(word, args.rank), args.by) for word in (args.a, args.b)]
+    found = diff.compare(*profiles)
+    print(json.dumps(found, indent=1) if args.json else diff_text(found, args.a, args.b))
+    return 0
+
+
+def _one_rank(word, number):
+    ranks = load.load_all(load.find(_locate(word)))
+    for rank in ranks:
+        if number is None or rank.rank == number:
+            return rank
+    raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
+
+
+def _locate(word):
+    """A path from where the user stands; or a run id."""
+    path = Path(os.environ.get("SPEEDRUN_CWD", os.getcwd()), os.path.expanduser(word))
+    if path.exists():
+        return path
+    from bench import record
+
+    return Path(record.locate(word))
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="./run.sh analyze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", nargs="+", metavar="PATH")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories, tried first")
+    parser.add_argument("--include-last-step", action="store_true", help="count the last ProfilerStep too: its kernels may be cut off")
+    return parser

@@ -1,0 +1,1 @@
+"""Kineto traces: what they say, without torch."""

@@ -1,0 +1,116 @@
+"""What bounded a device: the chain of work that leads to its last kernel, and its largest gaps.
+
+The chain is walked backwards from the end of the last row.  A row that began as soon as another one ended waited for that
+one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of the span
+is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a stream waited
+for, without a row of its own, is not seen.
+"""
+
+import numpy as np
+
+from bench.trace import attribution, events, intervals, window
+
+US = 1000
+KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
+NUM_GAPS = 10
+
+
+def path(rank, rows, kinds):
+    """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a device.
+
+    launch: from the launching call to the start of its row, where nothing else ran; host: the host had launched nothing
+    yet; wait: launched, nothing running, and yet not started.
+    """
+    found = dict.fromkeys(KINDS, 0)
+    if not len(rows):
+        return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
+    start, end = rank.ts[rows], rank.end[rows]
+    launched = window.launch_times(rank, rows)
+    by_end = np.argsort(end, kind="stable")
+    ends = end[by_end]
+    place, moment, first, num_links = int(by_end[-1]), int(ends[-1]), int(start.min()), 0
+    while True:
+        num_links += 1
+        found[KINDS[kinds[place]]] += max(0, moment - int(start[place]))
+        moment = min(moment, int(start[place]))
+        if moment <= first:
+            break
+        before = int(np.searchsorted(ends, moment, side="right")) - 1
+        while before >= 0 and start[by_end[before]] >= moment:  # rows without a duration lead nowhere
+            before -= 1
+        if before < 0:
+            running = np.flatnonzero((start < moment) & (end > moment))
+            if not len(running):
+                break
+            place = int(running[np.argmin(start[running])])
+            continue
+        previous = int(by_end[before])
+        gap_from = int(end[previous])
+        overlapping = np.flatnonzero((start < moment) & (end > moment)) if gap_from < moment else ()
+        if len(overlapping):  # something still ran: that is what the time went to
+            place = int(overlapping[np.argmax(start[overlapping])])
+            continue
+        if gap_from < moment:
+            called = int(launched[place])
+            if called != window.NOT_LAUNCHED and called > gap_from:
+                called = min(called, moment)
+                found["host"] += called - gap_from
+                found["launch"] += moment - called
+            else:
+                found["wait"] += moment - gap_from
+            moment = gap_from
+        place = previous
+    return {f"{kind}_us": ns / US for kind, ns in found.items()} | {"span_us": int(ends[-1] - first) / US, "num_links": num_links}
+
+
+def gaps(rank, rows, limit=NUM_GAPS):
+    """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
+
+    start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the middle
+    of the gap: the innermost call, operator or annotation; None if nothing was recorded there.
+    """
+    if not len(rows):
+        return []
+    merged = intervals.union(rank.ts[rows], rank.end[rows])
+    low, high = intervals.gaps(merged)
+    longest = np.argsort(low - high, kind="stable")[:limit]
+    first = int(rank.ts[rows].min())
+    order = rows[np.argsort(rank.ts[rows], kind="stable")]
+    calls = window.launches(rank, order)
+    by_end = rows[np.argsort(rank.end[rows], kind="stable")]
+    found = []
+    for gap in longest:
+        after = int(np.searchsorted(rank.ts[order], high[gap]))
+        before = int(np.searchsorted(rank.end[by_end], low[gap], side="right")) - 1
+        middle = np.array([(low[gap] + high[gap]) // 2])
+        found.append({
+            "start_us": int(low[gap] - first) / US, "us": int(high[gap] - low[gap]) / US, "before": rank.names[rank.name[by_end[before]]],
+            "after": rank.names[rank.name[order[after]]], "host": _doing(rank, calls[after : after + 1], middle),
+        })  # fmt: skip
+    return found
+
+
+def _doing(rank, call, moment):
+    for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
+        row = attribution.by_thread(rank, call, moment, kind)[0]
+        if row >= 0:
+            return rank.names[rank.name[row]]
+    return None
+
+
+def synchronisations(rank, until_ns=None):
+    """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first."""
+    wanted = [num for num, name in enumerate(rank.names) if "Synchronize" in name]
+    calls = window.host_rows(rank, events.RUNTIME, until_ns)
+    calls = calls[np.isin(rank.name[calls], wanted)]
+    found = []
+    for name in np.unique(rank.name[calls]):
+        dur = rank.dur[calls[rank.name[calls] == name]]
+        found.append({"name": rank.names[name], "count": len(dur), "sum_us": int(dur.sum()) / US})
+    return sorted(found, key=lambda line: -line["sum_us"])
+
+
+def items(rank, until_ns=None):
+    """How often a tensor was read by the host (aten::item, aten::_local_scalar_dense): each waits for the device."""
+    wanted = [num for num, name in enumerate(rank.names) if name == "aten::_local_scalar_dense"]
+    return int(np.isin(rank.name[window.host_rows(rank, events.CPU_OP, until_ns)], wanted).sum())

@@ -1,0 +1,211 @@
+"""Chunks of events as bytes -> columns.  Only what an analysis needs is decoded; stamps are exact, in nanoseconds.
+
+Kineto writes microseconds, with up to three decimals; ts can be so large (1.7e15 since the epoch) that a float would lose
+them, and is then read as text.
+"""
+
+import json
+import re
+
+import msgspec
+import numpy as np
+
+# What an event is, from its category; names of PyTorch 1.11 to 2.13, CUDA and ROCm.
+KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC = range(9)
+KINDS = {
+    "kernel": KERNEL, "gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET,
+    "cuda_runtime": RUNTIME, "cuda_driver": RUNTIME, "runtime": RUNTIME, "driver": RUNTIME, "hip_runtime": RUNTIME,
+    "hip_driver": RUNTIME, "mtia_runtime": RUNTIME, "xpu_runtime": RUNTIME, "cpu_op": CPU_OP, "operator": CPU_OP,
+    "user_annotation": ANNOTATION, "gpu_user_annotation": GPU_ANNOTATION, "python_function": PYTHON, "cuda_sync": SYNC,
+}  # fmt: skip
+DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
+EXACT_BELOW = 2**42  # microseconds: below, a double tells the nanoseconds apart
+NO_NUMBER = -1
+_LARGE = re.compile(rb'"ts"\s*:\s*"?(\d{13,})\.\d')
+Number = int | float | str | None
+
+
+class Args(msgspec.Struct, gc=False):
+    stream: Number = None
+    device: Number = None
+    correlation: Number = None
+    external_id: Number = msgspec.field(default=None, name="External id")
+    bytes: Number = None
+    dims: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Input Dims")
+    types: msgspec.Raw | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="Input type")
+    collective: Number = msgspec.field(default=None, name="Collective name")
+    nelems: Number = msgspec.field(default=None, name="In msg nelems")
+    group: Number = msgspec.field(default=None, name="Process Group Name")
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str | None = None
+    cat: str | None = None
+    name: Number = None
+    ts: Number = None
+    dur: Number = None
+    pid: Number = None
+    tid: Number = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"0")
+
+
+DECODERS = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
+COLUMNS = {  # one row an event
+    "kind": np.int8, "ts": np.int64, "dur": np.int64, "name": np.int32, "track": np.int32, "correlation": np.int64,
+    "external": np.int64, "extra": np.int32,
+}  # fmt: skip
+
+
+class Collector:
+    """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
+
+    tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
+    (bytes, dims, types, collective, nelems, group).  kinds: the ones to keep; leaving out PYTHON and CPU_OP saves memory.
+    """
+
+    def __init__(self, kinds=None):
+        self._wanted = {name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds}
+        self._names, self._tracks, self._extras = {}, {}, {}
+        self._parts = {name: [] for name in COLUMNS}
+        self._exact = None
+        self.num_events = self.num_bad = 0
+
+    def add(self, chunk):
+        if self._exact is None:
+            found = _LARGE.search(chunk)
+            self._exact = found is not None and int(found.group(1)) >= EXACT_BELOW
+        events = self._decode(chunk)
+        self.num_events += len(events)
+        wanted = self._wanted
+        rows = [(event, wanted[event.cat.lower()]) for event in events if event.ph == "X" and event.cat and event.cat.lower() in wanted]
+        if rows:
+            self._keep(rows)
+
+    def _decode(self, chunk):
+        try:
+            return DECODERS[self._exact].decode(b"[" + chunk + b"]")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._decode_one_by_one(chunk)
+
+    def _decode_one_by_one(self, chunk):
+        """A damaged or odd chunk: every event that can be read is read, the others are counted."""
+        scan, text, at, found = json.JSONDecoder(strict=False).raw_decode, chunk.decode("utf-8", "replace"), 0, []
+        while (at := text.find("{", at)) >= 0:
+            try:
+                value, end = scan(text, at)
+            except (ValueError, RecursionError):
+                self.num_bad += 1
+                boundary = _NEXT.search(text, at + 1)
+                if boundary is None:
+                    break
+                at = boundary.end()
+                continue
+            at = end
+            found.append(_from_plain(value, text[end - 1 : end]) if isinstance(value, dict) else Event())
+        return found
+
+    def _keep(self, rows):
+        names, tracks = self._names, self._tracks
+        ts = _nanoseconds([event.ts for event, _ in rows])
+        dur = _nanoseconds([event.dur if event.dur is not None else 0 for event, _ in rows])
+        columns = {"kind": [kind for _, kind in rows], "ts": ts, "dur": dur}
+        columns["name"] = [names.setdefault(str(event.name), len(names)) for event, _ in rows]
+        facts = [event.args or _NO_ARGS for event, _ in rows]
+        columns["track"] = [
+            tracks.setdefault((True, _whole(args.device, event.pid), _whole(args.stream, event.tid)) if kind <= MEMSET or kind == GPU_ANNOTATION or kind == SYNC
+                              else (False, str(event.pid), str(event.tid)), len(tracks))
+            for (event, kind), args in zip(rows, facts)
+        ]  # fmt: skip
+        columns["correlation"] = [args.correlation if type(args.correlation) is int else _whole(args.correlation) for args in facts]
+        columns["external"] = [args.external_id if type(args.external_id) is int else _whole(args.external_id) for args in facts]
+        columns["extra"] = [self._extra(args) for args in facts]
+        good = (ts != _BAD) & (dur != _BAD)
+        self.num_bad += int((~good).sum())
+        for name, dtype in COLUMNS.items():
+            self._parts[name].append(np.asarray(_clipped(columns[name], dtype), dtype)[good])
+
+    def _extra(self, args):
+        if args.bytes is None and args.dims is msgspec.UNSET and args.collective is None:
+            return NO_NUMBER
+        dims = "" if args.dims is msgspec.UNSET else bytes(args.dims)
+        types = "" if args.types is msgspec.UNSET else bytes(args.types)
+        fact = (args.bytes, dims, types, args.collective, args.nelems, args.group)
+        return self._extras.setdefault(fact, len(self._extras))
+
+    def finish(self):
+        columns = {name: np.concatenate(parts) if parts else np.empty(0, COLUMNS[name]) for name, parts in self._parts.items()}
+        self._parts = None
+        return {
+            "columns": columns, "names": list(self._names), "tracks": list(self._tracks), "extras": list(self._extras),
+            "num_events": self.num_events, "num_bad": self.num_bad,
+        }  # fmt: skip
+
+
+_NO_ARGS = Args()
+_BAD = np.iinfo(np.int64).min
+_NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
+
+
+def _nanoseconds(values):
+    """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is no number becomes _BAD."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return np.array([value if abs(value) < 2**53 else 0 for value in values], np.int64) * 1000
+    if kinds <= {int, float}:
+        found = np.array(values, np.float64)
+        return np.where(np.isfinite(found), np.rint(np.where(np.isfinite(found), found, 0) * 1000), _BAD).astype(np.int64)
+    return np.array([_one_ns(value) for value in values], np.int64)
+
+
+def _one_ns(value):
+    text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
+    text = text.strip('" ')
+    whole, _, decimals = text.partition(".")
+    try:
+        if not whole.lstrip("-").isdigit() or not (decimals or "0").isdigit():
+            return round(float(text) * 1000)
+        ns = int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * round(int((decimals + "0000")[:4]) / 10)
+        return ns if abs(ns) < 2**62 else int(_BAD)
+    except (ValueError, OverflowError):
+        return int(_BAD)
+
+
+def _whole(value, otherwise=None):
+    """A number however it is written -> int; NO_NUMBER if it is none."""
+    for candidate in (value, otherwise):
+        if type(candidate) is int:
+            return candidate
+        try:
+            return int(candidate)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return NO_NUMBER
+
+
+def _clipped(values, dtype):
+    """Numbers that no column can hold become NO_NUMBER."""
+    if isinstance(values, np.ndarray) or dtype != np.int64:
+        return values
+    return [value if -(2**63) <= value < 2**63 else NO_NUMBER for value in values]
+
+
+def _from_plain(value, _):
+    """A dict from the json module -> Event, with whatever of it can be used."""
+    args = value.get("args") if isinstance(value.get("args"), dict) else {}
+    plain = {key: args.get(name) for key, name in _ARG_NAMES.items()}
+    plain = {key: found if isinstance(found, (int, float, str)) else None for key, found in plain.items()}
+    dims = {key: msgspec.Raw(json.dumps(args[name]).encode()) for key, name in (("dims", "Input Dims"), ("types", "Input type")) if name in args}
+    words = {key: value.get(key) if isinstance(value.get(key), str) else None for key in ("ph", "cat")}
+    rest = {key: value.get(key) if isinstance(value.get(key), (int, float, str)) else None for key in ("name", "ts", "dur", "pid", "tid")}
+    return Event(**words, **rest, args=Args(**plain, **dims))
+
+
+_ARG_NAMES = {
+    "stream": "stream", "device": "device", "correlation": "correlation", "external_id": "External id", "bytes": "bytes",
+    "collective": "Collective name", "nelems": "In msg nelems", "group": "Process Group Name",
+}  # fmt: skip

@@ -1,0 +1,180 @@
+"""A trace file -> Rank: its rows as numpy columns, and what the file says of itself.
+
+Large files are read by several processes, a folder of ranks by one process a file.
+"""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from bench.trace import events
+from bench.trace.source import NoTrace, Source
+
+PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
+SUFFIXES = (".json", ".json.gz")
+RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
+STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
+
+
+class Rank:
+    """The rows of one file.  Columns are numpy arrays of one length; times are integer nanoseconds.
+
+    .kind (bench.trace.events: KERNEL ... SYNC)  .ts .dur .end  .name (index into .names)  .track (index into .tracks:
+    (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1: none)
+    .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad  .cut
+    """
+
+    def __init__(self, path, parts, head, tail, cut):
+        merged = _merge(parts)
+        for name in events.COLUMNS:
+            setattr(self, name, merged["columns"][name])
+        self.end = self.ts + self.dur
+        self.names, self.tracks, self.extras = merged["names"], merged["tracks"], merged["extras"]
+        self.num_events, self.num_bad = merged["num_events"], merged["num_bad"]
+        self.path, self.cut = Path(path), cut
+        self.meta = _meta(head, tail)
+        info = self.meta.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        found = RANK_IN_NAME.search(self.path.name)
+        self.rank = _number(info.get("rank"))
+        if self.rank is None and found:
+            self.rank = int(found.group(1))
+        self.world_size = _number(info.get("world_size"))
+
+    def is_kind(self, *kinds):
+        return np.isin(self.kind, kinds)
+
+    def device_rows(self):
+        """Indices of kernels, copies and memsets."""
+        return np.flatnonzero(self.is_kind(*events.DEVICE_KINDS))
+
+    def steps(self):
+        """[(number, start ns, end ns)] of the host's ProfilerStep annotations, by start."""
+        wanted = {num: int(found.group(1)) for num, name in enumerate(self.names) if (found := STEP.search(name))}
+        rows = np.flatnonzero(self.is_kind(events.ANNOTATION, events.CPU_OP) & np.isin(self.name, list(wanted)))
+        found = sorted((int(self.ts[row]), wanted[int(self.name[row])], int(self.end[row])) for row in rows)
+        seen = {}
+        for start, number, end in found:
+            seen.setdefault(number, (number, start, end))
+        return sorted(seen.values(), key=lambda step: step[1])
+
+
+def load(path, kinds=None, processes=None):
+    """One file -> Rank.  Raises NoTrace (a ValueError) for a file that is no trace."""
+    source = Source(path)
+    num_parts = 1
+    if source.num_bytes * (15 if source.is_gzip else 1) >= PARALLEL_BYTES:
+        num_parts = min(processes or os.cpu_count() or 1, 4)
+    if num_parts == 1:
+        parts = [_read(path, kinds, 0, 1)]
+    else:
+        with _pool(num_parts - 1) as pool:
+            others = [pool.submit(_read, path, kinds, part, num_parts) for part in range(1, num_parts)]
+            parts = [_read(path, kinds, 0, num_parts), *(other.result() for other in others)]
+    return _rank(path, parts)
+
+
+def load_all(paths, kinds=None, processes=None):
+    """Files -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
+    processes = processes or os.cpu_count() or 1
+    total = sum(os.path.getsize(path) * (15 if str(path).endswith(".gz") else 1) for path in paths)
+    if len(paths) == 1 or processes == 1 or total < PARALLEL_BYTES:
+        ranks = [load(path, kinds, processes) for path in paths]
+    else:
+        with _pool(min(processes, len(paths))) as pool:
+            ranks = [_rank(path, [found]) for path, found in zip(paths, pool.map(_read, paths, [kinds] * len(paths), [0] * len(paths), [1] * len(paths)))]
+    return _numbered(ranks)
+
+
+def find(word):
+    """What a user named -> trace files: a file, or all traces in a folder (and in its traces/)."""
+    path = Path(word)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise NoTrace(f"{word}: there is no such file or folder")
+    for folder in (path, path / "traces"):
+        found = sorted(one for one in folder.rglob("*") if one.name.endswith(SUFFIXES) and _looks_like_a_trace(one))
+        if found:
+            return found
+    raise NoTrace(f"{word}: there is no trace in it (.json, .json.gz); a run makes some with profile=window")
+
+
+def _looks_like_a_trace(path):
+    try:
+        next(iter(Source(path).chunks()), None)
+    except (NoTrace, OSError):
+        return False
+    return True
+
+
+def _pool(size):
+    return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _read(path, kinds, part, num_parts):
+    source, collector = Source(path), events.Collector(kinds)
+    for chunk in source.chunks(part, num_parts):
+        collector.add(chunk)
+    return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
+
+
+def _rank(path, parts):
+    head = next((part["head"] for part in parts if part["head"]), b"")
+    tail = next((part["tail"] for part in parts if part["tail"]), b"")
+    cut = next((part["cut"] for part in parts if part["cut"]), None)
+    if sum(part["num_events"] for part in parts) == 0 and cut is None and not head and not tail:
+        raise NoTrace(f"{path}: it is no Kineto trace: there are no events in it")
+    return Rank(path, parts, head, tail, cut)
+
+
+def _merge(parts):
+    """Parts' tables of names, tracks and extras become one; their columns follow each other."""
+    if len(parts) == 1:
+        return parts[0]
+    merged = {"columns": {}, "num_events": sum(part["num_events"] for part in parts), "num_bad": sum(part["num_bad"] for part in parts)}
+    for table, column in (("names", "name"), ("tracks", "track"), ("extras", "extra")):
+        places = {}
+        for part in parts:
+            new = np.array([places.setdefault(entry, len(places)) for entry in part[table]] or [0], np.int32)
+            old = part["columns"][column]
+            part["columns"][column] = np.where(old < 0, np.int32(-1), new[np.maximum(old, 0)])
+        merged[table] = list(places)
+    for name in events.COLUMNS:
+        merged["columns"][name] = np.concatenate([part["columns"].pop(name) for part in parts])
+    return merged
+
+
+def _meta(head, tail):
+    """What stands before and after the events, as a dict; what cannot be read is left out."""
+    found = {}
+    for text in (head.rstrip().rstrip(b",") + b"}", b"{" + tail.lstrip().lstrip(b",")):
+        try:
+            value = json.loads(text.decode("utf-8", "replace"), strict=False)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            found |= value
+    return found
+
+
+def _number(value):
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _numbered(ranks):
+    """In order of rank; files that do not say their rank, or say one that is taken, get the next free one."""
+    taken = set()
+    for one in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path.name)):
+        if one.rank is None or one.rank in taken:
+            one.rank = next(number for number in range(len(ranks) + len(taken) + 1) if number not in taken)
+        taken.add(one.rank)
+    return sorted(ranks, key=lambda rank: rank.rank)

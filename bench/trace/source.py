@@ -1,0 +1,197 @@
+"""A trace file -> chunks of whole events as bytes, in constant memory.
+
+Kineto writes one object whose "traceEvents" is an array of a million small objects.  Nothing here parses them: a chunk
+ends where an event ends and the next one begins, which BOUNDARY recognises.  In JSON those bytes cannot stand inside a
+string: a quote there is escaped, and after the quote that ends a string no word follows.
+"""
+
+import re
+import zlib
+from pathlib import Path
+
+BLOCK_BYTES = 4 * 2**20
+HEAD_BYTES = 64 * 2**20  # what comes before the events: device properties and the like, kilobytes as a rule
+BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
+EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class NoTrace(ValueError):
+    """The file is no trace: what, and what to try."""
+
+
+class Source:
+    """for chunk in source.chunks(): ...   then .head and .tail, the bytes around the events, and .cut.
+
+    A chunk is the inside of a JSON array.  cut: a sentence if the file ends early, else None; then the last chunk may be
+    damaged.  Plain files can be read in parts: chunks(part, num_parts) gives about its share of the events; a compressed
+    one is read whole by every part, which then gives every num_parts-th chunk.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.head, self.tail, self.cut = b"", b"", None
+        try:
+            with open(path, "rb") as file:
+                self.is_gzip = file.read(2) == GZIP_MAGIC
+            self.num_bytes = self.path.stat().st_size
+        except OSError as error:
+            raise NoTrace(f"{path}: cannot be read ({error.strerror}); name a trace, a run folder or a folder of traces") from None
+
+    def chunks(self, part=0, num_parts=1):
+        if self.is_gzip:
+            for number, chunk in enumerate(self._whole(self._unzipped())):
+                if number % num_parts == part:
+                    yield chunk
+        elif num_parts == 1:
+            yield from self._whole(self._blocks(0, self.num_bytes))
+        else:
+            yield from self._part(part, num_parts)
+
+    def _blocks(self, start, stop):
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            while start < stop:
+                block = file.read(min(BLOCK_BYTES, stop - start))
+                if not block:
+                    return
+                start += len(block)
+                yield block
+
+    def _unzipped(self):
+        """Blocks of the decompressed stream, several members too; a cut or damaged one ends with .cut."""
+        inflate, failed = _inflater()
+        with open(self.path, "rb") as file:
+            engine = inflate()
+            while packed := file.read(BLOCK_BYTES // 4):
+                while packed:
+                    try:
+                        block = engine.decompress(packed)
+                    except failed as error:
+                        self.cut = f"the compressed data are damaged ({error})"
+                        return
+                    if block:
+                        yield block
+                    packed = engine.unused_data if engine.eof else b""
+                    if packed.strip(b"\0"):
+                        engine = inflate()
+                    else:
+                        packed = b""
+            if not engine.eof:
+                self.cut = "the compressed data end early"
+
+    def _whole(self, blocks):
+        """Find the array, then give what lies between boundaries."""
+        rest = self._after_head(blocks)
+        for block in blocks:
+            rest += block
+            cut_at = _last_boundary(rest, len(rest) - len(block))
+            if cut_at:
+                yield rest[: cut_at[0]]
+                rest = rest[cut_at[1] :]
+        yield from self._last(rest)
+
+    def _after_head(self, blocks):
+        head = b""
+        for block in blocks:
+            head += block
+            if found := EVENTS.search(head):
+                self.head = head[: found.start()]
+                return head[found.end() :]
+            if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") and (start := head.index(b"[")) >= 0:
+                return head[start + 1 :]  # the format without an object around the events
+            if len(head) > HEAD_BYTES:
+                break
+        if not head.strip():
+            raise NoTrace(f"{self.path}: the file is empty{' (' + self.cut + ')' if self.cut else ''}; record the trace again")
+        raise NoTrace(f'{self.path}: it is no Kineto trace: there is no "traceEvents" in it; name a .json or .json.gz that torch.profiler wrote')
+
+    def _last(self, rest):
+        """The end of the array lies in what follows the last boundary."""
+        end = _end_of_array(rest)
+        if end is None:
+            self.cut = self.cut or "the file ends in the middle of the events"
+            yield rest
+        else:
+            self.tail = rest[end + 1 :]
+            yield rest[:end]
+
+    def _part(self, part, num_parts):
+        """Plain files: the head is read by all, then each part begins and ends at a boundary near its share."""
+        blocks = self._blocks(0, self.num_bytes)
+        first = self._after_head(blocks)
+        base = self._offset_of_events(first, blocks)
+        share = (self.num_bytes - base) / num_parts
+        start = base if part == 0 else self._boundary_after(base + int(share * part))
+        stop = self.num_bytes if part == num_parts - 1 else self._boundary_after(base + int(share * (part + 1)))
+        if start is None or (stop is not None and start >= stop):
+            return
+        rest = b""
+        for block in self._blocks(start, self.num_bytes if stop is None else stop):
+            rest += block
+            if cut_at := _last_boundary(rest, len(rest) - len(block)):
+                yield rest[: cut_at[0]]
+                rest = rest[cut_at[1] :]
+        if stop is None or stop == self.num_bytes:
+            yield from self._last(rest)
+        else:
+            yield rest.rstrip().rstrip(b",")
+
+    def _offset_of_events(self, first, blocks):
+        with open(self.path, "rb") as file:
+            data = file.read(len(self.head) + HEAD_BYTES // 64 + 64)
+        found = EVENTS.search(data, len(self.head))
+        return found.end() if found else data.index(b"[") + 1
+
+    def _boundary_after(self, offset):
+        """Offset of the first event that begins at or after offset; None: there is none."""
+        rest, at = b"", offset
+        for block in self._blocks(offset, self.num_bytes):
+            rest += block
+            if found := BOUNDARY.search(rest):
+                return at + found.end()
+            at, rest = at + max(0, len(rest) - 4096), rest[-4096:]
+        return None
+
+
+def _inflater():
+    """(maker of a decompressor of gzip streams, its error): isal's is twice as fast as zlib's."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return (lambda: zlib.decompressobj(31)), zlib.error
+    return (lambda: isal_zlib.decompressobj(31)), isal_zlib.error
+
+
+def _last_boundary(data, new_from):
+    """(end of an event, start of the next) of the last boundary, searched backwards in steps; None if there is none."""
+    step = 1 << 14
+    stop = len(data)
+    while stop > 0:
+        start = max(0, stop - step)
+        found = None
+        for found in BOUNDARY.finditer(data, start, min(len(data), stop + 256)):
+            pass
+        if found:
+            return found.start() + 1, found.end()
+        if start == 0 or start < new_from - 4096:
+            return None
+        stop, step = start, step * 4
+    return None
+
+
+def _end_of_array(data):
+    """Index of the ] that ends the array whose inside begins at 0; None if it never ends.  Strings are skipped."""
+    depth = 0
+    for found in _TOKENS.finditer(data):
+        token = found.group()
+        if token in b"[{":
+            depth += 1
+        elif token in b"]}":
+            if depth == 0:
+                return found.start() if token == b"]" else None
+            depth -= 1
+    return None
+
+
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.S)

@@ -1,0 +1,389 @@
+"""Trace analysis: exact on real traces of others and on hand-made ones, and never lost on damaged ones."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+import traces
+from traces import event, launched, step, write
+
+from bench import analyze
+from bench.analyze_text import as_markdown, as_text
+from bench.trace import attribution, critical, diff, events, intervals, kernels, launches, operators, skew, source, temporal, window
+from bench.trace.load import find, load, load_all
+
+EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
+needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others are not beside this checkout")
+
+
+# ---- real traces
+
+
+@needs_shared
+@pytest.mark.parametrize("key", sorted(EXACT))
+def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
+    name, number = key.split("/")
+    rank = next(one for one in load_all(find(traces.SHARED / "files" / name)) if one.rank == int(number))
+    rows = window.device_rows(rank)
+    found = temporal.breakdown(rank, rows, kernels.types(rank, rows))
+    exact = EXACT[key]["exact"]
+    pairs = {"span": "span_us", "idle": "idle_us", "compute": "compute_us", "noncompute": "non_compute_us", "comm": "comm_us"}
+    for theirs, ours in pairs.items():
+        assert found[ours] == pytest.approx(exact[theirs], abs=0.5), theirs
+    for theirs, ours in {"idle_pct": "idle_pct", "compute_pct": "compute_pct", "noncompute_pct": "non_compute_pct", "overlap_pct": "overlap_pct"}.items():
+        assert found[ours] == (None if exact[theirs] is None else pytest.approx(exact[theirs], abs=0.01)), theirs
+    assert len(rows) == exact["n"]
+    assert found["idle_us"] + found["compute_us"] + found["non_compute_us"] == pytest.approx(found["span_us"], abs=1e-6)
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["hta_trace_diff_control", "hta_trace_diff_test", "param_dlrm_8rank"])
+def test_kernel_and_idle_tables_are_those_of_hta_on_integer_microseconds(name):
+    expected = json.loads((traces.SHARED / "expected" / f"{name}.json").read_text())["exclude_last_step"]
+    kernel_lines, idle_lines = {}, {}
+    for rank in load_all(find(traces.SHARED / "files" / name)):
+        rows = window.device_rows(rank)
+        for line in kernels.by_name(rank, rows, kernels.types(rank, rows)):
+            kernel_lines[rank.rank, line["name"], line["type"]] = line
+        for line in temporal.idle(rank, rows):
+            idle_lines[rank.rank, line["stream"]] = line
+    theirs = expected["kernel_breakdown_all"]["by_kernel"]
+    assert theirs
+    for line in theirs:
+        ours = kernel_lines[line["rank"], line["name"], line["kernel_type"]]
+        for key, their_key in (("sum_us", "sum (us)"), ("max_us", "max (us)"), ("min_us", "min (us)"), ("mean_us", "mean (us)"), ("std_us", "stddev")):
+            assert ours[key] == pytest.approx(line[their_key], rel=1e-9), (line["name"], key)
+
+
+@needs_shared
+def test_the_diff_of_two_real_traces_adds_up_to_the_change():
+    profiles = [diff.profile(load(find(traces.SHARED / "files" / f"hta_trace_diff_{which}")[0])) for which in ("control", "test")]
+    found = diff.compare(*profiles)
+    assert found["change_ms"] == pytest.approx(found["explained_ms"] + found["rest_ms"])
+    device_ms = [sum(line["ms"] for line in profile["lines"].values()) for profile in profiles]
+    assert found["explained_ms"] == pytest.approx(device_ms[1] - device_ms[0])
+    assert {line["status"] for line in found["lines"]} >= {"appeared", "vanished", "changed"}
+
+
+# ---- by hand
+
+
+def two_streams():
+    """Compute 100 to 110 and 130 to 150, communication 105 to 140 on another stream, a copy 160 to 165."""
+    return [
+        *launched("gemm", 100, 10, 90, 1), *launched("gemm", 130, 20, 92, 2),
+        *launched("ncclDevKernel_AllReduce", 105, 35, 94, 3, stream=9), *launched("Memcpy HtoD", 160, 5, 155, 4, cat="gpu_memcpy", bytes=5 * 2**20),
+    ]  # fmt: skip
+
+
+def analysed(path, **options):
+    return analyze.analyze([path], **options)["ranks"]["0"]
+
+
+def test_two_streams_by_hand(tmp_path):
+    found = analysed(write(tmp_path / "a.json", two_streams()))
+    assert found["temporal"] | {"idle_pct": 0, "compute_pct": 0, "non_compute_pct": 0} == {
+        "span_us": 65.0, "idle_us": 10.0, "compute_us": 30.0, "non_compute_us": 25.0, "idle_pct": 0, "compute_pct": 0, "non_compute_pct": 0,
+    }  # fmt: skip
+    assert found["overlap_pct"] == pytest.approx(100 * 15 / 35)  # 105-110 and 130-140
+    assert found["exposed_comm_us"] == 20.0
+    assert {line["type"]: line["sum_us"] for line in found["kernel_types"]} == {
+        "COMPUTATION": 15.0, "COMMUNICATION": 20.0, "MEMORY": 5.0, "COMPUTATION overlapping COMMUNICATION": 15.0,
+    }  # fmt: skip
+    gemm = next(line for line in found["kernels"] if line["name"] == "gemm")
+    assert (gemm["count"], gemm["sum_us"], gemm["mean_us"], gemm["min_us"], gemm["max_us"]) == (2, 30.0, 15.0, 10.0, 20.0)
+    assert gemm["std_us"] == pytest.approx(50**0.5)
+    assert found["idle"][0] == {"device": 0, "stream": 7, "host_wait_us": 10.0, "kernel_wait_us": 20.0, "other_us": 0.0}
+    (copy,) = found["copies"]
+    assert copy["gib"] == pytest.approx(5 / 1024) and copy["gib_per_s"] == pytest.approx(5 / 1024 / 5e-6)
+
+
+def test_the_last_of_several_steps_is_left_out(tmp_path):
+    rows = [step(1, 80, 40), step(2, 120, 40), *launched("gemm", 100, 10, 90, 1), *launched("gemm", 130, 10, 125, 2)]
+    path = write(tmp_path / "a.json", rows)
+    assert analysed(path)["kernels"][0]["count"] == 1
+    assert analysed(path, include_last_step=True)["kernels"][0]["count"] == 2
+    assert analysed(path)["profiler_steps"] == [1, 2]
+
+
+def test_queue_length_and_launch_delay_by_hand(tmp_path):
+    """Calls at 0 and 10, kernels at 20 (for 30) and 50: one is queued from 0, two from 10, one from 20, none from 50."""
+    rank = load(write(tmp_path / "a.json", [*launched("k", 20, 30, 0, 1), *launched("k", 50, 10, 10, 2)]))
+    rows = window.device_rows(rank)
+    (queue,) = launches.queues(rank, rows)
+    assert (queue["max"], queue["mean"]) == (2, pytest.approx((10 * 1 + 10 * 2 + 30 * 1) / 50))
+    found = launches.statistics(rank, rows)
+    assert found["delay_us_mean"] == pytest.approx((18 + 38) / 2) and found["num_launches"] == 2
+
+
+def test_kernels_belong_to_the_operator_phase_and_module_that_launched_them(tmp_path):
+    rows = [
+        event("user_annotation", "forward", 0, 100), event("user_annotation", "backward", 100, 100),
+        event("cpu_op", "aten::linear", 5, 30), event("cpu_op", "aten::addmm", 10, 20, **{"Input Dims": [[4], [8, 16], [16, 4]], "Input type": ["float"] * 3}),
+        event("cpu_op", "aten::mm", 110, 20, tid=2, **{"Input Dims": [[8, 4], [4, 16]], "Input type": ["float"] * 2}),
+        event("python_function", "nn.Module: Linear_0", 2, 60), event("python_function", "train.py(12): step", 1, 90),
+        *launched("gemm", 50, 10, 15, 1), event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2),
+        event("kernel", "gemm", 150, 20, pid=0, tid=7, stream=7, device=0, correlation=2),
+    ]  # fmt: skip
+    found = analysed(write(tmp_path / "a.json", rows))
+    by_op = {line["name"]: line for line in found["operators"]}
+    assert (by_op["aten::addmm"]["device_us"], by_op["aten::linear"]["device_us"], by_op["aten::mm"]["device_us"]) == (10.0, 0.0, 20.0)
+    assert (by_op["aten::linear"]["self_cpu_us"], by_op["aten::linear"]["cpu_us"]) == (10.0, 30.0)
+    assert by_op["aten::addmm"]["flop"] == 2 * 8 * 16 * 4 and by_op["aten::addmm"]["bytes"] == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert found["flop_known_frac"] == 1.0 and found["achieved"][0]["tflop_per_s"] == pytest.approx(1024 / 20e-6 / 1e12)
+    assert {line["phase"]: (line["device_us"], line["num_kernels"]) for line in found["phases"]} == {"forward": (10.0, 1), "backward": (20.0, 1)}
+    assert {line["module"]: line["device_us"] for line in found["modules"]} == {"Linear_0": 10.0, "unknown": 20.0}
+    assert {line["source"]: line["device_us"] for line in found["sources"]} == {"train.py(12): step": 10.0, "unknown": 20.0}
+
+
+def test_the_critical_path_adds_up_to_the_span(tmp_path):
+    found = analysed(write(tmp_path / "a.json", two_streams()))["critical_path"]
+    assert sum(found[f"{kind}_us"] for kind in critical.KINDS) == found["span_us"] == 65.0
+    assert (found["memory_us"], found["host_us"], found["launch_us"]) == (5.0, 5.0, 5.0)  # the copy was called at 155, the rest ended at 150
+
+
+def test_the_largest_gap_says_what_the_host_was_doing(tmp_path):
+    rows = [*two_streams()[:-2], *launched("Memcpy HtoD", 160, 5, 157, 4), event("cpu_op", "aten::item", 148, 12)]
+    gap = analysed(write(tmp_path / "a.json", rows))["gaps"][0]
+    assert (gap["us"], gap["start_us"], gap["before"], gap["after"], gap["host"]) == (10.0, 50.0, "gemm", "Memcpy HtoD", "aten::item")
+
+
+def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
+    for number, (start, dur) in enumerate(((100, 50), (140, 10))):
+        write(tmp_path / f"rank{number}.json", launched("ncclDevKernel_AllReduce", start, dur, 90, 1), distributedInfo={"rank": number, "world_size": 2})
+    overall = analyze.analyze(find(tmp_path))["overall"]
+    assert overall["collectives"]["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
+    assert overall["missing_ranks"] == [] and overall["collectives"]["worst"][0]["late_rank"] == 1
+
+
+def test_two_devices_of_one_process_have_timelines_of_their_own(tmp_path):
+    rows = [*launched("gemm", 0, 10, 0, 1), *launched("gemm", 20, 10, 2, 2), *launched("gemm", 10, 10, 4, 3, device=1), *launched("gemm", 30, 10, 6, 4, device=1)]
+    found = analysed(write(tmp_path / "a.json", rows))["devices"]
+    assert [found[device]["idle_us"] for device in ("0", "1")] == [10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    "name, dims, flop",
+    [
+        ("aten::mm", [[2, 3], [3, 5]], 60),
+        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], 420),
+        ("aten::addmm", [[5], [2, 3], [3, 5], [], []], 60),
+        ("aten::_scaled_dot_product_flash_attention", [[2, 4, 8, 16], [2, 4, 8, 16], [2, 4, 8, 16]], 4 * 2 * 4 * 8 * 8 * 16),
+        ("aten::mm", [[2, 3], [4, 5]], None),
+        ("aten::mm", None, None),
+        ("aten::add", [[2, 3], [2, 3]], None),
+    ],
+)
+def test_flops_by_hand(name, dims, flop):
+    assert operators.flops(name, dims) == flop
+
+
+# ---- intervals against a picture of every nanosecond
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_interval_arithmetic_is_that_of_a_brute_force(seed):
+    draw = random.Random(seed)
+    pictures, sets = [], []
+    for _ in range(3):
+        pairs = [(start := draw.randrange(60), start + draw.randrange(-2, 12)) for _ in range(draw.randrange(12))]
+        picture = np.zeros(80, bool)
+        for start, end in pairs:
+            picture[start : max(start, end)] = True
+        pictures.append(picture)
+        sets.append(intervals.union(*(np.array(side, np.int64) for side in (zip(*pairs) if pairs else ((), ())))))
+    for picture, merged in zip(pictures, sets):
+        assert intervals.length(merged) == picture.sum()
+        assert (merged[0][1:] > merged[1][:-1]).all()  # what touches is one
+    assert intervals.intersection_length(sets[0], sets[1]) == (pictures[0] & pictures[1]).sum()
+    masks = pictures[0] * 1 + pictures[1] * 2 + pictures[2] * 4
+    assert intervals.combinations(sets) == {mask: n for mask in range(1, 8) if (n := int((masks == mask).sum()))} or not masks.any()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_innermost_range_is_that_of_a_brute_force(seed, tmp_path):
+    draw = random.Random(seed)
+    ranges = []
+
+    def nest(low, high, depth):
+        at = low
+        while depth and at + 4 < high and len(ranges) < 60:
+            start = draw.randrange(at, high - 2)
+            end = draw.randrange(start + 1, high)
+            ranges.append((start, end))
+            nest(start, end, depth - 1)
+            at = end + draw.randrange(2)
+
+    nest(0, 200, 4)
+    rank = load(write(tmp_path / "a.json", [event("cpu_op", f"op{num}", start, end - start) for num, (start, end) in enumerate(ranges)] or [event("cpu_op", "x", 0, 1)]))
+    nested = attribution.Nest(rank, np.flatnonzero(rank.is_kind(events.CPU_OP)))
+    times = np.arange(0, 200_000, 500)
+    for time, row in zip(times, nested.innermost(times)):
+        around = [end - start for start, end in ranges if start * 1000 <= time < end * 1000]
+        found = None if row < 0 else int(rank.dur[row]) // 1000
+        assert found == (min(around) if around else None) or (not ranges and row >= 0)
+
+
+# ---- every kind of file
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz", "pt.trace.json.gz"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_layout_and_compression_change_nothing(tmp_path, suffix, indent):
+    assert analysed(write(tmp_path / f"a.{suffix}", two_streams(), indent=indent))["temporal"]["span_us"] == 65.0
+
+
+def test_nanoseconds_are_exact_however_large_the_stamp(tmp_path):
+    """Twice as many digits as a double holds; written as text so that the test itself does not round."""
+    rows = launched("gemm", "START", "DUR", 5, 1)
+    text = json.dumps({"traceEvents": rows}).replace('"START"', "1712195495502094.592").replace('"DUR"', "0.001")
+    (tmp_path / "a.json").write_text(text)
+    rank = load(tmp_path / "a.json")
+    row = rank.device_rows()[0]
+    assert (rank.ts[row], rank.end[row]) == (1712195495502094592, 1712195495502094593)
+
+
+def test_numbers_as_text_are_numbers(tmp_path):
+    rows = [{key: str(value) if isinstance(value, (int, float)) else value for key, value in one.items()} for one in two_streams()]
+    for one in rows:
+        one["args"] = {key: str(value) for key, value in one["args"].items()}
+    assert analysed(write(tmp_path / "a.json", rows))["temporal"]["span_us"] == 65.0
+
+
+def test_a_bare_array_is_a_trace_too(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(two_streams()))
+    assert analysed(tmp_path / "a.json")["temporal"]["span_us"] == 65.0
+
+
+def test_braces_quotes_and_foreign_letters_in_names_do_not_matter(tmp_path):
+    names = ['a}, {"ph": "X"', '"},{"cat":"kernel', "\\", "größe ☃", 'x\\"},{\\"ph\\":', "[[[", "\x1b[2J<script>"]
+    rows = [row for num, name in enumerate(names) for row in launched(name, 10 * num, 5, 0, num + 1)]
+    for indent in (None, 1):
+        found = analysed(write(tmp_path / "a.json", rows, indent=indent))
+        assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
+    assert "\x1b" not in as_text(analyze.analyze([tmp_path / "a.json"]), "x")
+    assert "<script>" not in as_markdown(analyze.analyze([tmp_path / "a.json"]), "x")
+
+
+def test_zero_and_negative_durations_hold_no_time(tmp_path):
+    rows = [*launched("gemm", 0, 10, 0, 1), *launched("gemm", 5, 0, 1, 2), *launched("gemm", 8, -3, 2, 3)]
+    found = analysed(write(tmp_path / "a.json", rows))["temporal"]
+    assert (found["compute_us"], found["idle_us"]) == (10.0, 0.0)
+
+
+def test_a_cpu_trace_has_operators_and_says_nothing_of_a_device(tmp_path):
+    path = write(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 10), step(1, 0, 20)])
+    found = analysed(path)
+    assert found["temporal"]["span_us"] is None and found["overlap_pct"] is None and found["advice"] == []
+    assert found["operators"][0]["cpu_us"] == 10.0
+    assert "no device rows" in as_text(analyze.analyze([path]), "x")
+
+
+def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
+    rows = [row for num in range(200) for row in launched("gemm", 10 * num, 5, 0, num + 1)]
+    whole = write(tmp_path / "a.json", rows).read_bytes()
+    (tmp_path / "a.json").write_bytes(whole[: len(whole) * 3 // 4])
+    found = analysed(tmp_path / "a.json")
+    assert found["cut"] == "the file ends in the middle of the events" and 140 <= found["num_device_rows"] <= 151
+    packed = gzip.compress(random.Random(0).randbytes(1000).hex().encode() + whole)[: len(whole) // 40]
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(whole)[:-200])
+    assert analysed(tmp_path / "b.json.gz")["cut"] == "the compressed data end early"
+    (tmp_path / "c.json.gz").write_bytes(packed[:200])
+    with pytest.raises(source.NoTrace):
+        load(tmp_path / "c.json.gz")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, seed):
+    draw = random.Random(seed)
+    data = bytearray(write(tmp_path / "a.json", [step(1, 0, 50), *two_streams(), event("cpu_op", "aten::mm", 0, 10, **{"Input Dims": [[2, 3], [3, 4]]})]).read_bytes())
+    for _ in range(draw.randrange(1, 8)):
+        place, what = draw.randrange(len(data)), draw.randrange(4)
+        if what == 0:
+            data[place] = draw.randrange(256)
+        elif what == 1:
+            del data[place : place + draw.randrange(40)]
+        elif what == 2:
+            data[place:place] = draw.choice([b"{", b"}", b"]", b'"', b"NaN", b"1e400", b"-", b"null", b"99999999999999999999999"])
+        else:
+            del data[place:]
+            data += b" "
+    (tmp_path / "a.json").write_bytes(bytes(data))
+    try:
+        found = analyze.analyze([tmp_path / "a.json"])
+    except source.NoTrace:
+        return
+    json.dumps(found)
+    as_text(found, "x")
+
+
+@pytest.mark.parametrize("text", ["", "hello", "{}", '{"a": 1}', "\x00\x01\x02", '{"traceEvents'])
+def test_what_is_no_trace_is_one_clear_sentence(tmp_path, text, capsys):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(source.NoTrace, match="a.json: "):
+        load(tmp_path / "a.json")
+
+
+def test_reading_in_parts_gives_every_event_once(tmp_path):
+    rows = [row for num in range(3000) for row in launched(f"gemm{num % 7}", 10 * num, 5, num, num + 1)]
+    for name in ("a.json", "a.json.gz"):
+        path = write(tmp_path / name, rows, indent=1 if name == "a.json" else None)
+        for num_parts in (2, 3, 5):
+            collectors = []
+            for part in range(num_parts):
+                read, collector = source.Source(path), events.Collector()
+                for chunk in read.chunks(part, num_parts):
+                    collector.add(chunk)
+                collectors.append(collector.finish())
+            stamps = np.sort(np.concatenate([found["columns"]["ts"] for found in collectors]))
+            assert len(stamps) == len(rows) and (stamps == np.sort([one["ts"] * 1000 for one in rows])).all()
+
+
+def test_blocks_may_end_anywhere(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.json", two_streams(), indent=1)
+    for size in (64, 65, 100, 333):
+        monkeypatch.setattr(source, "BLOCK_BYTES", size)
+        assert len(load(path).ts) == 8
+
+
+# ---- what is said
+
+
+def test_advice_has_its_figure_and_there_is_none_without_need(tmp_path):
+    starved = analysed(write(tmp_path / "a.json", [row for num in range(150) for row in launched("gemm", 100 * num, 5, 100 * num - 4, num + 1)]))
+    assert any("busy 5.0 % of the time (under 80 %)" in sentence and "waits for the host" in sentence for sentence in starved["advice"])
+    assert any("150 of 150 kernels take under 10 us" in sentence for sentence in starved["advice"])
+    busy = analysed(write(tmp_path / "b.json", [row for num in range(50) for row in launched("gemm", 100 * num, 99, 0, num + 1)]))
+    assert busy["advice"] == []
+
+
+def test_a_diff_names_what_appeared_and_vanished(tmp_path):
+    paths = [write(tmp_path / f"{name}.json", [*launched(name, 0, 1000, 0, 1), *launched("gemm", 1000, gemm_us, 1, 2)]) for name, gemm_us in (("old", 500), ("new", 700))]
+    found = diff.compare(*(diff.profile(load(path)) for path in paths))
+    assert [(line["what"], line["status"], round(line["change_ms"], 6)) for line in found["lines"]] == [("new", "appeared", 1.0), ("old", "vanished", -1.0), ("gemm", "changed", 0.2)]
+    assert found["change_ms"] == pytest.approx(0.2) and found["rest_ms"] == pytest.approx(0.0)
+
+
+def test_skew_is_of_own_work():
+    lines = {0: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 60.0}], 1: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 10.0}]}
+    assert skew.steps(lines) == [{"step": 1, "fastest": 0, "slowest": 1, "skew_us": 50.0}]
+
+
+def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "traces").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    write(run / "traces" / "window_rank0.json", two_streams())
+    assert analyze.main([str(run)]) == 0
+    assert "gemm" in capsys.readouterr().out
+    assert json.loads((run / "analysis.json").read_text())["ranks"]["0"]["temporal"]["span_us"] == 65.0
+    assert (run / "summary.md").read_text().startswith("# Trace analysis")
+    assert analyze.main([str(run), "--json"]) == 0
+    shape = json.loads(capsys.readouterr().out)["ranks"]["0"]
+    assert {"profiler_steps", "temporal", "overlap_pct", "exposed_comm_us", "idle", "kernel_types", "kernels"} <= set(shape)
+    assert analyze.main(["diff", str(run), str(run)]) == 0
+    assert "+0.000 ms" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there is no trace in it"):
+        find(tmp_path.joinpath("empty") if tmp_path.joinpath("empty").mkdir() is None else None)

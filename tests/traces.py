@@ -1,0 +1,28 @@
+"""Small Kineto traces made by hand, for the tests."""
+
+import gzip
+import json
+from pathlib import Path
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real ones, beside a checkout that has them
+
+
+def event(cat, name, ts, dur, pid=1, tid=1, **args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def launched(name, ts, dur, call_ts, correlation, stream=7, cat="kernel", call_dur=2, device=0, **args):
+    """A device row and the call that launched it."""
+    call = event("cuda_runtime", "cudaLaunchKernel", call_ts, call_dur, correlation=correlation)
+    return [call, event(cat, name, ts, dur, pid=device, tid=stream, device=device, stream=stream, correlation=correlation, **args)]
+
+
+def write(path, events, indent=None, **meta):
+    path = Path(path)
+    text = json.dumps({"schemaVersion": 1, **meta, "traceEvents": events}, indent=indent, ensure_ascii=False).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def step(number, ts, dur):
+    return event("user_annotation", f"ProfilerStep#{number}", ts, dur)
