@@ -18,6 +18,7 @@ SCHEMA = Path(__file__).with_name("run.schema.json")
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little more than the slowest rank's clock
 LATER_METRICS = ("num_flagged_steps",)  # not in the first records: absent there, checked where recorded
+DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze and report: anyone can make them again
 LOCAL_ROLES = ("log", "trace", "memory")  # folders that git ignores: a clone lacks them as a whole
 
 
@@ -55,7 +56,8 @@ def report(folder):
 
 def check(folder, run):
     """A record as written, in its folder -> (rule, passed, evidence) of every rule, whatever the first ones say."""
-    for rule in RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else []):
+    native = RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else [])
+    for rule in RULES_OF_AN_IMPORTED_RUN if run.get("provenance") == "imported" else native:
         try:
             passed, evidence = rule(Path(folder), run)
         except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, OSError, ValueError) as error:
@@ -75,6 +77,13 @@ def follows_the_schema(folder, run):
     if not errors:
         return True, f"schema version {run['schema_version']}"
     return False, "; ".join(f"{error.json_path}: {error.message[:120]}" for error in errors[:3])
+
+
+def says_where_it_comes_from(folder, run):
+    """An imported record names its log, the log's sha256 and what its step_avg meant."""
+    facts = run.get("imported") or {}
+    missing = [key for key in ("format", "file", "sha256", "run_of_file") if facts.get(key) is None]
+    return not missing, f"lacks {', '.join(missing)}" if missing else f"run {facts['run_of_file']} of {facts['file']}"
 
 
 def is_complete(folder, run):
@@ -135,12 +144,17 @@ def _change(folder, artifact):
 
 
 def nothing_is_unrecorded(folder, run):
-    """No file lies in the folder that the record does not list."""
+    """No file lies in the folder that the record does not list, but what is made of the record afterwards."""
     listed = {artifact["path"] for artifact in run["artifacts"]}
     missing = {"config.yaml", "steps.csv"} - listed
-    unlisted = [path for path in record.files(folder) if path not in listed]
+    unlisted = [path for path in record.files(folder) if path not in listed and not _is_derived(path)]
     words = [f"{path} is not listed" for path in unlisted + sorted(missing)]
     return not words, "; ".join(words) or f"{len(listed)} listed"
+
+
+def _is_derived(path):
+    page = path.startswith(("memory/", "traces/")) and path.endswith(".html")  # ./run.sh memory
+    return path in DERIVED or page or path.startswith(("plots/", "exports/"))
 
 
 def steps_are_without_gaps(folder, run):
@@ -230,6 +244,13 @@ RULES = [
     config_id_is_that_of_the_config,
     artifacts_are_unchanged,
     nothing_is_unrecorded,
+    metrics_follow_from_the_facts,
+    validity_is_honest,
+]
+# Of a foreign log only what it tells can be checked: there is no config, no code and no data.
+RULES_OF_AN_IMPORTED_RUN = [
+    says_where_it_comes_from,
+    artifacts_are_unchanged,
     metrics_follow_from_the_facts,
     validity_is_honest,
 ]

@@ -1,0 +1,124 @@
+"""A foreign Run -> a record with provenance "imported": the same keys as ours, null where the log does not say."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+
+from bench.metrics import metrics
+from bench.record import SCHEMA_VERSION
+from bench.units import MIB, gib_from_bytes, s_from_ms
+
+TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README
+UNKNOWN_TIME = "00000000T000000Z"
+
+
+def of_run(run, path, data_sha256, form, num_runs, format_id, part_of=None):
+    """Run -> (record, rows of steps.csv).  path: of the log; part_of: the folder that it was found under."""
+    track, name = _track_and_name(Path(path), part_of)
+    facts, rows = run.facts, _rows(run)
+    num_gpus = facts.get("world_size") or facts.get("num_gpus")
+    gpu = {"name": facts.get("gpu_name"), "memory_gib": None, "power_limit_w": facts.get("power_limit_w"), "max_sm_clock_mhz": None, "uuid_hash": None}
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": _run_id(facts.get("started_at"), name, data_sha256, run.number),
+        "provenance": "imported",
+        "imported": {
+            "format": form, "format_id": format_id, "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
+            "num_runs_of_file": num_runs, "declared_steps": run.declared_steps, "printed_step_avg_ms": run.step_avg_ms,
+            "step_avg_meaning": run.step_avg_meaning, "headline": run.headline, "num_gpus_of_machine": facts.get("num_gpus"),
+        },
+        "name": name, "track": track, "deviations": [], "status": "complete" if run.complete else "failed",
+        "validity": "valid" if run.complete else "invalid", "validity_reasons": [] if run.complete else ["the run did not complete"],
+        "failure": None if run.complete else _failure(run),
+        "started_at": facts.get("started_at"), "heartbeat_at": None, "ended_at": None, "launcher": None, "command": [],
+        "seed": facts.get("seed"), "config_id": None, "comparability_id": None, "session_id": None, "world_size": facts.get("world_size"),
+        "model": {"arch": run.model}, "optim": "unknown",
+        "goal": {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None},
+        "hardware": {"device": "cuda" if gpu["name"] else None}, "instruments": {},
+        "timing_protocol": {
+            "id": f"{form}-log", "clock": "as printed by the log's own program; its lines are not synchronised with the device",
+            "excluded": [], "in_timed_region": [],
+        },
+        "code": {"source_sha256": run.source_sha256, "commit": None, "dirty": None, "diff_sha256": None},
+        "data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []},
+        "environment": {
+            "python": facts.get("python"), "os": None, "torch": facts.get("torch"), "cuda": facts.get("cuda"), "nccl": None, "driver": facts.get("driver"),
+            "cpu_model": None, "num_cpus": None, "gpus": [gpu] * (num_gpus or 1) if gpu["name"] else [],
+        },
+        "measured": _measured(run), "doubts": [], "warnings": [], "artifacts": [],
+    }  # fmt: skip
+    record["metrics"] = metrics(record, rows)
+    return record, rows
+
+
+def _measured(run):
+    peak_mib = run.facts.get("peak_mib")
+    return {
+        "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
+        "batch_tokens": run.batch_tokens,
+        "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
+    }
+
+
+def _failure(run):
+    reached = run.val_step if run.val_step is not None else run.num_steps
+    words = f"the log ends at step {reached}" + (f" of {run.declared_steps}" if run.declared_steps else ", without a validation of its last step")
+    return {"kind": "incomplete_log", "rank": None, "step": reached, "signal": None, "exit_code": None, "message": words,
+            "hint": "import the whole log, if there is one"}  # fmt: skip
+
+
+def _rows(run):
+    """Rows by step; step_ms is the difference of printed train times of neighbouring steps, which nothing synchronised."""
+    columns, rows, tokens = run.columns, {}, run.batch_tokens
+    steps = columns["step"].astype(int).tolist()
+    for step in steps:
+        if step not in rows:
+            rows[step] = {"step": step, "flags": "", "tokens": None if tokens is None else step * tokens}
+    for name in ("train_loss", "val_loss", "lr", "train_time_ms"):
+        values = columns[name]
+        for place in np.flatnonzero(~np.isnan(values)).tolist():
+            rows[steps[place]].setdefault(name, float(values[place]))
+    ordered = [rows[step] for step in sorted(rows)]
+    for before, row in zip(ordered, ordered[1:]):
+        if row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:
+            step_ms = row["train_time_ms"] - before["train_time_ms"]
+            if step_ms >= 0:  # where the clock was set back after untimed steps there is none
+                row["step_ms"] = step_ms
+    if ordered and ordered[-1]["step"] < run.num_steps:
+        ordered.append({"step": run.num_steps, "flags": ""})
+    return ordered
+
+
+def _track_and_name(path, part_of):
+    parts = list(path.resolve().parts)
+    for track in TARGETS:
+        if track in parts:
+            rest = parts[parts.index(track) + 1 : -1]
+            rest = rest[1:] if rest[:1] == ["results"] else rest
+            return track, _word("-".join(rest) or path.stem)
+    return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
+
+
+def _word(text):
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "log"
+
+
+def _shown(path, part_of):
+    """The file as the record names it: below the folder that was given, never the home of anybody."""
+    parts = path.resolve().parts
+    for track in TARGETS:
+        if track in parts:
+            return "/".join(parts[parts.index(track) :])
+    return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name
+
+
+def _run_id(started_at, name, data_sha256, number):
+    digits = re.sub(r"\D", "", started_at or "")
+    stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
+    return f"{stamp}-{name[:80]}-{data_sha256[:8]}-r{number}"
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,23 @@
+"""One run as a foreign log tells it.  What the log does not say is None."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Run:
+    number: int  # in its file, from 0
+    columns: dict  # {name of lines.COLUMNS: array}, a place a metric line
+    num_steps: int
+    declared_steps: int | None
+    complete: bool  # validated at the last declared step
+    val_loss: float | None  # of the last validation
+    val_step: int | None
+    train_time_ms: float | None
+    step_avg_ms: float | None  # as printed last
+    step_avg_meaning: str | None
+    facts: dict  # torch, cuda, python, gpu_name, num_gpus, world_size, power_limit_w, driver, peak_mib, seed, started_at
+    extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
+    headline: dict = field(default_factory=dict)  # the result that the log's author goes by, where it is not val_loss
+    source_sha256: str | None = None
+    model: str = "unknown"
+    batch_tokens: int | None = None

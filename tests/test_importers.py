@@ -1,0 +1,200 @@
+"""Foreign logs: every metric line is understood or reported, and nothing is guessed."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import import_cli, importers, record, steps, verify
+from bench.importers import consoles, modded_nanogpt
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
+RULE = "=" * 100
+SMI = """Sat Jan 10 23:36:12 2026
+| NVIDIA-SMI 570.195.03             Driver Version: 570.195.03     CUDA Version: 12.8     |
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |
+| N/A   30C    P0            116W /  700W |    1183MiB /  81559MiB |      2%      Default |
+|   1  NVIDIA H100 80GB HBM3          On  |   00000000:8E:00.0 Off |                    0 |
+| N/A   31C    P0            117W /  700W |    1183MiB /  81559MiB |      2%      Default |
+"""
+CODE = 'import torch\nprint(f"step:{step}/{total} val_loss:{loss:.4f} train_time:{t:.0f}ms")\n'
+
+
+def log(*lines, head=f"{CODE}{RULE}\nRunning PyTorch 2.10.0+cu128 compiled for CUDA 12.8\n{SMI}{RULE}\n"):
+    return (head + "\n".join(lines) + "\n").encode()
+
+
+def one(data):
+    runs, facts = modded_nanogpt.read(data, "x.txt")
+    assert len(runs) == 1 and facts["unmatched"] == []
+    return runs[0]
+
+
+# ---- the public logs
+
+
+def public():
+    return list(csv.DictReader((SHARED / "expected.csv").read_text().splitlines())) if SHARED.is_dir() else []
+
+
+@needs_shared
+@pytest.mark.parametrize("row", public(), ids=lambda row: row["path"][-50:])
+def test_a_public_log_is_read_as_expected(row):
+    path = next(path for path in (SHARED / "modded-nanogpt" / row["path"], SHARED / row["path"]) if path.exists())
+    runs, facts = modded_nanogpt.read(path.read_bytes(), path.name)
+    assert len(runs) == int(row["n_runs"]) and facts["unmatched"] == []
+    if not runs:
+        return
+    run, count = runs[-1], lambda name: int((~np.isnan(runs[-1].columns[name])).sum())
+    found = {
+        "n_steps": run.num_steps, "declared_total": run.declared_steps, "final_val_step": run.val_step, "final_val_loss": run.val_loss,
+        "final_train_time_ms": run.train_time_ms, "step_avg_ms": run.step_avg_ms, "n_val_points": count("val_loss"), "n_train_loss_points": count("train_loss"),
+        "step_avg_recomputed_ms": run.train_time_ms and round(run.train_time_ms / run.val_step, 3), "peak_mib": run.facts["peak_mib"],
+        "n_gpus": run.facts["num_gpus"], "world_size_logged": run.facts["world_size"],
+    }  # fmt: skip
+    for name, value in found.items():
+        assert value == (float(row[name]) if row[name] else None), name
+    assert (run.step_avg_meaning or "") == row["step_avg_semantics"]
+    assert (run.facts["gpu_name"] or "") == row["gpu_name"] and str(run.complete) == row["complete"]
+    if row["torch_version"]:  # two logs say "Running pytorch 2.4.1" between their rules, which the list left out
+        assert run.facts["torch"] == row["torch_version"]
+
+
+@needs_shared
+def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    assert import_cli.main(["modded-nanogpt", str(SHARED / "modded-nanogpt"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "files": 47, "runs": 63, "complete": 59, "incomplete": 4, "not_a_run": 3, "unmatched_metric_lines": 0, "duplicates": 0,
+    }  # fmt: skip
+    folders = list(record.find_runs([tmp_path]))
+    assert len(folders) == 63
+    assert all(verify.report(folder)["passed"] for folder in folders[::7])
+    assert import_cli.main(["modded-nanogpt", str(SHARED / "modded-nanogpt")]) == 0
+    assert "0 new run folders" in capsys.readouterr().out
+
+
+# ---- formats by hand
+
+
+def test_milliseconds_and_what_the_head_says():
+    run = one(log("step:0/2 val_loss:10.8297 train_time:0ms step_avg:0.02ms", "step:1/2 train_time:247ms step_avg:246.90ms",
+                  "step:2/2 train_time:498ms step_avg:248.98ms", "step:2/2 val_loss:3.2777 train_time:498ms step_avg:249.00ms",
+                  "peak memory allocated: 31262 MiB reserved: 46000 MiB"))  # fmt: skip
+    assert (run.num_steps, run.declared_steps, run.complete, run.val_loss, run.train_time_ms) == (2, 2, True, 3.2777, 498.0)
+    assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
+    assert run.facts == {
+        "torch": "2.10.0+cu128", "cuda": "12.8", "python": None, "gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus": 2, "world_size": None,
+        "power_limit_w": 700.0, "driver": "570.195.03", "peak_mib": 31262, "seed": None, "started_at": "2026-01-10T23:36:12Z",
+    }  # fmt: skip
+
+
+def test_seconds_are_seconds_and_a_free_tail_is_kept():
+    run = one(log("step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 extrap_rel:0.000e+00 handoff:none",
+                  "step:250/250 val_loss:4.09 train_time:533.2s step_avg:2132.80ms handoff:keep"))  # fmt: skip
+    assert (run.train_time_ms, run.complete) == (533200.0, True)
+    assert run.extras == {"125": {"extrap_count": "0", "extrap_rel": "0.000e+00", "handoff": "none"}, "250": {"handoff": "keep"}}
+
+
+def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
+    run = one(log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.000s step_avg:1800.00ms"))
+    assert run.val_loss == 3.28243 and run.headline == {"val_ema_loss": "3.27834"}
+
+
+@pytest.mark.parametrize("which, averages", [(0, (100.0, 100.0, 120.0)), (1, (125.0, 1000 / 9, 130.909)), (2, (100.0, 100.0, 140.0))])
+def test_the_three_meanings_of_step_avg_are_told_apart(which, averages):
+    """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); the window since the last."""
+    times = {0: (5000, 10000, 24000), 1: (5000, 10000, 24000), 2: (5000, 10000, 24000)}[which]
+    averages = {1: (125.0, 10000 / 90, 24000 / 190)}.get(which, averages)
+    run = one(log(*(f"step:{step}/200 val_loss:4.0000 train_time:{time}ms step_avg:{average:.2f}ms" for step, time, average in zip((50, 100, 200), times, averages))))
+    assert run.step_avg_meaning == modded_nanogpt.MEANINGS[which]
+
+
+def test_a_step_avg_that_no_meaning_fits_has_none():
+    assert one(log("step:100/100 val_loss:4.0000 train_time:5000ms step_avg:77.00ms")).step_avg_meaning is None
+
+
+def test_several_runs_of_one_file_are_told_apart():
+    lines = [line for loss in (4.0, 3.9) for line in ("step:0/2 val_loss:10.8 train_time:0.001s step_avg:nanms", f"step:2/2 val_loss:{loss:.5f} train_time:2.0s step_avg:1000.00ms")]
+    runs, _ = modded_nanogpt.read(log(*lines), "x.txt")
+    assert [(run.number, run.val_loss) for run in runs] == [(0, 4.0), (1, 3.9)]
+
+
+def test_llm_c_has_no_time_and_none_is_made_up():
+    run = one(log("s:0 tel:11.0092", "s:0 trl:11.0091 lr:0.000001 norm:15.37", "s:1 trl:10.9598 lr:0.000002 norm:15.24", "s:1 tel:10.9", head=""))
+    assert (run.train_time_ms, run.val_loss, run.complete, run.declared_steps) == (None, 10.9, True, None)
+
+
+def test_a_log_that_is_cut_is_incomplete():
+    run = one(log("step:0/9 val_loss:10.8 train_time:0ms step_avg:nanms", "step:1/9 train_time:100ms step_avg:nanms"))
+    assert run.complete is False and run.num_steps == 1
+
+
+def test_a_metric_line_that_cannot_be_read_is_reported():
+    runs, facts = modded_nanogpt.read(log("step:1/9 val_loss:abc train_time:1ms step_avg:1ms", "step:2/9 what is this", "step:3/9 val_loss:4.0 train_time:3ms step_avg:1.00ms"), "x")
+    assert len(facts["unmatched"]) == 2 and runs[0].num_steps == 3
+
+
+def test_code_in_a_log_is_no_metric_line():
+    runs, facts = modded_nanogpt.read(log(), "x")
+    assert (runs, facts["unmatched"], facts["format_id"]) == ([], [], "not_a_run")
+
+
+def test_a_tail_average_is_understood_and_no_step():
+    runs, facts = modded_nanogpt.read(log("tailavg step:10 tau:5 lambda:0.5 val_loss:3.3", "step:10/10 val_loss:3.4 train_time:1.0s step_avg:100.00ms"), "x")
+    assert (facts["num_tail_lines"], facts["unmatched"], runs[0].val_loss) == (1, [], 3.4)
+
+
+# ---- consoles
+
+
+def test_nanogpt_has_step_times():
+    text = b"step 0: train loss 10.9, val loss 10.8\niter 0: loss 10.9001, time 300.00ms, mfu -100.00%\niter 1: loss 10.1, time 200.00ms, mfu 12.30%\nstep 2: train loss 4.0, val loss 4.1\niter 2: loss 4.0, time 100.00ms, mfu 12.3%\n"
+    ((run,), facts) = consoles.read(text, "nanogpt")
+    assert (run.val_loss, run.train_time_ms, run.num_steps, facts["unmatched"]) == (4.1, 600.0, 2, [])
+
+
+def test_nanochat_and_kempnerforge_lines_are_read():
+    chat = b"Step 00000 | Validation bpb: 3.1\nstep 00001/00003 (33.33%) | loss: 9.100000 | lrm: 1.00 | dt: 800.00ms | tok/sec: 1,000 | mfu: 40.1\nstep 00002/00003 (66.67%) | loss: 8.1 | lrm: 1.00 | dt: 400.00ms | tok/sec: 2,000\nStep 00003 | Validation bpb: 1.05\n"
+    ((run,), _) = consoles.read(chat, "nanochat")
+    assert (run.val_loss, run.train_time_ms, run.batch_tokens, run.declared_steps, run.complete) == (1.05, 1200.0, 800, 3, True)
+    forge = b"\x1b[32m[step 1] loss=7.10 | lr=3.00e-04 | grad_norm=1.2 | tok/s=51,200 | step_time=0.64s\x1b[0m\n[step 2] loss=6.9 | step_time=0.60s\n[step 3] lost\n[step 4] loss=abc\n"
+    ((run,), facts) = consoles.read(forge, "kempnerforge")
+    assert run.train_time_ms == pytest.approx(1240.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
+    assert facts["unmatched"] == ["[step 4] loss=abc"]
+
+
+# ---- records
+
+
+def test_a_record_says_what_is_unknown(tmp_path):
+    folder = tmp_path / "track_1_short" / "2026-01-10_Idea" / "baseline"
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_bytes(log("step:0/3 val_loss:10.8 train_time:0ms step_avg:nanms", "step:1/3 train_time:100ms step_avg:nanms", "step:2/3 train_time:250ms step_avg:nanms",
+                                       "step:3/3 train_time:300ms step_avg:100.00ms", "step:3/3 val_loss:3.2700 train_time:300ms step_avg:100.00ms"))  # fmt: skip
+    (run,) = importers.load([tmp_path])
+    assert (run["provenance"], run["track"], run["name"]) == ("imported", "track_1_short", "2026-01-10_Idea-baseline")
+    assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
+    assert run["metrics"]["train_s"] == 0.3 and run["metrics"]["step_avg_ms"] == pytest.approx(100.0) and run["metrics"]["target_reached"] is True
+    assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt" and str(tmp_path) not in json.dumps(run)
+    ((_, rows),), _ = importers.read(folder / "a.txt")
+    assert [row.get("step_ms") for row in rows] == [None, 100.0, 150.0, 50.0]
+
+
+def test_a_clock_that_was_set_back_gives_no_step_time():
+    data = log("step:10/12 train_loss:7.0 train_time:54881ms step_avg:nanms", "step:11/12 train_loss:6.9 train_time:176ms step_avg:nanms", "step:12/12 train_loss:6.8 train_time:353ms step_avg:nanms",
+               "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms")  # fmt: skip
+    (run,), _ = modded_nanogpt.read(data, "x")
+    _, rows = importers.records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, "ms")
+    assert [row.get("step_ms") for row in rows] == [None, None, 177.0]
+
+
+def test_an_unknown_format_and_a_missing_path_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="choose from modded-nanogpt"):
+        importers.read(tmp_path, "wandb")
+    with pytest.raises(ValueError, match="there is no such file or folder"):
+        importers.files([tmp_path / "nowhere"])
+    assert steps.read(tmp_path) == []
