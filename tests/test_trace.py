@@ -1,5 +1,6 @@
 """Trace analysis: exact on real traces of others and on hand-made ones, and never lost on damaged ones."""
 
+import functools
 import gzip
 import json
 import random
@@ -21,11 +22,16 @@ needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others a
 # ---- real traces
 
 
+@functools.lru_cache(maxsize=None)
+def shared(name):
+    return load_all(find(traces.SHARED / "files" / name))
+
+
 @needs_shared
 @pytest.mark.parametrize("key", sorted(EXACT))
 def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
     name, number = key.split("/")
-    rank = next(one for one in load_all(find(traces.SHARED / "files" / name)) if one.rank == int(number))
+    rank = next(one for one in shared(name) if one.rank == int(number))
     rows = window.device_rows(rank)
     found = temporal.breakdown(rank, rows, kernels.types(rank, rows))
     exact = EXACT[key]["exact"]
@@ -43,7 +49,7 @@ def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
 def test_kernel_and_idle_tables_are_those_of_hta_on_integer_microseconds(name):
     expected = json.loads((traces.SHARED / "expected" / f"{name}.json").read_text())["exclude_last_step"]
     kernel_lines, idle_lines = {}, {}
-    for rank in load_all(find(traces.SHARED / "files" / name)):
+    for rank in shared(name):
         rows = window.device_rows(rank)
         for line in kernels.by_name(rank, rows, kernels.types(rank, rows)):
             kernel_lines[rank.rank, line["name"], line["type"]] = line
@@ -59,7 +65,7 @@ def test_kernel_and_idle_tables_are_those_of_hta_on_integer_microseconds(name):
 
 @needs_shared
 def test_the_diff_of_two_real_traces_adds_up_to_the_change():
-    profiles = [diff.profile(load(find(traces.SHARED / "files" / f"hta_trace_diff_{which}")[0])) for which in ("control", "test")]
+    profiles = [diff.profile(shared(f"hta_trace_diff_{which}")[0]) for which in ("control", "test")]
     found = diff.compare(*profiles)
     assert found["change_ms"] == pytest.approx(found["explained_ms"] + found["rest_ms"])
     device_ms = [sum(line["ms"] for line in profile["lines"].values()) for profile in profiles]

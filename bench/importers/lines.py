@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 IS_METRIC = re.compile(rb"(?:step|s):\d|tailavg step:")
-FIRST = re.compile(rb"^(?:(?:step|s):\d|tailavg step:\d)", re.M)
+FIRST = re.compile(rb"\n(?:(?:step|s):\d|tailavg step:\d)")  # with a newline first, which is looked for quickly
 # shape -> columns; train_time in ms. "-" is a number that is not kept
 SHAPES = {
     b"s: trl: lr: norm:": ("step", "train_loss", "lr", "grad_norm"),
@@ -52,8 +52,9 @@ class Metrics:
 
 def read(data):
     """The bytes of a log -> (Metrics, what stands before the first metric line, all other lines that are none)."""
-    first = FIRST.search(data)
-    head, data = (data, b"") if first is None else (data[: first.start()], data[first.start() :])
+    first = None if IS_METRIC.match(data) else FIRST.search(data)
+    start = 0 if IS_METRIC.match(data) else len(data) if first is None else first.start() + 1
+    head, data = data[:start], data[start:]
     everything, by_shape = data.split(b"\n"), {}
     for place, shape in enumerate(data.translate(None, DIGITS).split(b"\n")):
         by_shape.setdefault(shape, []).append(place)

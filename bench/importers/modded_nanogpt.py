@@ -23,7 +23,7 @@ SMI_DATE = re.compile(rb"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:
 UTC = re.compile(rb"^Run UTC timestamp=(\S+)", re.M)
 SEED = re.compile(rb"^Using seed=(\d+)", re.M)
 PEAK = re.compile(rb"^peak memory (?:consumption|allocated): (\d+) MiB", re.M)
-RULE = re.compile(rb"(?:^|(?<=\n))={40,}[ \t]*(?:\n|$)")
+RULE = b"=" * 40
 UNTIMED_STEPS = 10
 MEANINGS = ("cumulative: train_time/step", "cumulative, first steps untimed: train_time/(step-10)", "window since previous val")
 FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
@@ -133,12 +133,25 @@ def _source(head):
 
     No rule: no code, (None, head).
     """
-    parts = RULE.split(head, maxsplit=2)
-    if len(parts) == 1:
+    first = _rule(head, 0)
+    if first is None:
         return None, head
-    code = parts[0].strip() or parts[1].strip()
-    rest = parts[2] if not parts[0].strip() and len(parts) == 3 else b"\n".join(parts[1:])
-    return (hashlib.sha256(code).hexdigest() if code else None), rest
+    code, after = head[: first[0]].strip(), first[1]
+    if not code:
+        second = _rule(head, after) or (len(head), len(head))
+        code, after = head[after : second[0]].strip(), second[1]
+    return (hashlib.sha256(code).hexdigest() if code else None), head[after:]
+
+
+def _rule(head, start):
+    """(start, end) of the next line of nothing but =, at least 40; None: there is none."""
+    while (at := head.find(RULE, start)) >= 0:
+        end = head.find(b"\n", at)
+        end = len(head) if end < 0 else end
+        if (at == 0 or head[at - 1 : at] == b"\n") and not head[at:end].strip(b"= \t\r"):
+            return at, end
+        start = end
+    return None
 
 
 def _format(found, name):

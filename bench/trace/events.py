@@ -19,6 +19,8 @@ KINDS = {
     "user_annotation": ANNOTATION, "gpu_user_annotation": GPU_ANNOTATION, "python_function": PYTHON, "cuda_sync": SYNC,
 }  # fmt: skip
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
+ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(9)}
+LARGEST_US = 2**52
 EXACT_BELOW = 2**42  # microseconds: below, a double tells the nanoseconds apart
 NO_NUMBER = -1
 _LARGE = re.compile(rb'"ts"\s*:\s*"?(\d{13,})\.\d')
@@ -69,8 +71,10 @@ class Collector:
     """
 
     def __init__(self, kinds=None):
-        self._wanted = {name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds}
-        self._names, self._tracks, self._extras = {}, {}, {}
+        self._kind_of = _Kinds({name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds})
+        self._names, self._extras = {}, {}
+        self._tracks = {}  # (is device, number or text, number or text) -> place
+        self._track_of = _Memo(self._track)  # the same by the raw values, which come again and again
         self._parts = {name: [] for name in COLUMNS}
         self._exact = None
         self.num_events = self.num_bad = 0
@@ -81,10 +85,10 @@ class Collector:
             self._exact = found is not None and int(found.group(1)) >= EXACT_BELOW
         events = self._decode(chunk)
         self.num_events += len(events)
-        wanted = self._wanted
-        rows = [(event, wanted[event.cat.lower()]) for event in events if event.ph == "X" and event.cat and event.cat.lower() in wanted]
-        if rows:
-            self._keep(rows)
+        kind_of = self._kind_of
+        kept = [event for event in events if kind_of[event.cat] is not None and event.ph == "X"]
+        if kept:
+            self._keep(kept, [kind_of[event.cat] for event in kept])
 
     def _decode(self, chunk):
         try:
@@ -109,29 +113,33 @@ class Collector:
             found.append(_from_plain(value, text[end - 1 : end]) if isinstance(value, dict) else Event())
         return found
 
-    def _keep(self, rows):
-        names, tracks = self._names, self._tracks
-        ts = _nanoseconds([event.ts for event, _ in rows])
-        dur = _nanoseconds([event.dur if event.dur is not None else 0 for event, _ in rows])
-        columns = {"kind": [kind for _, kind in rows], "ts": ts, "dur": dur}
-        columns["name"] = [names.setdefault(str(event.name), len(names)) for event, _ in rows]
-        facts = [event.args or _NO_ARGS for event, _ in rows]
+    def _keep(self, kept, kinds):
+        names, track_of, unset = self._names, self._track_of, msgspec.UNSET
+        ts = _nanoseconds([event.ts for event in kept])
+        dur = _nanoseconds([event.dur for event in kept])
+        columns = {"kind": kinds, "ts": ts, "dur": dur}
+        columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
+        facts = [event.args or _NO_ARGS for event in kept]
         columns["track"] = [
-            tracks.setdefault((True, _whole(args.device, event.pid), _whole(args.stream, event.tid)) if kind <= MEMSET or kind == GPU_ANNOTATION or kind == SYNC
-                              else (False, str(event.pid), str(event.tid)), len(tracks))
-            for (event, kind), args in zip(rows, facts)
-        ]  # fmt: skip
-        columns["correlation"] = [args.correlation if type(args.correlation) is int else _whole(args.correlation) for args in facts]
-        columns["external"] = [args.external_id if type(args.external_id) is int else _whole(args.external_id) for args in facts]
-        columns["extra"] = [self._extra(args) for args in facts]
+            track_of[ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream] for event, kind, args in zip(kept, kinds, facts)
+        ]
+        columns["correlation"] = _integers([args.correlation for args in facts])
+        columns["external"] = _integers([args.external_id for args in facts])
+        columns["extra"] = [
+            NO_NUMBER if args.dims is unset and args.bytes is None and args.collective is None else self._extra(args) for args in facts
+        ]
         good = (ts != _BAD) & (dur != _BAD)
         self.num_bad += int((~good).sum())
         for name, dtype in COLUMNS.items():
-            self._parts[name].append(np.asarray(_clipped(columns[name], dtype), dtype)[good])
+            column = np.asarray(columns[name], dtype)
+            self._parts[name].append(column if good.all() else column[good])
+
+    def _track(self, key):
+        on_device, pid, tid, device, stream = key
+        track = (True, _whole(device, pid), _whole(stream, tid)) if on_device else (False, str(pid), str(tid))
+        return self._tracks.setdefault(track, len(self._tracks))
 
     def _extra(self, args):
-        if args.bytes is None and args.dims is msgspec.UNSET and args.collective is None:
-            return NO_NUMBER
         dims = "" if args.dims is msgspec.UNSET else bytes(args.dims)
         types = "" if args.types is msgspec.UNSET else bytes(args.types)
         fact = (args.bytes, dims, types, args.collective, args.nelems, args.group)
@@ -141,9 +149,31 @@ class Collector:
         columns = {name: np.concatenate(parts) if parts else np.empty(0, COLUMNS[name]) for name, parts in self._parts.items()}
         self._parts = None
         return {
-            "columns": columns, "names": list(self._names), "tracks": list(self._tracks), "extras": list(self._extras),
+            "columns": columns, "names": [str(name) for name in self._names], "tracks": list(self._tracks), "extras": list(self._extras),
             "num_events": self.num_events, "num_bad": self.num_bad,
         }  # fmt: skip
+
+
+class _Memo(dict):
+    """What make(key) gave, remembered."""
+
+    def __init__(self, make):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key):
+        value = self[key] = self._make(key)
+        return value
+
+
+class _Kinds(dict):
+    """Category -> kind, None for those that are not wanted.  Categories come in capitals too: those seen are remembered."""
+
+    def __missing__(self, cat):
+        kind = self.get(cat.lower()) if cat else None
+        if len(self) < 1000:  # a hostile file may have a category an event
+            self[cat] = kind
+        return kind
 
 
 _NO_ARGS = Args()
@@ -154,15 +184,18 @@ _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
 def _nanoseconds(values):
     """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is no number becomes _BAD."""
     kinds = set(map(type, values))
-    if kinds == {int}:
-        return np.array([value if abs(value) < 2**53 else 0 for value in values], np.int64) * 1000
+    if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
+        return np.array(values, np.int64) * 1000
     if kinds <= {int, float}:
         found = np.array(values, np.float64)
-        return np.where(np.isfinite(found), np.rint(np.where(np.isfinite(found), found, 0) * 1000), _BAD).astype(np.int64)
+        good = np.abs(found) < LARGEST_US  # and not nan
+        return np.where(good, np.rint(np.where(good, found, 0) * 1000), _BAD).astype(np.int64)
     return np.array([_one_ns(value) for value in values], np.int64)
 
 
 def _one_ns(value):
+    if value is None:
+        return 0  # no duration: a moment
     text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
     text = text.strip('" ')
     whole, _, decimals = text.partition(".")
@@ -187,11 +220,15 @@ def _whole(value, otherwise=None):
     return NO_NUMBER
 
 
-def _clipped(values, dtype):
-    """Numbers that no column can hold become NO_NUMBER."""
-    if isinstance(values, np.ndarray) or dtype != np.int64:
-        return values
-    return [value if -(2**63) <= value < 2**63 else NO_NUMBER for value in values]
+def _integers(values):
+    """Numbers however they are written -> int64; what is none, or fits into none, becomes NO_NUMBER."""
+    try:
+        if set(map(type, values)) == {int}:
+            return np.array(values, np.int64)
+    except OverflowError:
+        pass
+    found = [value if type(value) is int else NO_NUMBER if value is None else _whole(value) for value in values]
+    return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in found], np.int64)
 
 
 def _from_plain(value, _):

@@ -4,6 +4,7 @@ Large files are read by several processes, a folder of ranks by one process a fi
 """
 
 import concurrent.futures
+import gc
 import json
 import multiprocessing
 import os
@@ -119,8 +120,14 @@ def _pool(size):
 
 def _read(path, kinds, part, num_parts):
     source, collector = Source(path), events.Collector(kinds)
-    for chunk in source.chunks(part, num_parts):
-        collector.add(chunk)
+    collects = gc.isenabled()
+    gc.disable()  # a chunk is a hundred thousand objects in no circle
+    try:
+        for chunk in source.chunks(part, num_parts):
+            collector.add(chunk)
+    finally:
+        if collects:
+            gc.enable()
     return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
 
 
