@@ -1,4 +1,4 @@
-"""What this harness itself costs, against targets.  ./run.sh bench-self [loop|gpu|loader|startup|memory ...] [--json]
+"""What this harness itself costs, against targets.  ./run.sh bench-self [PART ...] [--json]
 
 Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
 """
@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-NUM_TABLE_RUNS = 1000
 
 
 def main(argv):
@@ -27,7 +26,7 @@ def main(argv):
     if unknown:
         raise ValueError(f"bench-self {unknown[0]}: choose from {', '.join(PARTS)}")
     rows = []
-    for part in args.what or PARTS:
+    for part in args.what or [part for part in PARTS if part not in ON_REQUEST]:
         print(f"measuring {part} ...", file=sys.stderr, flush=True)
         rows += PARTS[part]()
     if args.json:
@@ -49,17 +48,18 @@ def row(what, measured, sign, target):
     return {"what": what, "measured": measured, "sign": sign, "target": target}
 
 
-def loop(num_rounds=40, num_block_steps=10):
-    """The race loop with its default instruments against a bare loop, in alternating blocks of the same steps."""
-    trainer, harness_block, bare_block = _pair(["track=cpu_nano", "hardware=cpu"], num_block_steps)
-    started_ns, waited_ns = time.perf_counter_ns(), trainer.loader.wait_ns
-    ratio, _ = _interleaved(harness_block, bare_block, num_rounds, num_block_steps)
-    wait_pct = 100 * (trainer.loader.wait_ns - waited_ns) / (time.perf_counter_ns() - started_ns)
-    trainer.close()
-    return [
-        row("race loop with default instruments / bare loop (CPU)", ratio, "<=", 1.01),
-        row("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0),
-    ]
+def loop(num_rounds=24, num_block_steps=10):
+    """The race loop with its default instruments, without any, and a bare loop, in alternating blocks of the same steps."""
+    with _Loops(["track=cpu_nano", "hardware=cpu"], num_block_steps) as loops:
+        started_ns, waited_ns = time.perf_counter_ns(), loops.trainer.loader.wait_ns
+        to_plain, to_bare, _ = loops.ratios(num_rounds)
+        wait_pct = 100 * (loops.trainer.loader.wait_ns - waited_ns) / (time.perf_counter_ns() - started_ns)
+        return [
+            row("race loop with default instruments / bare loop (CPU)", to_bare, "<=", 1.01),
+            row("race loop with default instruments / without (CPU)", to_plain, "<=", 1.005),
+            row("default instruments' host time, us a step (CPU)", loops.host_us(), "<=", 20),
+            row("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0),
+        ]
 
 
 def gpu(num_rounds=10, num_block_steps=20):
@@ -71,78 +71,126 @@ def gpu(num_rounds=10, num_block_steps=20):
     if not found:
         print("gpu: left out, this machine shows no NVIDIA GPU", file=sys.stderr)
         return []
+    name = found[0]["name"]
     batch = ["data.seq_len=1024", "data.batch_tokens=65536", "goal.val_tokens=65536", "model.vocab_size=50304"]
     overrides = ["track=free", "model/size=small", "hardware=cuda", "hardware.num_processes=1", *batch]
-    trainer, harness_block, bare_block = _pair(overrides, num_block_steps)
-    ratio, bare_step_s = _interleaved(harness_block, bare_block, num_rounds, num_block_steps)
-    flops_per_s = trainer.model.flops_per_token(1024) * 65536 / bare_step_s
-    peak = peak_flops(found[0]["name"], "bfloat16")
-    trainer.close()
-    rows = [row(f"race loop with default instruments / bare loop ({found[0]['name']})", ratio, "<=", 1.002)]
+    with _Loops(overrides, num_block_steps) as loops:
+        to_plain, to_bare, bare_step_s = loops.ratios(num_rounds)
+        flops_per_s = loops.trainer.model.flops_per_token(1024) * 65536 / bare_step_s
+        rows = [
+            row(f"race loop with default instruments / bare loop ({name})", to_bare, "<=", 1.002),
+            row(f"race loop with default instruments / without ({name})", to_plain, "<=", 1.002),
+            row(f"default instruments' host time, us a step ({name})", loops.host_us(), "<=", 20),
+        ]
+    peak = peak_flops(name, "bfloat16")
     if peak is None:
-        print(f"gpu: no peak is known for {found[0]['name']}, so no MFU", file=sys.stderr)
+        print(f"gpu: no peak is known for {name}, so no MFU", file=sys.stderr)
         return rows
     return [*rows, row("MFU, GPT-2 124M, bfloat16, compiled", flops_per_s / peak, ">=", 0.45)]
 
 
-def _pair(overrides, num_block_steps):
-    """(trainer, block with the harness, block without): each block does the same steps and returns its seconds."""
-    import torch
+class _Loops:
+    """One trainer, stepped by three loops: each block does the same number of steps and returns its seconds."""
 
-    from bench import distributed, launch, shards
-    from bench.clock import Clock
-    from bench.instruments import load
-    from bench.instruments.base import Context, Watch
-    from bench.loop import race
-    from bench.steplog import StepLog
-    from bench.timers import marks_for
-    from bench.trainer import Trainer
+    def __init__(self, overrides, num_block_steps):
+        import torch
 
-    job = launch.prepare(overrides)
-    config = job.config
-    torch.set_num_threads(config.hardware.num_threads)
-    ranks = distributed.start(config.hardware.device, 60)
-    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    trainer = Trainer(config, ranks, files["train"], files["val"])
-    marks = marks_for(ranks.device.type)
+        from bench import distributed, launch, shards
+        from bench.instruments import load
+        from bench.instruments.base import Context, Watch
+        from bench.timers import marks_for
+        from bench.trainer import Trainer
 
-    def sync():
-        distributed.sync(ranks.device)
+        job = launch.prepare(overrides)
+        config = job.config
+        torch.set_num_threads(config.hardware.num_threads)
+        self.ranks = distributed.start(config.hardware.device, 60)
+        files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+        self.trainer = Trainer(config, self.ranks, files["train"], files["val"])
+        self.marks, self.num_block_steps = marks_for(self.ranks.device.type), num_block_steps
+        self._folder = tempfile.TemporaryDirectory()
+        context = Context(
+            Path(self._folder.name), 0, 1, self.ranks.device.type, num_block_steps, self.marks, self.ranks.device.index
+        )
+        made, warnings = load(config.instruments, context)
+        for warning in warnings:
+            print(f"without {warning['instrument']}: {warning['error']}", file=sys.stderr)
+        self._watches = {"instrumented": Watch(made), "plain": Watch()}
+        self._bare(), self._race("plain"), self._race("instrumented")  # warm
+        self._watches["instrumented"].on_run_start()
 
-    def harness_block():
-        log = StepLog(marks, ranks.device, num_block_steps)
-        context = Context(Path("."), 0, 1, ranks.device.type, num_block_steps, marks)
-        watch = Watch(load(config.instruments, context)[0], essential=log)
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._watches["instrumented"].on_run_end()
+        self._watches["instrumented"].close()
+        for warning in self._watches["instrumented"].warnings:
+            print(f"{warning['instrument']} failed: {warning['error']}", file=sys.stderr)
+        self.trainer.close()
+        self._folder.cleanup()
+
+    def ratios(self, num_rounds):
+        """Medians over rounds of I P B B P I: instrumented / plain, instrumented / bare; and bare seconds a step."""
+        to_plain, to_bare, bare_step_s = [], [], []
+        for _ in range(num_rounds):
+            first, plain, bare = self._race("instrumented"), self._race("plain"), self._bare()
+            bare, plain, last = bare + self._bare(), plain + self._race("plain"), self._race("instrumented")
+            to_plain.append((first + last) / plain)
+            to_bare.append((first + last) / bare)
+            bare_step_s.append(bare / 2 / self.num_block_steps)
+        return tuple(map(statistics.median, (to_plain, to_bare, bare_step_s)))
+
+    def host_us(self, num_steps=1000, num_repeats=9):
+        """Microseconds that the instruments take of a step's host time: their edges alone, no training between them."""
+        from bench.instruments.base import PHASES
+
+        def spent_us(watch):
+            started_ns = time.perf_counter_ns()
+            for step in range(num_steps):
+                watch.on_step_start(step)
+                for phase in PHASES:
+                    watch.on_phase(phase)
+                watch.on_step_end(step)
+            return (time.perf_counter_ns() - started_ns) / 1e3 / num_steps
+
+        found = []
+        for _ in range(num_repeats):
+            found.append(spent_us(self._watches["instrumented"]) - spent_us(self._watches["plain"]))
+            self._sync()
+        return statistics.median(found)
+
+    def _sync(self):
+        from bench import distributed
+
+        distributed.sync(self.ranks.device)
+
+    def _race(self, name):
+        from bench.clock import Clock
+        from bench.loop import race
+        from bench.steplog import StepLog
+
+        watch, trainer = self._watches[name], self.trainer
+        log = StepLog(self.marks, self.ranks.device, self.num_block_steps)
+        watch.attach(log)
         trainer.attach(watch, log)
-        clock = Clock(sync, lambda: None)
-        race(trainer.step, lambda: 0.0, lambda loss: False, num_block_steps, num_block_steps, clock, watch)
-        watch.on_run_end()
+        clock = Clock(self._sync, lambda: None)
+        race(trainer.step, lambda: 0.0, lambda loss: False, self.num_block_steps, self.num_block_steps, clock, watch)
+        watch.attach(None)
         return clock.train_s
 
-    def bare_block():
-        sync()
+    def _bare(self):
+        trainer = self.trainer
+        self._sync()
         started = time.perf_counter()
-        for step in range(num_block_steps):
+        for step in range(self.num_block_steps):
             tokens_BT, targets_BT = trainer.loader.next()
             with trainer.autocast():
                 loss = trainer.forward(tokens_BT, targets_BT)
             loss.backward()
             trainer.update(step)
-        sync()
+        self._sync()
         return time.perf_counter() - started
-
-    harness_block(), bare_block()
-    return trainer, harness_block, bare_block
-
-
-def _interleaved(harness_block, bare_block, num_rounds, num_block_steps):
-    """Median ratio harness / bare over rounds of A B B A, and the bare loop's median seconds a step."""
-    ratios, bare_step_s = [], []
-    for _ in range(num_rounds):
-        first, bare, again, last = harness_block(), bare_block(), bare_block(), harness_block()
-        ratios.append((first + last) / (bare + again))
-        bare_step_s.append((bare + again) / 2 / num_block_steps)
-    return statistics.median(ratios), statistics.median(bare_step_s)
 
 
 def loader(num_steps=200):
@@ -170,17 +218,20 @@ def loader(num_steps=200):
 
 
 def startup(num_repeats=7):
-    """Seconds of whole processes, interpreter start included."""
-    with tempfile.TemporaryDirectory() as folder:
-        _fake_runs(Path(folder))
-        commands = {"--help": ["--help"], f"table on {NUM_TABLE_RUNS} run folders": ["table", folder]}
-        seconds = {name: [] for name in commands}
-        for _ in range(num_repeats):
-            for name, words in commands.items():
-                started = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "bench", *words], cwd=REPO, check=True, stdout=subprocess.DEVNULL)
-                seconds[name].append(time.perf_counter() - started)
-    return [row(f"{name}, s", statistics.median(found), "<=", 0.5) for name, found in seconds.items()]
+    """Seconds of a whole process, interpreter start included."""
+    seconds = []
+    for _ in range(num_repeats):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "bench", "--help"], cwd=REPO, check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - started)
+    return [row("--help, s", statistics.median(seconds), "<=", 0.3)]
+
+
+def results():
+    """Seconds of table and compare over 10,000 run folders."""
+    from bench import bench_results
+
+    return [row(what, seconds, "<=", target_s) for what, seconds, target_s in bench_results.measure()]
 
 
 def memory():
@@ -195,13 +246,22 @@ def memory():
     return [row("launcher peak memory, MiB", peak_mib, "<=", 200)]
 
 
-def _fake_runs(folder):
-    """Copies of a kept record under other names."""
-    run = json.loads(next((REPO / "tests" / "records").glob("*/run.json")).read_text())
-    for number in range(NUM_TABLE_RUNS):
-        home = folder / "cpu_nano" / f"{run['run_id']}-{number + 2}"
-        home.mkdir(parents=True)
-        (home / "run.json").write_text(json.dumps(run | {"run_id": home.name, "seed": number}))
+def trace():
+    """Trace analysis against HolisticTraceAnalysis; not among the default parts: it installs that, and takes minutes."""
+    from bench import bench_trace
+
+    return [row(*one) for one in bench_trace.measure()]
 
 
-PARTS = {"loop": loop, "gpu": gpu, "loader": loader, "startup": startup, "memory": memory}
+def imports():
+    """Reading public logs of modded-nanogpt, half of each the code that they embed; on one core, in memory."""
+    from bench import bench_import
+
+    return [row(*one) for one in bench_import.measure()]
+
+
+PARTS = {
+    "loop": loop, "gpu": gpu, "loader": loader, "startup": startup, "results": results, "memory": memory, "imports": imports,
+    "trace": trace,
+}  # fmt: skip
+ON_REQUEST = ("trace",)

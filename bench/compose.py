@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 
 from bench import config as schema
+from bench import memory_rules, profiling_rules
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 PATH_KEYS = ("data.train_glob", "data.val_glob")
-GROUPS = ("model", "model/size", "data", "optim", "goal", "hardware", "instruments", "track", "experiment")
+GROUPS = ("model", "model/size", "data", "optim", "goal", "hardware", "instruments", "profile", "track", "experiment")
 
 
 def choices(group):
@@ -26,6 +27,23 @@ def quoted(override):
     if key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return override
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def spelled(words):
+    """The user's words with nanochat's --enable_profiling=True as what it means here, profile=stages."""
+    spelled_out = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.lstrip("-").replace("-", "_") != "enable_profiling":
+            spelled_out.append(word)
+        elif value.lower() in ("", "true", "1"):
+            other = [given for given in words if given.startswith("profile=") and given != "profile=stages"]
+            if other:
+                raise ValueError(f"{word}: it means profile=stages, and {other[0]} is given too: keep one of them")
+            spelled_out.append("profile=stages")
+        elif value.lower() not in ("false", "0"):
+            raise ValueError(f"{word}: use True or False")
+    return spelled_out
 
 
 def compose(overrides, machine=None):
@@ -181,5 +199,16 @@ def _check_instruments(instruments):
         for key, value in settings.items():
             if key not in known:
                 raise ValueError(f"unknown setting instruments.{name}.{key}={value}: {name} has {', '.join(known) or 'no settings'}")
-            if known[key] is not None and value is not None and not isinstance(value, (type(known[key]), int)):
+            if known[key] is not None and value is not None and not _is_like(known[key], value):
                 raise ValueError(f"instruments.{name}.{key}={value!r}: it must be a {type(known[key]).__name__}")
+        for key in known:  # an experiment may name some of them only; the record names all
+            settings.setdefault(key, known[key])
+    profiling_rules.check(instruments)
+    memory_rules.check(instruments)
+
+
+def _is_like(known, value):
+    """Whether value has the type that the yaml's own has; a whole number is a float too, and true is no number."""
+    if isinstance(value, bool) or isinstance(known, bool):
+        return type(value) is type(known)
+    return isinstance(value, (int, float) if isinstance(known, float) else type(known))

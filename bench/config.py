@@ -83,8 +83,23 @@ class HardwareConfig:
     compile: Optional[bool] = None  # torch.compile; None: on a GPU only
     micro_batch_seqs: Optional[int] = None  # at most, per rank and micro-step; None: no limit
     deterministic: bool = False  # torch.use_deterministic_algorithms
+    gc: Optional[str] = None  # Python's garbage collector in the race: freeze, on, off, manual; None: freeze
+    gc_every_steps: Optional[int] = None  # manual: a collection of generation 1 every so many steps
     collective_timeout_s: float = 120.0
     wall_timeout_s: Optional[float] = None  # the launcher ends the run after this long
+
+
+@dataclass
+class TrackRules:
+    """How a claim on the track is judged (bench/rules.py).  No part of config_id: it changes nothing in a run."""
+
+    device: Optional[str] = None  # cpu or cuda
+    gpu: Optional[str] = None  # its model, as the driver names it
+    num_gpus: Optional[int] = None
+    num_runs: Optional[int] = None  # a claim's fewest, each of another seed and with a time that counts
+    may_be_untimed: Optional[list[str]] = None  # what train_s may leave out; None: anything that is written down
+    forbidden_instruments: Optional[list[str]] = None
+    max_interrupted: Optional[int] = None  # runs of a claim's races that were interrupted and raced again
 
 
 @dataclass
@@ -95,6 +110,7 @@ class TrackConfig:
     p_value: float = MISSING  # of the one-sided t test of the mean val_loss against the target
     fixed: list[str] = field(default_factory=list)  # knobs which a run must leave alone to count on this track
     reference_hardware: Optional[str] = None
+    rules: TrackRules = field(default_factory=TrackRules)
 
 
 @dataclass
@@ -161,11 +177,13 @@ def to_dict(config):
 
 
 def config_id(config):
-    """First 8 hex digits of a sha256 over everything but name and seed: runs that share it are repeats.
+    """First 8 hex digits of a sha256 over everything but name, seed and the track's rules: runs that share it are repeats.
 
     What is None is left out, so that a knob which later versions add, and which an old run never had, changes no id.
     """
-    values = _without_none({key: value for key, value in to_dict(config).items() if key not in ("name", "seed")})
+    values = {key: value for key, value in to_dict(config).items() if key not in ("name", "seed")}
+    values["track"].pop("rules")  # they judge runs and change none
+    values = _without_none(values)
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
@@ -186,7 +204,7 @@ def get(config, dotted):
 def resolve(config, machine, vocab_size):
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError, all checks made."""
     config = build(Config, to_dict(config))
-    _resolve_hardware(config.hardware, machine)
+    resolve_hardware(config.hardware, machine)
     _resolve_batch(config)
     _resolve_model(config, vocab_size)
     _check_optim(config.optim)
@@ -211,7 +229,8 @@ def _positive(config, *names):
             _refuse(name, value, "it must be above 0")
 
 
-def _resolve_hardware(hardware, machine):
+def resolve_hardware(hardware, machine):
+    """In place: what was left to the machine, derived.  Raises ValueError."""
     if hardware.device not in ("auto", "cpu", "cuda"):
         _refuse("hardware.device", hardware.device, "use auto, cpu or cuda")
     if hardware.device == "auto":
@@ -239,6 +258,17 @@ def _resolve_hardware(hardware, machine):
         value = getattr(hardware, name)
         if value is not None and value <= 0:
             _refuse(f"hardware.{name}", value, "use a number of seconds above 0")
+    _resolve_collector(hardware)
+
+
+def _resolve_collector(hardware):
+    if hardware.gc == "freeze":
+        hardware.gc = None  # said or not, the default is one config with one id
+    if hardware.gc not in (None, "on", "off", "manual"):
+        _refuse("hardware.gc", hardware.gc, "use freeze, on, off or manual")
+    if hardware.gc_every_steps is not None and hardware.gc_every_steps < 1:
+        _refuse("hardware.gc_every_steps", hardware.gc_every_steps, "use 1 or more")
+    _needed_or_refused("hardware.gc_every_steps", hardware.gc_every_steps, hardware.gc == "manual", f"hardware.gc={hardware.gc or 'freeze'}")
 
 
 def _resolve_batch(config):

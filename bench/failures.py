@@ -4,6 +4,7 @@ A rank that fails says so itself in logs/rankN.failure.json; one that is killed 
 its exit code (logs/agent.json).  classify() puts both together into run.json's "failure".
 """
 
+import contextlib
 import errno
 import json
 import re
@@ -12,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, private, record
+from bench import atomic, private, record, steps
 
 HINTS = {
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
@@ -31,6 +32,7 @@ HINTS = {
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
+NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
 # What a rank says when it fails only because another one did.
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
@@ -49,7 +51,7 @@ def failure(kind, message, rank=None, step=None, signal_name=None, exit_code=Non
 
 
 def write(folder, rank, step, error):
-    """Called by the rank that fails, with the exception in hand."""
+    """Called by the rank that fails, with the exception in hand.  Returns its kind."""
     kind = kind_of(error)
     found = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
     found["failed_at_s"] = time.time()
@@ -60,6 +62,11 @@ def write(folder, rank, step, error):
     except OSError:
         atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
+    if kind == "non_finite_loss":
+        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": kind, "rank": rank, "step": found["step"]}
+        with contextlib.suppress(OSError):
+            steps.append_event(folder, event | {"message": found["message"]})
+    return kind
 
 
 def kind_of(error):
@@ -107,8 +114,17 @@ def _killed(folder, ended):
     number = -ended["exit_code"]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     kind = "rank_killed" if number in (signal.SIGKILL, signal.SIGINT, signal.SIGHUP) else "rank_crashed"
+    if number == signal.SIGABRT and NCCL_TIMEOUT in _log(folder, ended["rank"]):
+        kind = "collective_timeout"
     step = last_step(folder)
     return failure(kind, f"rank {ended['rank']} was ended by {name}", ended["rank"], step, name, ended["exit_code"])
+
+
+def _log(folder, rank):
+    try:
+        return (folder / "logs" / f"rank{rank}.log").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def last_step(folder):

@@ -6,6 +6,19 @@ import os
 from bench import private
 from bench.units import gib_from_bytes
 
+# nvmlClocksEventReason*: bits of why a clock is not at its top (nvml.h)
+CLOCKS_EVENT_REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+
 
 def num_visible():
     """How many GPUs CUDA would show a process started here, without torch: 0 without driver or GPU."""
@@ -86,6 +99,7 @@ def _gpu(nvml, handle):
 
     memory, ecc, mig, processes = ask("MemoryInfo"), ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
     capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
+    reasons, rows = ask("CurrentClocksEventReasons"), ask("RemappedRows")
     return {
         "name": ask("Name"),
         "uuid_hash": private.salted_hash(ask("UUID") or ""),
@@ -98,7 +112,12 @@ def _gpu(nvml, handle):
         "max_sm_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_mem_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM),
         "persistence": None if persistence is None else bool(persistence),
+        "temp_c": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        "clocks_event_reasons": None if reasons is None else reason_names(reasons),
         "ecc": None if ecc is None else bool(ecc[0]),  # [now, after the next boot]
+        "ecc_uncorrected": ask("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
+        "remap_pending": None if rows is None else bool(rows[2]),  # (corrected, uncorrected, pending, failed)
+        "remap_failed": None if rows is None else bool(rows[3]),
         "mig": None if mig is None else bool(mig[0]),
         "pcie_generation": ask("CurrPcieLinkGeneration"),
         "pcie_max_generation": ask("MaxPcieLinkGeneration"),
@@ -107,3 +126,8 @@ def _gpu(nvml, handle):
         "num_compute_processes": None if processes is None else len(processes),
         "unsupported": unsupported,
     }
+
+
+def reason_names(bits):
+    """A clocks event bit mask -> names, an unknown bit as its number."""
+    return [CLOCKS_EVENT_REASONS.get(1 << n, hex(1 << n)) for n in range(bits.bit_length()) if bits >> n & 1]

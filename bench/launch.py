@@ -11,12 +11,30 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
 
-from bench import atomic, codestate, compose, environment, failures, gpus, private, record, sources, steps, verdict
+from bench import (
+    atomic,
+    codestate,
+    collector,
+    compose,
+    costs,
+    dashboards,
+    environment,
+    failures,
+    flight,
+    gpus,
+    ledger,
+    preflight,
+    private,
+    record,
+    sources,
+    steps,
+    verdict,
+)
 from bench import config as schema
 from bench.clock import TIMING_PROTOCOL
 from bench.metrics import metrics
@@ -76,19 +94,23 @@ def _check_names(config):
         raise ValueError(f"optim.schedule={config.optim.schedule}: use constant, cosine or trapezoid")
 
 
-def launch(job, command=(), results=None, brief=False):
+def launch(job, command=(), results=None, brief=False, race=None):
     """Race once.  Returns the finished record (a dict); its folder is run["folder"].  Never raises for a failed race.
+
+    race: the run's place in a race of several runs, for run.json["race"] (bench/race.py).
 
     Raises ValueError where no record can be written at all.
     """
-    started_s = time.time()
+    started_s, meter = time.time(), environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # git's too, which it starts
+    results = Path(results or record.results_root())
     child_env = _child_env(job.config.hardware, started_s)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
-    run = _opening_record(job, env, command)
+    run = _opening_record(job, env, command) | ({"race": race} if race else {})
     with _signals_raise() as deaf:
-        folder = _open_folder(job.config, run, Path(results or record.results_root()))
+        folder = _open_folder(job.config, run, results)
         try:
             _write_inputs(folder, job, env)
+            run["preflight"] = _preflight(job, env, results, meter, brief)
             exit_code, stopped = _watch(folder, job, run, child_env, brief)
         except Interrupted as error:
             exit_code, stopped = None, _interrupted(folder, error)
@@ -96,8 +118,20 @@ def launch(job, command=(), results=None, brief=False):
             exit_code, stopped = None, failures.failure(failures.kind_of(error), str(error))
         deaf()  # what follows is the clean end, and once is enough
         _finish(folder, run, exit_code, stopped, time.time() - started_s)
+    if run["status"] != "aborted":
+        dashboards.after_race(folder, run)
     run["folder"] = os.path.relpath(folder, REPO) if folder.is_relative_to(REPO) else str(folder)
     return run
+
+
+def _preflight(job, env, results, meter, brief):
+    """The quick checks, for the record; what is not well is also told at once, unless the caller has done so."""
+    num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
+    found = preflight.checks(job.config.hardware, num_bytes, env, results, meter.foreign_cpu_cores())
+    odd = [check for check in found if check.status != "ok"]
+    if odd and not brief:
+        print(preflight.report(odd), flush=True)
+    return [asdict(check) for check in found]
 
 
 def _interrupted(folder, error):
@@ -105,10 +139,11 @@ def _interrupted(folder, error):
 
 
 def _open_folder(config, run, results):
-    """A new run folder with its first run.json: from here on the run is in the ledger."""
+    """A new run folder with its first run.json; the ledger is told before, so that no run is there which it does not know."""
     try:
         folder = record.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
         run["run_id"] = folder.name
+        run["ledger_sha256"] = ledger.started(results, folder, run)
         atomic.write_json(folder / "run.json", run)
         atomic.reserve(folder)
     except OSError as error:
@@ -149,7 +184,9 @@ def _opening_record(job, env, command):
         },
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,
-        "timing_protocol": TIMING_PROTOCOL | {"instruments": sorted(config.instruments)},
+        "timing_protocol": TIMING_PROTOCOL
+        | collector.protocol(config.hardware.gc, config.hardware.gc_every_steps)
+        | {"instruments": sorted(config.instruments)},
         "code": codestate.state(REPO),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
@@ -222,6 +259,8 @@ def _child_env(hardware, started_s):
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
         env["CUDA_VISIBLE_DEVICES"] = ""
+    for name, value in flight.variables(hardware.num_processes).items():
+        env.setdefault(name, value)
     if hardware.deterministic:
         env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return env
@@ -277,9 +316,12 @@ def _finish(folder, run, exit_code, stopped, wall_s):
     run["warnings"] = result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
     rows = steps.read(folder)
+    lost = _costs(folder, run, rows)
     with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
         if failure and rows:
             steps.write(folder, rows)  # the scribe's lines, made one a step
+        for event in lost:
+            steps.append_event(folder, event)
         event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]}
         steps.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
@@ -291,7 +333,23 @@ def _finish(folder, run, exit_code, stopped, wall_s):
         atomic.write_json(folder / "run.json", run)
     except OSError as error:
         print(f"{folder}/run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
+    try:
+        ledger.ended(folder.parent.parent, folder, run)
+    except OSError as error:
+        print(f"{folder.parent.parent}: the ledger lacks the end of {folder.name} ({error.strerror})", file=sys.stderr)
     record.remove_passing(folder)
+
+
+def _costs(folder, run, rows):
+    """Say in run what the events of the race cost, and give back those found only now.  A diagnosis: it spoils no record."""
+    try:
+        found = costs.of(folder, run, rows)
+    except Exception as error:
+        what = {"rank": None, "instrument": "costs", "edge": "after the race", "error": f"{type(error).__name__}: {error}"}
+        run["warnings"].append(what)
+        return []
+    run["costs"], run["skew"] = found["costs"], found["skew"]
+    return found["events"]
 
 
 def _result(folder):

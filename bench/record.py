@@ -22,9 +22,9 @@ UPGRADERS = {}  # version -> function from a record of that version to one of th
 # What launcher and workers tell each other while a run lasts; named so that they are no artifacts.
 SHARDS, PROGRESS, RESULT = ".shards.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
-ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "telemetry.csv": "telemetry",
-         "events.jsonl": "events", "environment.json": "environment", "code": "code", "logs": "log",
-         "traces": "trace", "memory": "memory"}  # fmt: skip
+ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "steps_by_rank.csv": "steps",
+         "telemetry.csv": "telemetry", "events.jsonl": "events", "environment.json": "environment", "code": "code",
+         "logs": "log", "traces": "trace", "memory": "memory"}  # fmt: skip
 REPO = Path(__file__).resolve().parent.parent
 
 

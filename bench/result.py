@@ -1,4 +1,4 @@
-"""What all ranks found -> steps.csv and .result.tmp, written by rank 0 when the race is over.
+"""What all ranks found -> steps.csv, steps_by_rank.csv and .result.tmp, written by rank 0 when the race is over.
 
 It is the worker's half of run.json: the launcher merges and removes it.
 """
@@ -6,10 +6,12 @@ It is the worker's half of run.json: the launcher merges and removes it.
 from bench import atomic, environment, record, steps
 
 
-def write(folder, config, num_micro_steps, trainer, times, everyone):
-    """everyone: each rank's dict from bench.worker, in rank order."""
+def write(folder, config, num_micro_steps, trainer, times, everyone, summaries):
+    """everyone: each rank's dict from bench.worker, in rank order; summaries: what the instruments of all ranks say together."""
     rows = _rows(config, trainer.lr_frac, everyone)
     steps.write(folder, rows)
+    if len(everyone) > 1:
+        steps.write_by_rank(folder, _by_rank(everyone))
     _append_events(folder, everyone)
     first = everyone[0]
     seq_len = config.data.seq_len
@@ -33,7 +35,7 @@ def write(folder, config, num_micro_steps, trainer, times, everyone):
             "dtype": config.hardware.dtype,
         },
         "torch_facts": environment.torch_facts(),
-        "instrument_summaries": {name: summary for name, summary in first["summaries"].items() if summary},
+        "instrument_summaries": summaries,
         "doubts": [
             {"rank": num, "instrument": name, "doubt": doubt}
             for num, rank in enumerate(everyone)
@@ -65,12 +67,29 @@ def _rows(config, lr_frac, everyone):
         if step:
             row["lr"] = config.optim.lr * lr_frac(step - 1)
             row["train_loss"] = sum(rank["rows"][step - 1]["train_loss"] for rank in everyone) / len(everyone)
-            row["step_ms"] = max(rank["rows"][step - 1]["step_ms"] for rank in everyone)
+            # Of a flagged step rank 0's: metrics takes them off the whole, and where ranks waited for one that wrote a
+            # trace, the maxima of neighbouring steps are more than the time that passed.
+            looked_at = everyone[:1] if row["flags"] else everyone
+            row["step_ms"] = max(rank["rows"][step - 1]["step_ms"] for rank in looked_at)
+            row["t_ns"] = everyone[0]["rows"][step - 1]["t_ns"]
         for column in columns:
             found = [of_one[column].get(step) for rank in everyone for of_one in rank["columns"].values() if column in of_one]
             row[column] = max((value for value in found if value is not None), default=None)
         rows.append(row)
     return rows
+
+
+def _by_rank(everyone):
+    """{"step_ms", and where the regions are known "own_ms": [{row: milliseconds} of each rank]}.
+
+    Ranks wait for each other within a step, so that their step_ms are alike; what a rank does before it can wait, its
+    data and forward, is its own and shows who was late.
+    """
+    found = {"step_ms": [{row["step"]: row["step_ms"] for row in rank["rows"]} for rank in everyone]}
+    regions = [rank["columns"].get("regions", {}) for rank in everyone]
+    if all(one.get("data_ms") and one.get("forward_ms") for one in regions):
+        found["own_ms"] = [{row: one["data_ms"].get(row, 0.0) + ms for row, ms in one["forward_ms"].items()} for one in regions]
+    return found
 
 
 def _column_order(name):

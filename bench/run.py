@@ -1,6 +1,7 @@
 """One race, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
 
 import argparse
+import json
 
 from bench import codestate, compose, gpus, launch, record
 from bench.progress import last_words, say
@@ -8,7 +9,7 @@ from bench.progress import last_words, say
 
 def main(argv):
     """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
-    args = _parser().parse_intermixed_args(argv)
+    args = _parser().parse_intermixed_args(compose.spelled(argv))
     if args.cfg:
         print(as_yaml(args.overrides), end="")
         return 0
@@ -18,7 +19,8 @@ def main(argv):
     job = launch.prepare(jobs[0], say=lambda text: say("data", text))
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
-    run = launch.launch(job, command=["run", *argv])
+    race = json.loads(args.race) if args.race else None
+    run = launch.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
     say("run", last_words(run))
     return 0 if run["status"] == "complete" else 1
 
@@ -64,6 +66,8 @@ def already_complete(job):
     source_sha256 = codestate.state(launch.REPO)["source_sha256"]
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in record.read_all([record.results_root() / job.config.track.name]):
+        if (run.get("race") or {}).get("discarded"):
+            continue  # a warm-up
         same = (run["config_id"], run["seed"], run["code"]["source_sha256"]) == (job.config_id, job.config.seed, source_sha256)
         if same and run["status"] == "complete" and {file["sha256"] for split in ("train", "val") for file in run["data"][split]} == data:
             return run
@@ -75,10 +79,12 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="./run.sh run",
         description="Race once, or with -m once for every combination of values.",
-        epilog=f"groups:\n{groups}\n\ninstruments is a list: instruments=[regions] or instruments=[]\nsettings: --cfg job shows them all",
+        epilog=f"groups:\n{groups}\n\ninstruments is a list: instruments=[regions] or instruments=[]\nprofile=window (stages, modded) adds one with its recipe\nsettings: --cfg job shows them all",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100")
     parser.add_argument("-m", "--multirun", action="store_true", help="sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped")
+    parser.add_argument("--enable_profiling", metavar="True", help="nanochat's word for profile=stages")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and stop")
+    parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's place in a race, JSON: bench/race.py gives it
     return parser

@@ -3,7 +3,7 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
-from bench import environment, launch, preflight, record, table, verdict
+from bench import compose, environment, launch, preflight, record, table, verdict
 from bench.progress import last_words, say
 from bench.units import format_bytes
 
@@ -13,7 +13,7 @@ def main(argv):
     if {"-h", "--help"} & set(argv):
         print(f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}\nThe values are those of ./run.sh run --help; seed=N begins at N.")
         return 0
-    overrides = list(argv)
+    overrides = compose.spelled(argv)
     say("data", "looking for it, making it where it can be made")
     job = launch.prepare(overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
@@ -24,7 +24,7 @@ def main(argv):
         say("track", f"its times are compared on {config.track.reference_hardware}")
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
-    checks = preflight.checks(config, num_bytes, environment.environment(), record.results_root())
+    checks = preflight.checks(config.hardware, num_bytes, environment.environment(), record.results_root())
     print(preflight.report(checks), flush=True)
     if any(check.status == "fail" for check in checks):
         return 1

@@ -1,4 +1,4 @@
-"""steps.csv and events.jsonl of a run folder: what was measured at each step, and what happened when."""
+"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: what was measured at each step, and what happened when."""
 
 import json
 import os
@@ -7,6 +7,8 @@ from pathlib import Path
 from bench import atomic
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")
+INT_COLUMNS = ("step", "tokens", "t_ns")  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+BY_RANK = "steps_by_rank.csv"
 
 
 def write(folder, rows):
@@ -22,7 +24,7 @@ def _cell(value):
 
 
 def read(folder, strict=False):
-    """steps.csv -> rows in order of step; step and tokens int, flags str, the rest float or None.  No file: [].
+    """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
     Lines of one step are made one row (a race in progress writes losses and times on lines of their own).  A line that
     a kill or a full disk cut is left out; with strict it is a ValueError naming the file and the line.
@@ -56,7 +58,34 @@ def _value(column, cell):
         return cell
     if column == "step":
         return int(cell)
-    return None if cell == "" else int(cell) if column == "tokens" else float(cell)
+    return None if cell == "" else int(cell) if column in INT_COLUMNS else float(cell)
+
+
+def write_by_rank(folder, columns):
+    """columns: {name: [{row: milliseconds} of each rank]}; a column a rank, name_rank0, name_rank1, ...; microseconds kept."""
+    names = [f"{name}_rank{rank}" for name, of_ranks in columns.items() for rank in range(len(of_ranks))]
+    values = [of_rank for of_ranks in columns.values() for of_rank in of_ranks]
+    lines = [
+        ",".join([str(row), *(_cell(None if row not in of_rank else round(of_rank[row], 3)) for of_rank in values)])
+        for row in sorted({row for of_rank in values for row in of_rank})
+    ]
+    atomic.write_text(Path(folder) / BY_RANK, "\n".join([",".join(["step", *names]), *lines]) + "\n")
+
+
+def read_by_rank(folder):
+    """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is left out."""
+    try:
+        head, *lines = (Path(folder) / BY_RANK).read_text().split("\n")
+    except FileNotFoundError:
+        return {}
+    columns = [name.rpartition("_rank") for name in head.split(",")[1:]]
+    found = {name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns}
+    for line in lines[:-1]:
+        row, *cells = line.split(",")
+        for (name, _, rank), cell in zip(columns, cells):
+            if cell:
+                found[name][int(rank)][int(row)] = float(cell)
+    return found
 
 
 def append_event(folder, event):

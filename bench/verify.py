@@ -154,7 +154,7 @@ def nothing_is_unrecorded(folder, run):
 
 def _is_derived(path):
     page = path.startswith(("memory/", "traces/")) and path.endswith(".html")  # ./run.sh memory
-    return path in DERIVED or page or path.startswith(("plots/", "exports/"))
+    return path in DERIVED or page or path.startswith(("plots/", "dashboards/"))
 
 
 def steps_are_without_gaps(folder, run):

@@ -17,7 +17,8 @@ import sys  # noqa: E402
 import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench import atomic, failures, record, watchdog  # noqa: E402
+from bench import atomic, failures, flight, record, steps, watchdog  # noqa: E402
+from bench.peaks import peaks_for  # noqa: E402
 from bench.progress import SAID  # noqa: E402
 from bench.scribe import PEN, Scribe  # noqa: E402
 
@@ -27,11 +28,13 @@ def main(folder):
     rank = int(os.environ.get("RANK", 0))
     _redirect_output(folder / "logs" / f"rank{rank}.log")
     _end_with_launcher(folder, rank)
+    flight.arm(folder)
     progress = {"step": 0}
     try:
         _run(folder, progress)
     except BaseException as error:
-        failures.write(folder, rank, progress["step"], error)
+        if failures.write(folder, rank, progress["step"], error) in ("collective_timeout", "exception"):
+            flight.dump(folder, rank)
         raise
 
 
@@ -51,7 +54,8 @@ def _run(folder, progress):
     run = record.read(folder)
     shards = _shards(folder)
     emitted = Emitted(ranks.rank)
-    watch = _watch(folder, config, ranks, emitted)
+    peaks = peaks_for(ranks.device.type, ranks.device)
+    watch = _watch(folder, config, ranks, emitted, peaks)
     try:
         started = time.perf_counter()
         from bench.trainer import Trainer
@@ -60,9 +64,10 @@ def _run(folder, progress):
         trainer = Trainer(config, ranks, shards["train"], shards["val"])
         watch.on_build_end()
         times["build_s"] = time.perf_counter() - started
-        mine = _race(folder, config, ranks, trainer, run, times, progress, watch, emitted)
+        mine = _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks)
     except BaseException as error:
         watch.on_failure(error)
+        emitted.write(folder)
         raise
     finally:
         watch.close()
@@ -71,7 +76,9 @@ def _run(folder, progress):
     if ranks.is_first:
         from bench import result
 
-        result.write(folder, config, schema.num_micro_steps(config), trainer, times, everyone)
+        summaries = watch.merge([rank["summaries"] for rank in everyone])
+        everyone[0]["warnings"] = watch.warnings  # merging may have said more
+        result.write(folder, config, schema.num_micro_steps(config), trainer, times, everyone, summaries)
     distributed.barrier()  # no rank leaves while another may still need it
     trainer.close()
     del trainer
@@ -96,8 +103,14 @@ class Emitted:
             sink(self.kept.pop(0))
         self._sink = sink
 
+    def write(self, folder):
+        """What was kept, where no result will be: the race has failed."""
+        while self.kept:
+            with contextlib.suppress(OSError):
+                steps.append_event(folder, self.kept.pop(0))
 
-def _watch(folder, config, ranks, emit):
+
+def _watch(folder, config, ranks, emit, peaks):
     """The chosen instruments, made; one that cannot be made is a warning."""
     from bench import instruments
     from bench.instruments.base import Context, Watch
@@ -105,7 +118,7 @@ def _watch(folder, config, ranks, emit):
 
     device = ranks.device
     marks = marks_for(device.type)
-    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say)
+    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say, peaks)
     made, warnings = instruments.load(config.instruments, context)
     return Watch(made, warnings=warnings)
 
@@ -115,10 +128,11 @@ def _say(text):
     os.write(1, f"{SAID}{text}\n".encode())
 
 
-def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted):
+def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks):
     """Warm up, race, and return what this rank has to say: {"train_s", "rows", "columns", ...}."""
     from bench import distributed, loop
     from bench.clock import Clock
+    from bench.collector import Collector
     from bench.environment import CpuMeter
     from bench.instruments.base import Watch
     from bench.steplog import StepLog
@@ -131,7 +145,7 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted):
     times.update(trainer.warm_up())
     watch.on_warmup_end()
     gc.collect()
-    _reset_peak_memory(ranks.device)
+    peaks.reset()
 
     goal = config.goal
     scribe = _scribe(folder, config, trainer, run) if ranks.is_first else None
@@ -140,14 +154,15 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted):
     on_val = scribe.validation if scribe else None
     log = StepLog(marks, ranks.device, goal.num_steps, on_row=_on_row(progress, scribe), on_val=on_val)
     watch.attach(log)
-    trainer.attach(watch, log, checks=(scribe.check,) if scribe else ())
+    collector = Collector(config.hardware.gc, config.hardware.gc_every_steps)
+    trainer.attach(watch, log, checks=(*((scribe.check,) if scribe else ()), *collector.checks))
 
     clock = Clock(lambda: distributed.sync(ranks.device), distributed.barrier)
-    gc.collect()
-    gc.freeze()
+    collector.before_race()
     waited_ns = trainer.loader.wait_ns
     meter = CpuMeter()
     if scribe:
+        scribe.event("warmup_stop", **{name: times[name] for name in ("warmup_s", "compile_s", "compile_cache")})
         scribe.event("run_start")
     watch.on_run_start()
     try:
@@ -155,12 +170,14 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted):
             trainer.step, trainer.evaluate, _reached(goal, run), goal.num_steps, goal.val_every_steps, clock, watch
         )
         own_cpu_s = meter.own_cpu_s()
+        collector.after_race()
         watch.on_run_end()
         foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
         answers = {what: watch.ask(what) for what in ("columns", "flags", "summary", "doubts")}  # while they still hold all
     except BaseException:
+        emitted.flow_to(None)  # what is emitted from here on, Emitted.write() writes
         if scribe:
             with contextlib.suppress(Exception):  # what is known is written; what ended the race is what is told
                 scribe.close()
@@ -180,7 +197,7 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted):
         "summaries": answers["summary"],
         "doubts": answers["doubts"],
         "loader_wait_ms": (trainer.loader.wait_ns - waited_ns) / 1e6,
-        "peak_mem_gib": _peak_mem_gib(ranks.device),
+        "peak_mem_gib": peaks.whole_gib(),
         "foreign_cpu_cores": foreign,
     }
 
@@ -227,27 +244,6 @@ def _shards(folder):
 
     paths = json.loads((folder / record.SHARDS).read_text())
     return {split: [shards.check(path) for path in paths[split]] for split in ("train", "val")}
-
-
-def _reset_peak_memory(device):
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak_mem_gib(device):
-    """{kind: GiB}; on a CPU the resident set of the whole process, imports and warm-up included."""
-    from bench import environment
-    from bench.units import GIB
-
-    if device.type == "cuda":
-        import torch
-
-        stats = torch.cuda.memory_stats(device)
-        kinds = {"allocated": "allocated_bytes", "active": "active_bytes", "reserved": "reserved_bytes"}
-        return {kind: stats[f"{key}.all.peak"] / GIB for kind, key in kinds.items()}
-    return {"rss": environment.peak_rss_gib()}
 
 
 def _redirect_output(path):

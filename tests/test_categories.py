@@ -105,7 +105,9 @@ def test_what_only_sounds_like_communication_is_none(name):
 
 def test_a_users_rules_come_first(tmp_path):
     path = tmp_path / "rules.yaml"
-    path.write_text("- {category: communication, pattern: '^spin_', example: spin_}\n- {category: loss, pattern: nvj}\n")
+    path.write_text(
+        "- {category: communication, pattern: '^spin_', example: spin_}\n- {category: loss, pattern: nvj}\n"
+    )
     rules = load_rules(path)
     assert is_communication("spin_kernel", rules) and not is_communication("spin_kernel")
     assert category("nvjet_tst_64x8", rules=rules) == "loss"

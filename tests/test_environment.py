@@ -35,7 +35,11 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0):
         "PowerManagementDefaultLimit": lambda handle: 700_000,
         "MaxClockInfo": lambda handle, kind: {1: 1980, 2: 2619}[kind],
         "PersistenceMode": lambda handle: 1,
+        "Temperature": lambda handle, sensor: 31,
+        "CurrentClocksEventReasons": lambda handle: 0x1 | 0x4 | 0x800,
         "EccMode": lambda handle: [1, 0],
+        "TotalEccErrors": lambda handle, kind, since: 3,
+        "RemappedRows": lambda handle: (2, 1, 1, 0),
         "MigMode": lambda handle: [int(mig), 0],
         "CurrPcieLinkGeneration": lambda handle: 4,
         "MaxPcieLinkGeneration": lambda handle: 5,
@@ -64,6 +68,7 @@ def fake_nvml(names, fails=(), init_error=None, mig=False, processes=0):
     module.NVMLError, module.nvmlInit, module.nvmlShutdown = NVMLError, init, lambda: None
     module.nvmlSystemGetDriverVersion = lambda: "575.57.08"
     module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM = 1, 2
+    module.NVML_TEMPERATURE_GPU, module.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, module.NVML_VOLATILE_ECC = 0, 1, 0
     for name in answers:
         setattr(module, f"nvmlDeviceGet{name}", call(name))
     return module
@@ -140,6 +145,8 @@ def test_a_gpu_is_described_in_our_units(machine):
     assert (gpu["max_sm_clock_mhz"], gpu["max_mem_clock_mhz"], gpu["compute_capability"]) == (1980, 2619, "9.0")
     assert (gpu["persistence"], gpu["ecc"], gpu["mig"]) == (True, True, False)
     assert (gpu["pcie_generation"], gpu["pcie_max_generation"], gpu["pcie_width"]) == (4, 5, 16)
+    assert (gpu["temp_c"], gpu["clocks_event_reasons"]) == (31, ["gpu_idle", "sw_power_cap", "0x800"])
+    assert (gpu["ecc_uncorrected"], gpu["remap_pending"], gpu["remap_failed"]) == (3, True, False)
     assert gpu["unsupported"] == []
     assert UUIDS[0] not in json.dumps(facts)
 

@@ -1,5 +1,7 @@
 """The same road on a GPU: compiled, bfloat16, timed by CUDA events.  Each has a CPU sister in test_race.py."""
 
+import json
+
 import pytest
 import racing
 
@@ -41,6 +43,22 @@ def test_regions_by_cuda_events_fill_the_step(results):
 def test_instruments_change_no_bit(results):
     plain = ["hardware.compile=false", "hardware.deterministic=true", "seed=5"]
     assert racing.losses(race(results, *plain)) == racing.losses(race(results, *plain, "instruments=[]"))
+
+
+def test_the_doctor_finds_this_machine_fit(results):
+    done = racing.bench(results, "doctor", "--json", timeout_s=300)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["fit"]) == (0, True), done.stdout + done.stderr
+    checks = {check["name"]: check["found"] for check in found["checks"]}
+    assert "NCCL" in checks["software"] and "None" not in checks["software"]
+    assert {"driver", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie", "gpu speed"} <= set(checks)
+
+
+def test_nothing_is_compiled_in_the_timed_region(results):
+    run = racing.run_json(race(results))
+    assert run["costs"]["recompile"] == {"count": 0, "ms": 0.0}
+    assert run["instrument_summaries"]["recompiles"]["num_graph_breaks_before"] == 0
+    assert run["measured"]["compile_cache"] in ("cold", "warm")
 
 
 def test_the_gpu_agrees_with_the_cpu(results):

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parent.parent
 SITE = sysconfig.get_path("purelib")  # not what some package puts on the path at run time
+UNLOCKED = ("tensorboard", "wandb", "mlflow", "parquet")  # extras that ./run.sh does not install: whoever exports has them already
 MODULES = {"hydra-core": "hydra", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}  # where the module has another name
 inside_venv = pytest.mark.skipif(Path(sys.prefix) != REPO / ".venv", reason="not run by the Python of .venv")
 
@@ -50,7 +51,8 @@ def declared():
 
 def test_the_direct_pins_are_the_declared_dependencies_and_inside_their_ranges():
     direct = pins(sections()[0])
-    ranges = {canonicalize_name(needed.name): needed.specifier for group in declared().values() for needed in group}
+    locked = [needed for group, needed_in_group in declared().items() if group not in UNLOCKED for needed in needed_in_group]
+    ranges = {canonicalize_name(needed.name): needed.specifier for needed in locked}
     assert set(direct) == set(ranges)
     for name, version in direct.items():
         assert ranges[name].contains(version), f"{name} {version} is outside {ranges[name]}"

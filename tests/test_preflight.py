@@ -4,6 +4,8 @@ import pytest
 
 from bench import config as schema
 from bench import preflight
+from bench.preflight import gpu as gpu_checks
+from bench.preflight import host
 
 CPU = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1)
 WIDE = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=2)
@@ -16,14 +18,20 @@ def gpu(visible, **facts):
         "name": "NVIDIA H200",
         "visible": visible,
         "power_limit_w": 700.0,
+        "default_power_limit_w": 700.0,
+        "max_sm_clock_mhz": 1980,
+        "clocks_event_reasons": ["gpu_idle"],
+        "temp_c": 31,
+        "ecc": True,
+        "ecc_uncorrected": 0,
+        "remap_pending": False,
+        "remap_failed": False,
+        "pcie_width": 16,
+        "pcie_max_width": 16,
         "persistence": True,
         "num_compute_processes": 0,
     }
     return fine | facts
-
-
-def config(hardware):
-    return schema.Config(hardware=hardware)
 
 
 def env(gpus=(), **variables):
@@ -36,17 +44,17 @@ def names(found):
 
 @pytest.mark.parametrize(("free_gib", "status"), [(0.06, "fail"), (0.07, "warn"), (1.9, "warn"), (2.0, "ok")])
 def test_disk_space(monkeypatch, tmp_path, free_gib, status):
-    usage = preflight.shutil._ntuple_diskusage(100 * GIB, 0, int(free_gib * GIB))
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: usage)
-    assert preflight.disk_space(tmp_path).status == status
+    usage = host.shutil._ntuple_diskusage(100 * GIB, 0, int(free_gib * GIB))
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda folder: usage)
+    assert host.disk_space(tmp_path).status == status
 
 
 def test_disk_space_is_that_of_the_folder_which_will_hold_the_results(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda folder: asked.append(folder) or type("", (), {"free": 9 * GIB})
+        host.shutil, "disk_usage", lambda folder: asked.append(folder) or type("", (), {"free": 9 * GIB})
     )
-    assert preflight.disk_space(tmp_path / "not" / "yet").found == "9.0 GiB free for results"
+    assert host.disk_space(tmp_path / "not" / "yet").found == "9.0 GiB free for results"
     assert asked == [tmp_path]
 
 
@@ -55,7 +63,7 @@ def test_disk_space_is_that_of_the_folder_which_will_hold_the_results(monkeypatc
     [(1.1, "fail"), (1.3, "warn"), (2.1, "warn"), (2.3, "ok"), (None, "ok")],  # 2 * 0.6 for workers, 1 for the data
 )
 def test_memory_for_two_workers_and_a_gib_of_data(available_gib, status):
-    assert preflight.memory(2, GIB, available_gib).status == status
+    assert host.memory(2, GIB, available_gib).status == status
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,7 @@ def test_memory_for_two_workers_and_a_gib_of_data(available_gib, status):
     ],
 )
 def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
-    assert preflight.cpu_load(hardware, foreign_cores, num_cpus).status == status
+    assert host.cpu_load(hardware, foreign_cores, num_cpus).status == status
 
 
 @pytest.mark.parametrize(
@@ -86,50 +94,89 @@ def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
 )
 def test_busy_threads_against_cores(hardware, num_cpus, quota, status):
     """The CPU race has 2 x 1 busy threads, the wide one 2 x 2; on GPUs each of the 2 processes has one."""
-    assert preflight.threads(hardware, num_cpus, quota).status == status
+    assert host.threads(hardware, num_cpus, quota).status == status
 
 
 def test_spinning_threads_are_warned_of_only_where_there_are_threads_that_could():
     two = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
-    assert preflight.waiting_threads(two, {"OMP_WAIT_POLICY": "active"}).status == "warn"
-    assert preflight.waiting_threads(two, {"OMP_WAIT_POLICY": "passive"}).status == "ok"
-    assert preflight.waiting_threads(two, {}).status == "ok"  # the launcher sets PASSIVE
-    assert preflight.waiting_threads(CPU, {"OMP_WAIT_POLICY": "active"}).status == "ok"
+    assert host.waiting_threads(two, {"OMP_WAIT_POLICY": "active"}).status == "warn"
+    assert host.waiting_threads(two, {"OMP_WAIT_POLICY": "passive"}).status == "ok"
+    assert host.waiting_threads(two, {}).status == "ok"  # the launcher sets PASSIVE
+    assert host.waiting_threads(CPU, {"OMP_WAIT_POLICY": "active"}).status == "ok"
 
 
 def test_a_cpu_race_is_not_asked_about_gpus(tmp_path):
-    found = preflight.checks(config(CPU), 0, env([gpu(0)]), tmp_path, foreign_cpu_cores=0.0)
-    assert names(found) == ["disk", "memory", "cpu load", "threads", "openmp"]
+    found = preflight.checks(CPU, 0, env([gpu(0)]), tmp_path, foreign_cpu_cores=0.0)
+    assert names(found) == ["disk", "memory", "cpu load", "threads", "governor", "cpu quota", "openmp"]
 
 
 def test_a_gpu_race_is_asked_about_the_gpus_it_uses(tmp_path):
     """GPU 2 is not raced on: that it is busy and of another model is no matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
-    found = preflight.checks(config(GPU), 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
-    assert names(found)[4:] == ["gpus idle", "gpus alike", "persistence"]
-    assert {check.status for check in found[4:]} == {"ok"}
+    found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
+    assert names(found)[6:] == ["gpus idle", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie"]
+    assert {check.status for check in found[6:]} == {"ok"}
 
 
 def test_busy_gpus_are_named():
-    check = preflight.gpus_idle([gpu(0), gpu(1, num_compute_processes=2)])
+    check = gpu_checks.idle([gpu(0), gpu(1, num_compute_processes=2)])
     assert (check.status, check.found) == ("warn", "other programs compute on GPU 1: 2")
-    assert "unknown" in preflight.gpus_idle([gpu(0, num_compute_processes=None)]).found
+    assert "unknown" in gpu_checks.idle([gpu(0, num_compute_processes=None)]).found
 
 
 @pytest.mark.parametrize("other", [{"name": "NVIDIA H100 PCIe"}, {"power_limit_w": 500.0}])
 def test_unlike_gpus_are_warned_of(other):
-    assert preflight.gpus_alike([gpu(0), gpu(1)]).found == "2 x NVIDIA H200 at 700 W"
-    assert preflight.gpus_alike([gpu(0), gpu(1, **other)]).status == "warn"
+    assert gpu_checks.alike([gpu(0), gpu(1)]).found == "2 x NVIDIA H200 at 700 W"
+    assert gpu_checks.alike([gpu(0), gpu(1, **other)]).status == "warn"
 
 
 def test_persistence_mode_off_is_warned_of_and_unknown_is_not():
-    assert preflight.gpus_persistent([gpu(0), gpu(1, persistence=False)]).found == "off on GPU 1"
-    assert preflight.gpus_persistent([gpu(0, persistence=None)]).status == "ok"
+    assert gpu_checks.persistent([gpu(0), gpu(1, persistence=False)]).found == "off on GPU 1"
+    assert gpu_checks.persistent([gpu(0, persistence=None)]).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "found"),
+    [
+        (gpu_checks.power_limit, {"power_limit_w": 500.0}, "GPU 1: 500 W instead of 700 W"),
+        (gpu_checks.slowed, {"clocks_event_reasons": ["gpu_idle", "hw_thermal"]}, "held down: GPU 1: hw_thermal at 31 C"),
+        (gpu_checks.ecc, {"ecc_uncorrected": 2}, "GPU 1: 2 uncorrected errors since the driver was loaded"),
+        (gpu_checks.ecc, {"remap_pending": True}, "GPU 1: a memory row waits to be replaced"),
+        (gpu_checks.ecc, {"remap_pending": True, "remap_failed": True}, "GPU 1: a memory row could not be replaced"),
+        (gpu_checks.ecc, {"ecc": False}, "on for some GPUs, off for others"),
+        (gpu_checks.pcie, {"pcie_width": 8}, "GPU 1: x8 of x16"),
+    ],
+)
+def test_a_gpu_that_is_ill_is_named_with_what_it_has(check, facts, found):
+    assert check([gpu(0), gpu(1)]).status == "ok"
+    ill = check([gpu(0), gpu(1, **facts)])
+    assert (ill.status, ill.found) == ("warn", found)
+
+
+def test_what_a_driver_does_not_say_is_unknown_and_no_warning():
+    silent = {key: None for key in gpu(0) if key not in ("name", "visible")}
+    for check in gpu_checks.checks([gpu(0, **silent), gpu(1, **silent)]):
+        assert check.status == "ok", check
+        assert "unknown" in check.found or check.name == "gpus alike", check
+
+
+def test_a_power_cap_and_idling_are_no_faults():
+    assert gpu_checks.slowed([gpu(0, clocks_event_reasons=["sw_power_cap", "gpu_idle"])]).status == "ok"
+
+
+@pytest.mark.parametrize(("name", "status"), [("performance", "ok"), (None, "ok"), ("powersave", "warn"), ("schedutil", "warn")])
+def test_clocks_that_follow_the_load_are_warned_of(name, status):
+    assert host.governor(name).status == status
+
+
+@pytest.mark.parametrize(("cores", "status"), [(None, "ok"), (8.0, "ok"), (3.5, "warn")])
+def test_a_share_of_time_is_not_a_share_of_cores(cores, status):
+    assert host.quota(8, cores).status == status
 
 
 def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
-    monkeypatch.setattr(preflight, "_sample", lambda: 1.5)
-    found = preflight.checks(config(CPU), 0, env(), tmp_path)
+    monkeypatch.setattr(host, "sample", lambda: 1.5)
+    found = preflight.checks(CPU, 0, env(), tmp_path)
     assert (
         next(check for check in found if check.name == "cpu load").found
         == "other programs use 1.50 of 2 cores (limit 0.1)"
@@ -139,8 +186,9 @@ def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
 def test_every_warning_carries_a_remedy_and_nothing_else_does(tmp_path):
     crowded = schema.HardwareConfig(device="cpu", num_processes=4, num_threads=4)
     for hardware in (CPU, GPU, crowded):
-        gpus = [gpu(0, num_compute_processes=1), gpu(1, name="x", persistence=False)]
-        for check in preflight.checks(config(hardware), 10**15, env(gpus, OMP_WAIT_POLICY="ACTIVE"), tmp_path, 9.0):
+        ill = {"ecc_uncorrected": 3, "clocks_event_reasons": ["hw_slowdown"], "default_power_limit_w": 500.0, "pcie_width": 8}
+        gpus = [gpu(0, num_compute_processes=1, **ill), gpu(1, name="x", persistence=False)]
+        for check in preflight.checks(hardware, 10**15, env(gpus, OMP_WAIT_POLICY="ACTIVE"), tmp_path, 9.0):
             assert bool(check.remedy) == (check.status != "ok"), check
 
 

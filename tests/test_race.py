@@ -7,6 +7,8 @@ import statistics
 import pytest
 import racing
 
+from bench import steps
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
@@ -28,7 +30,12 @@ def test_a_race_leaves_a_complete_record(first):
     assert run["metrics"]["step_avg_ms"] == pytest.approx(1e3 * run["metrics"]["train_s"] / 6)
     assert run["metrics"]["tokens_per_s"] == pytest.approx(6 * 1024 / run["metrics"]["train_s"])
     assert run["metrics"]["mfu"] is None  # no peak is known for a CPU, and none is guessed
-    assert run["instruments"] == {"regions": {}}
+    assert set(run["instruments"]) >= {"regions", "garbage", "recompiles", "host"}
+    assert run["warnings"] == []
+    assert set(run["costs"]) >= {"stall", "gc", "recompile", "graph_break", "non_finite_loss"}
+    assert run["skew"] is None  # one rank
+    assert {check["name"] for check in run["preflight"]} >= {"disk", "memory", "cpu load", "threads"}
+    assert run["timing_protocol"]["garbage_collection"] == "collected and frozen before the start, left on"
     names = {artifact["path"] for artifact in run["artifacts"]}
     assert {"config.yaml", "overrides.yaml", "steps.csv", "events.jsonl", "environment.json", "logs/rank0.log"} <= names
     assert "run.json" not in names
@@ -45,11 +52,19 @@ def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(first):
         shares.append(parts / float(row["step_ms"]))
     assert max(shares) <= 1 + 1e-9  # the marks of a step enclose those of its regions, however busy the machine is
     assert statistics.median(shares) > 0.9
+    for row in rows[1:]:
+        assert 0 < float(row["cpu_ms"]) <= float(row["step_ms"]) + 1
+    starts_ns = [int(row["t_ns"]) for row in rows[1:]]
+    assert starts_ns == sorted(starts_ns)
 
 
 def test_events_tell_the_order_of_things(first):
     events = [json.loads(line) for line in (first / "events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["init_start", "run_start", "eval_stop", "eval_stop", "eval_stop", "run_stop", "run_end"]
+    names = [event["event"] for event in events]
+    own = ["init_start", "warmup_stop", "run_start", "eval_stop", "eval_stop", "eval_stop", "run_stop", "run_end"]
+    assert [name for name in names if name in own] == own
+    assert names.index("run_start") < names.index("gc_total") < names.index("run_stop")  # of an instrument
+    assert all(event["utc"] and event["t_ns"] for event in events)
 
 
 def test_the_record_names_nobody(first):
@@ -136,8 +151,25 @@ def test_the_losses_are_the_same_for_every_world_size(results, optim):
     """To float rounding: sums over ranks are taken in another order.  Muon works in bfloat16 and shows more of it."""
     alone = numbers(racing.race(results, "seed=5", f"optim={optim}"))
     for num_processes in (2, 4, 8) if optim == "adamw" else (2,):
-        together = numbers(racing.race(results, "seed=5", f"optim={optim}", f"hardware.num_processes={num_processes}"))
+        folder = racing.race(results, "seed=5", f"optim={optim}", f"hardware.num_processes={num_processes}")
+        together = numbers(folder)
+        if num_processes == 2:
+            has_every_ranks_steps(folder)
         assert together == pytest.approx(alone, rel=2e-5 if optim == "adamw" else 2e-3)
+
+
+def has_every_ranks_steps(folder):
+    by_rank, rows = steps.read_by_rank(folder), steps.read(folder)
+    for row in rows[1:]:
+        slowest_ms = max(of_rank[row["step"]] for of_rank in by_rank["step_ms"])
+        assert slowest_ms == pytest.approx(row["step_ms"], abs=1e-3)
+        assert all(0 < of_rank[row["step"]] <= slowest_ms for of_rank in by_rank["own_ms"])
+    run = racing.run_json(folder)
+    assert len(run["skew"]["own_ms"]["late_steps_by_rank"]) == 2
+    assert run["costs"]["late_rank"] == {
+        "count": run["skew"]["own_ms"]["num_late_steps"], "ms": run["skew"]["own_ms"]["late_ms_sum"],
+    }  # fmt: skip
+    assert {event["rank"] for event in steps.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
 
 
 def test_micro_steps_change_only_the_rounding(results, first):

@@ -11,7 +11,7 @@ import pytest
 from browser import Browser, needs_browser
 
 from bench import record, steps
-from bench.report import cli, run_page, site, spec
+from bench.report import cli, race_page, run_page, site, spec
 from bench.report.page import json_block, page, tag
 
 RECORDS = Path(__file__).parent / "records"
@@ -214,3 +214,34 @@ def test_every_kind_of_series_becomes_a_picture(tmp_path, kind):
     path = png.draw(spec.chart("x", "cost in $", "", "s", "ms", [0, 1, 2], series, marks), tmp_path / "deep" / "x.png")
     picture = imread(path)
     assert picture.shape[:2] == (640, 1280) and picture[..., :3].std() > 0.01  # something is drawn
+
+
+# ---- races
+
+
+def test_the_page_of_a_race_begins_with_its_verdict_and_draws_its_runs_in_order(results):
+    runs = [add(results, seed, metrics={"train_s": 5.0 + seed / 10, "val_loss": 4.0}) for seed in range(4)]
+    race = {
+        "race_id": EVIL, "status": "complete", "why": None, "track": "cpu_nano", "peeked": True, "looks": [{"at": "now"}],
+        "plan": {"n": 2}, "plan_sha256": "ab" * 32, "baseline": "A",
+        "arms": {"A": {"overrides": [], "runs": [f"cpu_nano/{runs[num].name}" for num in (0, 3)]},
+                 "B": {"overrides": [EVIL], "runs": [f"cpu_nano/{runs[num].name}" for num in (1, 2)]}},
+        "result": {"baseline": "A", "against": {"B": {
+            "verdict": "slower", "words": "B is slower by 5 %", "flags": ["uncalibrated"], "differences": [],
+            "time": {"change_pct": 5.0, "ci95_pct": [4.0, 6.0], "p": 0.001, "n": [2, 2], "cv_pct": [0.1, None], "mde_pct": 0.5}}}},
+    }  # fmt: skip
+    folder = results / "races" / "some-race"
+    folder.mkdir(parents=True)
+    (folder / "race.json").write_text(json.dumps(race))
+    times = race_page.charts_of(folder)[0]
+    assert [one["y"] for one in times["series"]] == [[5.0, None, None, 5.3], [None, 5.1, 5.2, None]]
+    cli.main([str(folder)])
+    html = (folder / "race.html").read_text()
+    assert html.index("B is slower by 5 %") < html.index("data-chart") < html.index("+4.00 to +6.00 %")
+    assert "looked at the interim state" in html
+
+
+def test_a_damaged_race_is_refused(tmp_path):
+    (tmp_path / "race.json").write_text('{"arms": 3}')
+    with pytest.raises(ValueError, match="no readable race"):
+        race_page.of_race(tmp_path)

@@ -17,7 +17,9 @@ class Hand:
 def make(num_steps=4):
     hand = Hand()
     seen = []
-    log = StepLog(HostMarks(hand), torch.device("cpu"), num_steps, on_row=seen.append, on_val=lambda *facts: seen.append(facts))
+    log = StepLog(
+        HostMarks(hand), torch.device("cpu"), num_steps, on_row=seen.append, on_val=lambda *facts: seen.append(facts), now_ns=hand
+    )
     return hand, log, seen
 
 
@@ -39,9 +41,9 @@ def test_train_s_runs_on_over_a_validation_but_does_not_count_it():
     step(hand, log, 2, 400, [0.5])
     log.on_validation(3, 4.0, 0.7)
     assert log.rows == [
-        {"step": 1, "step_ms": 100.0, "train_s": 0.1, "train_loss": 2.5},
-        {"step": 2, "step_ms": 200.0, "train_s": pytest.approx(0.3), "train_loss": 2.0},
-        {"step": 3, "step_ms": 400.0, "train_s": pytest.approx(0.7), "train_loss": 0.5},
+        {"step": 1, "t_ns": 0, "step_ms": 100.0, "train_s": 0.1, "train_loss": 2.5},
+        {"step": 2, "t_ns": 100_000_000, "step_ms": 200.0, "train_s": pytest.approx(0.3), "train_loss": 2.0},
+        {"step": 3, "t_ns": 9_300_000_000, "step_ms": 400.0, "train_s": pytest.approx(0.7), "train_loss": 0.5},
     ]
     assert log.val_losses == {0: 5.5, 2: 4.5, 3: 4.0}
     assert [row["step"] if isinstance(row, dict) else row[:2] for row in seen] == [(0, 5.5), 1, 2, (2, 4.5), 3, (3, 4.0)]

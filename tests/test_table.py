@@ -310,3 +310,15 @@ def test_a_copy_of_the_kept_records_lists_both(results, capsys):
     for kept in (COMPLETE, FAILED):
         shutil.copytree(kept, results / "cpu_nano" / kept.name)
     assert [row["status"] for row in as_json(capsys)] == ["complete", "failed"]
+
+
+def test_the_warm_up_run_of_a_race_is_listed_as_such_and_enters_no_mean(results, capsys):
+    place = {"race_id": "r", "arm": "A", "position": 0, "attempt": 1}
+    add(results, 0, race=place | {"discarded": True}, metrics={"train_s": 99.0})
+    for seed in (1, 2):
+        add(results, seed, race=place | {"discarded": False}, metrics={"train_s": 10.0 + seed})
+    (group,) = as_json(capsys, "--group")
+    assert (group["n"], group["train_s_mean"]) == (2, 11.5)
+    assert [row["seed"] for row in as_json(capsys, "--where", "discarded=yes")] == [0]
+    assert table.main([]) == 0
+    assert capsys.readouterr().out.count("warm-up") == 1

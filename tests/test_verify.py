@@ -269,3 +269,12 @@ def test_every_rule_says_in_one_sentence_what_it_wants():
     for rule in verify.RULES + verify.RULES_OF_A_COMPLETE_RUN:
         assert rule.__doc__.endswith(".")
         assert "\n" not in rule.__doc__
+
+
+def test_what_is_made_of_a_record_afterwards_is_no_part_of_it(folder):
+    (folder / "plots").mkdir()
+    for name in ("report.html", "analysis.json", "plots/loss.png"):
+        (folder / name).write_text("made again at will")
+    assert failed_rules(folder) == {}
+    (folder / "notes.txt").write_text("mine")
+    assert failed_rules(folder) == {"nothing is unrecorded": "notes.txt is not listed"}

@@ -29,6 +29,7 @@ class Context:
     device_index: int | None = None  # of torch.cuda, on a GPU
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
+    peaks: Any = None  # bench.peaks, shared with the race: a peak that somebody else resets is lost to it
 
 
 class Instrument:
@@ -81,6 +82,10 @@ class Instrument:
     def summary(self):
         """Numbers for run.json, units in their names.  Runs after the race."""
         return {}
+
+    def merge(self, summaries):
+        """On rank 0: summary() of every rank, {} where it gave none -> what the record tells.  Rank 0's, unless overridden."""
+        return summaries[0]
 
     def doubts(self):
         """Sentences, each a reason with its figure why this run should not be trusted: the record becomes suspect."""
@@ -157,6 +162,20 @@ class Watch:
             except Exception as error:
                 self.warnings.append(warning(instrument.name, what, error))
         return answers
+
+    def merge(self, by_rank):
+        """[{instrument name: summary} of each rank] -> {name: the summary of all}; of one that raises, rank 0's, with a warning."""
+        known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
+        merged = {}
+        for name in dict.fromkeys(name for summaries in by_rank for name in summaries):
+            of_ranks = [summaries.get(name) or {} for summaries in by_rank]
+            merged[name] = of_ranks[0]
+            try:
+                if name in known:
+                    merged[name] = _checked("merge", known[name].merge(of_ranks))
+            except Exception as error:
+                self.warnings.append(warning(name, "merge", error))
+        return {name: summary for name, summary in merged.items() if summary}
 
     def close(self):
         for instrument in self.instruments:

@@ -1,15 +1,12 @@
-"""Is this machine fit to measure?  Each check says what it found and, where that is not good, what to do.
-
-fail: the race cannot run or its record cannot be written.  warn: it can, and its times will be worth less.
-"""
+"""What a race needs of the machine around it: disk, memory, cores that nobody else takes, clocks that stay."""
 
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench import environment
+from bench.preflight.check import Check
 from bench.units import GIB, format_gib, gib_from_bytes
 
 MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
@@ -17,44 +14,7 @@ LOW_FREE_GIB = 2.0  # traces and snapshots are large
 PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
 MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/verdict.py, above which a CPU race is suspect
 SAMPLE_S = 0.3
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    status: str  # ok, warn, fail
-    found: str
-    remedy: str = ""  # empty if ok
-
-
-def checks(config, dataset_bytes, env, results, foreign_cpu_cores=None):
-    """config resolved; env: environment(); results: folder of the records.  Samples the CPU for 0.3 s if not given.
-
-    Returns a list of Check; those of GPUs only for a race on GPUs.
-    """
-    hardware = config.hardware
-    found = [
-        disk_space(results),
-        memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
-        cpu_load(hardware, _sample() if foreign_cpu_cores is None else foreign_cpu_cores, env["num_cpus"]),
-        threads(hardware, env["num_cpus"], env.get("cpu_quota_cores")),
-    ]
-    if hardware.device == "cpu":
-        return [*found, waiting_threads(hardware, env["env"])]
-    visible = [gpu for gpu in env["gpus"] if gpu["visible"] is not None]
-    gpus = sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
-    return [*found, gpus_idle(gpus), gpus_alike(gpus), gpus_persistent(gpus)] if gpus else found
-
-
-def report(found):
-    """list of Check -> lines for a terminal: one a check, with the remedy below where there is one."""
-    width = max(len(check.name) for check in found)
-    lines = []
-    for check in found:
-        lines.append(f"{check.status:>8}  {check.name:<{width}}  {check.found}")
-        if check.remedy:
-            lines.append(f"{'':>8}  {'':<{width}}  try: {check.remedy}")
-    return "\n".join(lines)
+STEADY_GOVERNORS = ("performance",)
 
 
 def disk_space(results):
@@ -118,37 +78,24 @@ def waiting_threads(hardware, env_variables):
     return Check("openmp", "warn", f"OMP_WAIT_POLICY={policy}: idle threads spin", "unset OMP_WAIT_POLICY")
 
 
-def gpus_idle(gpus):
-    """Nobody else computes on them."""
-    busy = [f"GPU {gpu['visible']}: {gpu['num_compute_processes']}" for gpu in gpus if gpu["num_compute_processes"]]
-    if busy:
-        remedy = "wait or end them (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
-        return Check("gpus idle", "warn", f"other programs compute on {', '.join(busy)}", remedy)
-    if any(gpu["num_compute_processes"] is None for gpu in gpus):
-        return Check("gpus idle", "ok", "unknown: the driver does not say who computes")
-    return Check("gpus idle", "ok", f"no other program computes on {len(gpus)} GPU(s)")
+def governor(name):
+    """How the cores choose their clock: anything but performance follows the load, and steps with it."""
+    if name is None:
+        return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
+    if name in STEADY_GOVERNORS:
+        return Check("governor", "ok", name)
+    return Check("governor", "warn", f"{name}: clocks follow the load", "sudo cpupower frequency-set -g performance")
 
 
-def gpus_alike(gpus):
-    """One model and one power limit; the slowest sets everybody's pace."""
-    kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
-    found = " and ".join(sorted(f"{name}{'' if limit is None else f' at {limit:.0f} W'}" for name, limit in kinds))
-    if len(kinds) == 1:
-        return Check("gpus alike", "ok", f"{len(gpus)} x {found}")
-    remedy = "nvidia-smi -pl WATTS sets a power limit; CUDA_VISIBLE_DEVICES chooses GPUs of one model"
-    return Check("gpus alike", "warn", found, remedy)
+def quota(num_cpus, quota_cores):
+    """A container's share of time: a race that uses more is stopped for the rest of every 100 ms."""
+    if quota_cores is None or quota_cores >= num_cpus:
+        return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
+    remedy = "give the container whole cores instead of a share of time (--cpuset-cpus, not --cpus)"
+    return Check("cpu quota", "warn", f"{quota_cores:g} cores' worth of time on {num_cpus} cores", remedy)
 
 
-def gpus_persistent(gpus):
-    """Persistence mode keeps the driver loaded: without it clocks and start-up vary."""
-    without = [str(gpu["visible"]) for gpu in gpus if gpu["persistence"] is False]
-    if without:
-        return Check("persistence", "warn", f"off on GPU {', '.join(without)}", "sudo nvidia-smi -pm 1")
-    unknown = any(gpu["persistence"] is None for gpu in gpus)
-    return Check("persistence", "ok", "unknown: the driver does not say" if unknown else "on")
-
-
-def _sample():
+def sample():
     meter = environment.CpuMeter()
     time.sleep(SAMPLE_S)
     return meter.foreign_cpu_cores()

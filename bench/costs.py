@@ -1,0 +1,94 @@
+"""Events that cost time: a finished run folder -> run.json["costs"] and ["skew"], and its stalls as events.
+
+    costs   {kind: {"count", "ms"}}; a kind is there only if somebody looked for it; ms null: it has no duration
+      stall             steps far above the usual, and the milliseconds above it (bench/stalls.py, bench/causes.py)
+      gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
+      graph_break       seen by the same instrument
+      allocator_retry   of the rank that lost most
+      late_rank         steps with a late rank (bench/skew.py), and the others' waiting over all steps
+      non_finite_loss   ends the race
+They overlap: a collection that stalls a step is in both.  No sum is given because it would count milliseconds twice.
+"""
+
+import csv
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from bench import causes, skew, stalls, steps
+
+WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}
+NO_DURATION = ("graph_break", "non_finite_loss")
+# Of clocks event reasons, in names and in bits (nvml.h: 0x8 hw_slowdown, 0x20 sw_thermal, 0x40 hw_thermal, 0x80
+# hw_power_brake); a power cap is normal under load.
+SLOWED_BY, SLOWED_BITS = ("thermal", "slowdown", "brake"), 0x8 | 0x20 | 0x40 | 0x80
+
+
+def of(folder, run, rows):
+    """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
+    events = steps.read_events(folder)
+    by_rank = steps.read_by_rank(folder)
+    found = causes.explain(stalls.find(rows), rows, events, by_rank, _throttled(folder))
+    skewed = skew.summary(by_rank)
+    costs = {"stall": {"count": len(found), "ms": sum(stall["ms"] for stall in found)}}
+    for kind, instrument in WATCHED_BY.items():
+        if instrument in run["instruments"]:
+            costs[kind] = _of_worst_rank(kind, events)
+    if skewed:
+        late = skewed.get("own_ms") or skewed["step_ms"]
+        costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
+    costs["non_finite_loss"] = _of_worst_rank("non_finite_loss", events)
+    return {"costs": costs, "skew": skewed, "events": _as_events(found, skewed, rows, events)}
+
+
+def _of_worst_rank(kind, events):
+    """Count and milliseconds of the rank that lost most of them; its own total, where it told one, has the short ones too."""
+    by_rank = {}
+    for event in events:
+        if event["event"] == kind:
+            cost = by_rank.setdefault(event.get("rank", 0), {"count": 0, "ms": 0.0})
+            cost["count"] += event.get("count", 1)
+            cost["ms"] += event.get("ms") or 0.0
+    for event in events:
+        if event["event"] == f"{kind}_total":
+            by_rank[event.get("rank", 0)] = {"count": event["count"], "ms": event["ms"]}
+    worst = max(by_rank.values(), key=lambda cost: (cost["ms"], cost["count"]), default={"count": 0, "ms": 0.0})
+    return worst | ({"ms": None} if kind in NO_DURATION else {})
+
+
+def _as_events(found, skewed, rows, events):
+    """Stalls at the time of their steps, then the skew at that of the last one."""
+    at_ns = {row["step"]: row.get("t_ns") for row in rows}
+    made = [{"t_ns": at_ns[stall["step"]], "event": "stall", **stall} for stall in found]
+    if skewed and rows:
+        made.append({"t_ns": rows[-1].get("t_ns"), "event": "rank_skew", **(skewed.get("own_ms") or skewed["step_ms"])})
+    return [{"t_ns": event["t_ns"], "utc": _utc(event["t_ns"], events), **event} for event in made]
+
+
+def _utc(t_ns, events):
+    """The wall clock's time of t_ns, by an event of the same boot that has both."""
+    for event in events:
+        if t_ns is not None and event.get("utc"):
+            known = datetime.fromisoformat(event["utc"].replace("Z", "+00:00"))
+            then = known + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3)
+            return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None
+
+
+def _throttled(folder):
+    """[(t_ns, reason)] of the telemetry samples in which something slowed a GPU down.  No telemetry: []."""
+    try:
+        with open(Path(folder) / "telemetry.csv", newline="") as file:
+            return [
+                (int(row["t_ns"]), row["throttle_reasons"])
+                for row in csv.DictReader(file)
+                if _slows(row.get("throttle_reasons") or "")
+            ]
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _slows(reasons):
+    """Names joined by anything, or a bit mask, decimal or 0x."""
+    if reasons.isdigit() or reasons.startswith("0x"):
+        return bool(int(reasons, 0) & SLOWED_BITS)
+    return any(word in reasons.lower() for word in SLOWED_BY)

@@ -1,0 +1,82 @@
+"""What differs between two groups of runs: config, code, data, environment.  Facts in, a list of differences out.
+
+One difference is {"kind", "what", "a", "b"}; a and b are lists of the values found in that arm, None for unknown.  An
+arm whose own runs differ shows several values.
+"""
+
+import json
+
+KINDS = ("config", "code", "data", "environment")
+CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
+NO_DIFFERENCE = ("name", "seed")  # of the config: they name repeats
+OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables that the launcher sets anew for each run
+
+
+def of_records(a_runs, b_runs):
+    """The same from records alone, which know less of the config than config.yaml does."""
+    return of_papers([papers(run) for run in a_runs], [papers(run) for run in b_runs])
+
+
+def papers(run, config=None, environment=None):
+    """A record, its config.yaml and environment.json as dicts, if at hand -> its facts by kind, flat."""
+    if config is None:
+        config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
+    config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    code, data = run["code"], run["data"]
+    used = {name: value for name, value in run["environment"].items() if name != "gpus"}
+    gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}
+    machine = {name: dict((environment or {}).get(name) or {}) for name in ("packages", "env")}
+    for name in OF_ONE_RUN:
+        machine["env"].pop(name, None)
+    return {
+        "config": _flat(config),
+        "code": _flat({name: code.get(name) for name in ("source_sha256", "commit", "dirty", "diff_sha256")}),
+        "data": _flat(
+            {"source": data.get("source"), **{split: _shards(data.get(split)) for split in ("train", "val")}}
+        ),
+        "environment": _flat(
+            {**used, **gpus, "timing_protocol": (run.get("timing_protocol") or {}).get("id"), **machine}
+        ),
+    }
+
+
+def of_papers(a_papers, b_papers):
+    """Facts of some runs of A and of B -> [difference], by kind, then by name."""
+    found = []
+    for kind in KINDS:
+        names = sorted({name for facts in a_papers + b_papers for name in facts[kind]})
+        for name in names:
+            a, b = _values(a_papers, kind, name), _values(b_papers, kind, name)
+            if a != b or len(a) > 1:
+                found.append({"kind": kind, "what": name, "a": a, "b": b})
+    return found
+
+
+def _values(all_papers, kind, name):
+    """Different values in this arm, in a fixed order."""
+    texts = {json.dumps(facts[kind].get(name), sort_keys=True, default=str) for facts in all_papers}
+    return [json.loads(text) for text in sorted(texts)]
+
+
+def _alike(gpus):
+    """GPUs as one: how many, and of each fact the value, or the values of all where they differ."""
+    names = dict.fromkeys(name for gpu in gpus for name in gpu)
+    columns = {name: [gpu.get(name) for gpu in gpus] for name in names}
+    facts = {name: values[0] if values.count(values[0]) == len(values) else values for name, values in columns.items()}
+    return {"count": len(gpus)} | facts
+
+
+def _shards(files):
+    """A list of shards as one value: how many, and the hash of each."""
+    return None if not files else [file["sha256"] for file in files]
+
+
+def _flat(values, prefix=""):
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

@@ -1,0 +1,48 @@
+"""When ranks wait for each other in vain: what each of them was doing, kept in the record.
+
+The launcher switches torch's flight recorder on (a ring of the last collectives of each rank); the worker that sees a
+timeout writes its ring to logs/rankN.flight.json, NCCL's watchdog writes logs/flight_rankN of every rank before it
+aborts (a pickle: stored, never opened here), and a rank that is ended from outside leaves the Python stack of
+each of its threads in logs/rankN.log.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+
+NUM_COLLECTIVES = 2000  # of each rank; torch's own default for NCCL
+
+
+def variables(num_processes):
+    """Environment variables of the ranks: the recorder for gloo and NCCL, and NCCL's dump.  One rank alone: {}."""
+    if num_processes == 1:
+        return {}
+    return {
+        "TORCH_FR_BUFFER_SIZE": str(NUM_COLLECTIVES),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # end the process on a timeout, the only way that dumps first
+    }
+
+
+def arm(folder):
+    """Before torch is imported: stacks on a signal that ends this process, and where NCCL's dump goes."""
+    faulthandler.enable(all_threads=True)  # SIGSEGV, SIGABRT and their like; written in C, so a lock held cannot stop it
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # torch 2.10 and later, and before
+        os.environ[name] = str(Path(folder) / "logs" / "flight_rank")  # torch appends the rank
+
+
+def dump(folder, rank):
+    """This rank's last collectives as JSON -> logs/rankN.flight.json; nothing where torch has recorded none."""
+    try:
+        from torch._C import _distributed_c10d as c10d
+
+        text = c10d._dump_fr_trace_json()
+    except Exception as error:  # an older torch, or a build without it: the failure itself matters more
+        print(f"flight recorder: {type(error).__name__}: {error}", file=sys.stderr)
+        return
+    if text:
+        (Path(folder) / "logs" / f"rank{rank}.flight.json").write_bytes(text)

@@ -1,0 +1,97 @@
+"""What the host's CPUs did for each step: how long this process ran, and how long it was ready and another one ran.
+
+From /proc/self/task/*/schedstat (Linux: nanoseconds on a CPU, nanoseconds on the run queue; Documentation/scheduler/
+sched-stats.rst of the kernel) of the threads that have worked most by the start of the race, at most three; one read of
+about a microsecond a thread and step, parsed after the race.  Elsewhere only the main thread's CPU time is known.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from bench.instruments.base import Instrument
+
+MAX_THREADS = 3
+
+
+class Host(Instrument):
+    def __init__(self, context):
+        super().__init__(context)
+        self._fds = []  # of the main thread first
+        self._before = None
+        self._samples = []  # (row, what was read at the step's start, and at its end)
+
+    def on_run_start(self):
+        self._fds = [os.open(path, os.O_RDONLY) for path in _busiest_threads()]
+
+    def on_step_start(self, step):
+        if self._before is None:
+            self._before = self._read()
+
+    def on_step_end(self, step):
+        now = self._read()
+        self._samples.append((step + 1, self._before, now))
+        self._before = now  # of the next step too, unless a validation comes between them
+
+    def on_validation(self, steps_done, val_loss, train_s):
+        self._before = None
+
+    def on_run_end(self):
+        self.close()
+
+    def _read(self):
+        if self._fds:
+            return [os.pread(fd, 64, 0) for fd in self._fds]
+        return time.thread_time_ns()
+
+    def columns(self):
+        """cpu_ms: the main thread's CPU time; runqueue_ms: waiting for a CPU, the threads added up.
+
+        Threads of one step wait for each other, so that a delay of any of them delays all; two at once count twice.
+        """
+        found = {"cpu_ms": {}, "runqueue_ms": {}}
+        for row, before, after in self._samples:
+            if isinstance(before, int):
+                found["cpu_ms"][row] = (after - before) / 1e6
+                continue
+            spent = [_spent_ms(*pair) for pair in zip(before, after)]
+            found["cpu_ms"][row] = spent[0][0]
+            found["runqueue_ms"][row] = sum(runqueue_ms for _, runqueue_ms in spent)
+        return found
+
+    def summary(self):
+        """Sums over the steps of this rank; num_threads watched."""
+        columns = self.columns()
+        runqueue_ms = columns["runqueue_ms"]
+        return {
+            "cpu_ms": sum(columns["cpu_ms"].values()),
+            "runqueue_ms": sum(runqueue_ms.values()) if runqueue_ms else None,
+        }
+
+    def close(self):
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def _spent_ms(before, after):
+    """Two lines "cpu_ns runqueue_ns slices" -> (milliseconds on a CPU, milliseconds ready but not running)."""
+    first, second = before.split(), after.split()
+    return tuple((int(second[num]) - int(first[num])) / 1e6 for num in (0, 1))
+
+
+def _busiest_threads():
+    """schedstat files of the main thread and of those that have run longest; [] where the system has none."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            is_main = path.parent.name == str(threading.main_thread().native_id)
+            found.append((is_main, int(path.read_text().split()[0]), path))
+        except (OSError, ValueError, IndexError):  # it has just ended, or the kernel keeps no such statistics
+            continue
+    found.sort(reverse=True)  # the main thread first
+    return [path for _, _, path in found[:MAX_THREADS]] if found and found[0][0] else []
+
+
+INSTRUMENT = Host

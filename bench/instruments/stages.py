@@ -1,0 +1,187 @@
+"""nanochat's four stages, each a torch profile of its own with its memory: traces/<time>/stageN-PHASE_*.
+
+  stage1-model_init           weights made and initialised; with compilation=true also the warm-up, which compiles
+  stage2-eval_bpb             the first validation
+  stage3-training_microsteps  data, forward and backward of one training step
+  stage4-optimizer_step       clipping, learning rate, update, gradients dropped, of the same step
+
+Each gives _trace.json, _memory_timeline.html, _mem.pickle (CUDA's memory history; there is none of a CPU) and the
+operators.  A stage is written when it is left; files of ranks above 0 have the rank in their names.
+"""
+
+import re
+import time
+
+import torch
+
+from bench import profiling_rules
+from bench.instruments.base import Instrument
+from bench.profiling import allocations, files, memory_page, tables
+from bench.profiling.recording import Recording
+from bench.profiling.windows import FLAG, STEP_RANGE
+from bench.units import MIB, format_bytes, ms_from_ns
+
+STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
+CYAN, PLAIN = "\033[36m", "\033[0m"
+
+
+class Stages(Instrument):
+    def __init__(self, context, **settings):
+        super().__init__(context)
+        self._settings = settings
+        self._mine = context.rank in (settings["ranks"] or range(context.world_size))
+        self._folder = context.folder / "traces" / _timestamp(context.folder.name)
+        self._recording = None
+        self._flagged, self._done = {}, {}  # phase: what the record says of it
+        self._tables = []  # (phase, recording, stem): written after the race
+
+    # ---- edges
+
+    def on_build_start(self):
+        self._begin("model_init")
+
+    def on_build_end(self):
+        if not self._settings["compilation"]:
+            self._end("model_init")
+
+    def on_warmup_end(self):
+        self._end("model_init")
+
+    def on_step_start(self, step):
+        if step + 1 == self._settings["step"]:
+            self._flag(step + 1)
+            self._begin("training_microsteps", f"{STEP_RANGE}{step + 1}")
+
+    def on_phase(self, name):
+        if name == "validation":
+            self._begin("eval_bpb", name)
+        elif self._recording is not None:
+            if name == "optimizer":
+                self._end("training_microsteps")
+                self._begin("optimizer_step", f"{STEP_RANGE}{self._settings['step']}")
+            self._recording.ranges.close(down_to=1)
+            self._recording.ranges.open(name)
+
+    def on_validation(self, steps_done, val_loss, train_s):
+        self._end("eval_bpb")
+
+    def on_step_end(self, step):
+        if step + 1 == self._settings["step"]:
+            self._end("optimizer_step")
+
+    def on_run_end(self):
+        for phase in STAGES:
+            if self._mine and phase not in self._done:
+                self._say(phase, f"was not reached: the race has no step {self._settings['step']}")
+
+    def on_failure(self, error):
+        if self._recording is not None:
+            self._end(self._recording.name)
+
+    # ---- one stage
+
+    def _begin(self, phase, *ranges):
+        if not self._mine or phase in self._done or self._recording is not None:
+            return
+        context = self.context
+        options = profiling_rules.stage_options(self._settings)
+        self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
+        if context.device_type == "cuda":
+            self._keeps_history = not torch._C._cuda_isHistoryEnabled()
+            if self._keeps_history:
+                history = {"max_entries": self._settings["max_entries"], "stacks": self._settings["stacks"]}
+                torch.cuda.memory._record_memory_history(**history)
+        self._recording.start()
+        for name in ranges:
+            self._recording.ranges.open(name)
+        context.emit("profile_start", window=phase)
+        self._say(phase, "recording")
+
+    def _end(self, phase):
+        recording = self._recording
+        if recording is None or recording.name != phase:
+            return
+        started_ns = time.perf_counter_ns()
+        self._recording = None
+        recording.stop()
+        rank = f"_rank{self.context.rank}" if self.context.rank else ""
+        stem = self._folder / f"{STAGES[phase]}{phase}{rank}"
+        trace = stem.with_name(f"{stem.name}_trace.json{'.gz' * self._settings['gzip']}")
+        self._say(phase, f"Exporting Chrome trace to {self._shown(trace)}")
+        saved = files.save(recording.profile, trace, self._settings["max_mib"])
+        found = {
+            "status": "recorded",
+            "num_events": saved.num_events,
+            "num_bytes": saved.num_bytes,
+            "left_out": saved.left_out,
+        }
+        found["files"] = [self._shown(trace)]
+        self._write_timeline(phase, recording, stem, found)
+        self._write_snapshot(phase, stem, found)
+        found["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
+        self._done[phase] = found
+        if tables.readable(saved):
+            self._tables.append((phase, recording, stem))
+        self.context.emit("profile_stop", window=phase, flush_ms=found["flush_ms"])
+        self._say(phase, f"Trace export complete: {saved.num_events:,} events, {format_bytes(saved.num_bytes)}")
+
+    def _write_timeline(self, phase, recording, stem, found):
+        path = stem.with_name(f"{stem.name}_memory_timeline.html")
+        if not self._settings["profile_memory"]:
+            return
+        self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
+        timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
+        found["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
+        where = f"{self.context.folder.name}, rank {self.context.rank}"
+        about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
+        path.write_text(memory_page.page(f"{stem.name}: memory", about, timelines, phases))
+        found["files"].append(self._shown(path))
+
+    def _write_snapshot(self, phase, stem, found):
+        if self.context.device_type != "cuda":
+            found["mem_pickle"] = "not available: torch keeps a memory history of CUDA only"
+            return
+        path = stem.with_name(f"{stem.name}_mem.pickle")
+        self._say(phase, f"Dumping CUDA memory snapshot to {self._shown(path)}")
+        torch.cuda.memory._dump_snapshot(str(path))
+        if self._keeps_history:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        found["files"].append(self._shown(path))
+
+    # ---- answers
+
+    def flags(self):
+        return self._flagged
+
+    def summary(self):
+        for phase, recording, stem in self._tables:
+            written = tables.write(recording, stem, stage=phase, rank=self.context.rank)
+            self._done[phase]["files"] += [self._shown(path) for path in written]
+        self._tables = []
+        not_mine = "not reached" if self._mine else f"not this rank: ranks={self._settings['ranks']}"
+        return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
+
+    def close(self):
+        if self._recording is not None:
+            self._recording.cancel()
+            self._recording = None
+
+    def _flag(self, row):
+        self._flagged[row] = FLAG
+        if self.context.world_size > 1 or self.context.device_type == "cuda":
+            self._flagged[row + 1] = FLAG  # others waited while this was written
+
+    def _shown(self, path):
+        return path.relative_to(self.context.folder).as_posix()
+
+    def _say(self, phase, text):
+        self.context.say(f"{CYAN}[PROFILER:{phase}]{PLAIN} {text}")
+
+
+def _timestamp(run_id):
+    """nanochat's %Y%m%d_%H%M%S, from the run's own name, so that all ranks write into one folder."""
+    found = re.match(r"(\d{8})T(\d{6})Z", run_id)
+    return "_".join(found.groups()) if found else time.strftime("%Y%m%d_%H%M%S")
+
+
+INSTRUMENT = Stages

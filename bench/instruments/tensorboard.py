@@ -1,0 +1,16 @@
+"""TensorBoard gets the run once its record is complete (bench/dashboards/to_tensorboard.py): nothing happens during the race."""
+
+from bench import dashboards
+from bench.instruments.base import Instrument
+
+
+class TensorBoard(Instrument):
+    """Made only where the package is there; otherwise the record warns, with the command that installs it."""
+
+    def __init__(self, context, **settings):
+        super().__init__(context)
+        if context.rank == 0:
+            dashboards.require("tensorboard")
+
+
+INSTRUMENT = TensorBoard

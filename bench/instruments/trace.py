@@ -1,0 +1,51 @@
+"""Chosen steps under torch.profiler: Chrome traces and op tables in traces/, one of each per window and rank.
+
+Which steps: conf/instruments/trace.yaml.  How it is done: bench/profiling/windows.py.
+"""
+
+from bench import profiling_rules
+from bench.instruments.base import Instrument
+from bench.profiling.windows import Windows
+
+
+class Trace(Instrument):
+    def __init__(self, context, **settings):
+        super().__init__(context)
+        self.windows = Windows(context, *self._plan(settings))
+
+    def _plan(self, settings):
+        """Settings -> (windows, folder of their traces)."""
+        return profiling_rules.windows_of(settings), self.context.folder / "traces"
+
+    def on_run_start(self):
+        self.windows.on_run_start()
+
+    def on_step_start(self, step):
+        self.windows.on_step_start(step)
+
+    def on_phase(self, name):
+        self.windows.on_phase(name)
+
+    def on_step_end(self, step):
+        self.windows.on_step_end(step)
+
+    def on_validation(self, steps_done, val_loss, train_s):
+        self.windows.on_validation()
+
+    def on_run_end(self):
+        self.windows.on_run_end()
+
+    def on_failure(self, error):
+        self.windows.on_failure()
+
+    def flags(self):
+        return self.windows.flags()
+
+    def summary(self):
+        return self.windows.summary()
+
+    def close(self):
+        self.windows.close()
+
+
+INSTRUMENT = Trace

@@ -1,0 +1,30 @@
+"""KempnerForge's window: one stretch of steps on every rank, and rank 0's summary.md beside the traces.
+
+The tables that KempnerForge prints go into the rank's log, the thirteen figures into the record.
+"""
+
+from bench import profiling_rules
+from bench.instruments.trace import Trace
+from bench.profiling.kempner import print_profiler_summary
+
+
+class Window(Trace):
+    def _plan(self, settings):
+        self._classifier = settings["classifier"]
+        self._traces = self.context.folder / "traces" / (settings["trace_dir"] or "")
+        window = profiling_rules.kempner_window(settings)
+        return [window] if window else [], self._traces
+
+    def summary(self):
+        found = super().summary()
+        for shot in self.windows.shots:
+            if shot.saved is not None and shot.recording is not None and self.context.rank == 0:
+                shown = self._traces.relative_to(self.context.folder).as_posix()
+                figures = print_profiler_summary(shot.recording.profile, self._traces, self._classifier, shown)
+                of_window = found[shot.window.name]
+                of_window |= {"classifier": self._classifier, "breakdown": figures}
+                of_window["files"].append(f"{shown}/summary.md")
+        return found
+
+
+INSTRUMENT = Window

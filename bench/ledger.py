@@ -1,0 +1,196 @@
+"""The ledger: every race that was started, at its start and at its end, so that none can be forgotten.
+
+results/ledger.jsonl, a JSON object a line, only ever appended to:
+    {"prev", "at", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the first
+    start  run ("<track>/<run_id>"), config_id, seed, source_sha256, deviations, race (None: in no race)
+    end    run, status, validity, run_json_sha256
+    plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
+    race_end  race_id, status, race_json_sha256
+
+A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
+that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there.
+Two clones that both appended may be joined line by line (git's union merge): then two lines name the same earlier one.
+It finds mistakes and temptations.  Whoever rewrites all of it is found by the git history, not by this file.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from bench import atomic
+
+NAME = "ledger.jsonl"
+
+
+# ---- writing
+
+
+def append(results, event, **facts):
+    """Add one line under a lock, on disk when this returns.  Returns the line as a dict.  Raises OSError: nothing written.
+
+    A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
+    """
+    path = Path(results) / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b", buffering=0) as file:
+        _lock(file)
+        size = file.seek(0, os.SEEK_END)
+        last = _last_line(file, size)
+        line = {"prev": _name(last), "at": atomic.utc_now(), "event": event, **facts}
+        line["sha256"] = digest(line)
+        text = _text(line).encode() + b"\n"
+        try:
+            _write(file, text if last is None or last.endswith(b"\n") else b"\n" + text)
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)  # half a line helps nobody
+            raise
+    return line
+
+
+def _write(file, content):
+    if file.write(content) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
+
+
+def _lock(file):
+    """Two launchers at once take turns; the lock goes with the file when its process dies."""
+    with contextlib.suppress(OSError):  # a file system without locks: a line is still written in one piece
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _last_line(file, size):
+    """Bytes of the last line, its newline included if it has one; None for an empty file."""
+    if not size:
+        return None
+    start, block = size, b""
+    while start > 0 and b"\n" not in block[:-1]:
+        step = min(4096, start)
+        start -= step
+        file.seek(start)
+        block = file.read(step) + block
+    return block[block[:-1].rfind(b"\n") + 1 :]
+
+
+def _name(last):
+    """What the next line calls this one: its own sha256, or that of its bytes if it is no line of ours."""
+    found = None if last is None else _parsed(last)
+    return None if last is None else found["sha256"] if found else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
+
+
+def _parsed(line):
+    """A line's dict, or None if it is not one that append() finished."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("sha256"), str) else None
+
+
+def digest(line):
+    """Hash of a line's facts, its own sha256 left out."""
+    return hashlib.sha256(_text({key: value for key, value in line.items() if key != "sha256"}).encode()).hexdigest()
+
+
+def _text(line):
+    return json.dumps(line, sort_keys=True, separators=(",", ":"))
+
+
+def started(results, folder, run):
+    """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps."""
+    line = append(
+        results, "start", run=name_of(results, folder), config_id=run["config_id"], seed=run["seed"],
+        source_sha256=run["code"]["source_sha256"], deviations=len(run["deviations"]), race=run.get("race"),
+    )  # fmt: skip
+    return line["sha256"]
+
+
+def ended(results, folder, run):
+    """The end of a run whose run.json says its last word."""
+    sha256 = sha256_of(Path(folder) / "run.json")
+    name = name_of(results, folder)
+    return append(results, "end", run=name, status=run["status"], validity=run["validity"], run_json_sha256=sha256)
+
+
+def sha256_of(path):
+    """Of a file's content, as hex."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def name_of(results, folder):
+    """<track>/<run_id>"""
+    return Path(os.path.relpath(folder, results)).as_posix()
+
+
+# ---- reading
+
+
+def read(results):
+    """Lines in order, as dicts with "sha256"; one that is damaged is {"event": "damaged", "line": its number in the file}.
+
+    No ledger: [].
+    """
+    return [line or {"event": "damaged", "line": place} for place, line, _ in _lines(results)]
+
+
+def _lines(results):
+    """(number in the file from 1, dict or None, bytes)"""
+    try:
+        content = (Path(results) / NAME).read_bytes()
+    except FileNotFoundError:
+        return
+    for place, text in enumerate(content.split(b"\n"), 1):
+        if text:
+            yield place, _parsed(text), text
+
+
+def find(start):
+    """The ledger that runs below this folder are in: the nearest folder, upwards, that holds one; or None."""
+    start = Path(start).absolute()
+    return next((folder for folder in (start, *start.parents) if (folder / NAME).is_file()), None)
+
+
+def faults(results):
+    """What is wrong with the chain, as sentences; [] if every line is whole and names an earlier one."""
+    wrong, names, firsts = [], set(), 0
+    lines = list(_lines(results))
+    for place, line, text in lines:
+        if line is None:
+            if place == lines[-1][0]:
+                wrong.append(f"line {place}, the last, is damaged or unfinished")
+            names.add(hashlib.sha256(text).hexdigest())  # the next line names it so, if a power cut left it so
+            continue
+        if line["sha256"] != digest(line):
+            wrong.append(f"line {place} was changed")
+        if line.get("prev") is None:
+            firsts += 1
+        elif line["prev"] not in names:
+            wrong.append(f"line {place} names a line before it that is not there: lines were removed or changed")
+        if line["sha256"] in names:
+            wrong.append(f"line {place} is there twice")
+        names.add(line["sha256"])
+    if firsts > 1:
+        wrong.append(f"{firsts} lines say that they are the first")
+    return wrong
+
+
+def runs(lines):
+    """Lines -> {run: {"start": line, "end": line or None}} in order of starts."""
+    found = {}
+    for line in lines:
+        if line["event"] == "start":
+            found[line["run"]] = {"start": line, "end": None}
+        elif line["event"] == "end" and line["run"] in found:
+            found[line["run"]]["end"] = line
+    return found
+
+
+def of_race(lines, race_id):
+    """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
+    mine = {line["run"] for line in lines if line["event"] == "start" and (line["race"] or {}).get("race_id") == race_id}
+    return [line for line in lines if line.get("race_id") == race_id or line.get("run") in mine]

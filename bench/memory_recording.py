@@ -1,0 +1,150 @@
+"""CUDA's memory history: begun, marked, written and ended; one recording at a time in a process.
+
+    recording = Recording("steps", max_entries=200_000)
+    recording.start(); ...; recording.mark("forward"); ...; recording.dump(path); recording.stop()
+
+What is written opens at pytorch.org/memory_viz and with ./run.sh memory.  Private paths are taken out on the way.  Blocks
+keep the stack of who asked for them when a recording ends, so that one over the build names the weights in a later one.
+"""
+
+import os
+import pickle
+import re
+import time
+from pathlib import Path
+
+from bench import private
+
+REPO = Path(__file__).resolve().parent.parent
+PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
+STACKS = ("python", "all")  # all adds C++ frames, whose names take minutes to look up
+
+_holder = None
+_oom_callback = None
+_is_observing = False
+
+
+def is_available():
+    import torch
+
+    return torch.cuda.is_available()
+
+
+class Recording:
+    """max_entries: the newest are kept.  RuntimeError from start() where another recording runs."""
+
+    def __init__(self, name="memory history", max_entries=200_000, stacks="python"):
+        if stacks not in STACKS:
+            raise ValueError(f"stacks={stacks}: use {' or '.join(STACKS)}")
+        self.name, self._max_entries, self._stacks = name, max_entries, stacks
+        self._marks = []
+
+    @property
+    def is_running(self):
+        return _holder is self
+
+    def start(self):
+        """Empty, whatever was recorded before."""
+        global _holder
+        if _holder not in (None, self):
+            raise RuntimeError(f"{self.name}: {_holder.name} is recording the memory history, and there is only one")
+        import torch
+
+        if _holder is None and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
+            raise RuntimeError(f"{self.name}: somebody else is recording the memory history, and there is only one")
+        self._marks = []
+        torch.cuda.memory._record_memory_history(enabled=None)  # empties the buffer
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context="all", stacks=self._stacks, max_entries=self._max_entries
+        )
+        _holder = self
+
+    def mark(self, name):
+        """An edge, on the clock of the trace's time_us."""
+        self._marks.append([time.time_ns() / 1e3, name])
+
+    def dump(self, path, **facts):
+        """Write what is recorded, and what the allocator holds now, whole or not at all.  Returns the bytes written.
+
+        facts go beside the marks into the snapshot's "speedrun".
+        """
+        import torch
+
+        snapshot = torch.cuda.memory._snapshot()
+        redact(snapshot)
+        snapshot["speedrun"] = {**facts, "marks": list(self._marks)}
+        return write(snapshot, Path(path))
+
+    def stop(self):
+        global _holder
+        if self.is_running:
+            import torch
+
+            torch.cuda.memory._record_memory_history(enabled=None)
+            _holder = None
+
+
+def write(snapshot, path):
+    """Snapshot -> a pickle, whole or not there.  Returns its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
+            num_bytes = file.tell()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return num_bytes
+
+
+def redact(snapshot):
+    """Take private paths out of the names of source files, in place."""
+    seen, clean = set(), {}
+    for holder in _holders(snapshot):
+        for frame in holder.get("frames") or ():
+            if id(frame) not in seen:  # frames are shared among stacks
+                seen.add(id(frame))
+                name = frame.get("filename")
+                if isinstance(name, str):
+                    frame["filename"] = clean[name] if name in clean else clean.setdefault(name, _without_private(name))
+
+
+def _holders(snapshot):
+    for segment in snapshot.get("segments") or ():
+        yield segment
+        yield from segment.get("blocks") or ()
+    for trace in snapshot.get("device_traces") or ():
+        yield from trace
+
+
+def _without_private(name):
+    """The repository's files by their place in it, others without home and user; inductor's folder has the user in it."""
+    name = private.redact(name, REPO).removeprefix("./")
+    return re.sub(r"torchinductor_[^/]+", "torchinductor", name)
+
+
+def when_out_of_memory(callback):
+    """callback(device, requested_bytes, limit_bytes, free_bytes) as soon as CUDA has no memory, before anything unwinds.
+
+    One at a time; None ends it.  It may be called again for one failure, and from any thread.  What it raises is swallowed:
+    the race must see its own error.
+    """
+    global _oom_callback, _is_observing
+    _oom_callback = callback
+    if callback is not None and not _is_observing:
+        import torch
+
+        torch.cuda.init()  # observers of before are not kept
+        torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)  # for good: there is no detaching
+        _is_observing = True
+
+
+def _out_of_memory(device, requested_bytes, limit_bytes, free_bytes):
+    if _oom_callback is not None:
+        try:
+            _oom_callback(device, requested_bytes, limit_bytes, free_bytes)
+        except Exception:
+            import traceback
+
+            traceback.print_exc()

@@ -1,0 +1,99 @@
+"""What a race is going to do, said before its first run: arms, number of runs, order, looks, alpha, margins, rules.
+
+Pure: numbers and names in, a dict out.  The plan's hash goes into the ledger before the first run starts, so that nobody
+can say afterwards that something else had been planned.
+"""
+
+import hashlib
+import json
+import random
+import re
+
+SCHEMA_VERSION = 1
+ALPHA = 0.05
+LOSS_MARGIN_NATS = 0.002  # a rise of the mean val_loss that still passes as "no worse"
+N = 5  # runs an arm; a record needs what its track says
+MAX_ATTEMPTS = 3
+RULES = {
+    "failed": "a run that fails holds its place: it was started, has no time, and is not repeated",
+    "interrupted": f"a place whose run was interrupted is raced again, {MAX_ATTEMPTS} times at most; all attempts stay in the ledger",
+    "left_out": "only runs that the machine disturbed, by their own record and never by their time, from all arms alike",
+    "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; alpha is shared by the looks",
+    "max_attempts": MAX_ATTEMPTS,
+}
+ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
+
+
+def make(arms, n, made_at, name="race", track=None, looks=None, alpha=ALPHA, loss_margin_nats=LOSS_MARGIN_NATS, first_seed=0,
+         order_seed=0, session_id=None):  # fmt: skip
+    """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
+
+    n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
+    """
+    looks = sorted({*(looks or ()), n})
+    _check(arms, n, looks, alpha, loss_margin_nats, first_seed)
+    plan = {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "made_at": made_at,
+        "track": track,
+        "baseline": next(iter(arms)),
+        "arms": arms,
+        "n": n,
+        "looks": looks,
+        "alpha": alpha,
+        "loss_margin_nats": loss_margin_nats,
+        "order_seed": order_seed,
+        "order": order(list(arms), n, first_seed, order_seed),
+        "rules": RULES,
+        "session_id": session_id,
+    }
+    stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
+    return {"race_id": f"{stamp}Z-{name}-{sha256(plan)[:8]}", **plan}
+
+
+def _check(arms, n, looks, alpha, margin_nats, first_seed):
+    if len(arms) < 2:
+        raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
+    for name in arms:
+        if not ARM.fullmatch(name):
+            raise ValueError(f"{name}: an arm's name is a capital letter, and more letters and digits if you like")
+    for what, value, fits, remedy in (
+        ("n", n, n >= 2, "one run has no spread: use 2 or more, 5 as a rule"),
+        ("looks", ",".join(map(str, looks)), 2 <= looks[0] and looks[-1] == n, f"each is a number of runs, 2 to n={n}"),
+        ("alpha", alpha, 0 < alpha < 0.5, "use a probability below 0.5, 0.05 as a rule"),
+        ("margin", margin_nats, margin_nats > 0, "use nats above 0, 0.002 as a rule"),
+        ("seed", first_seed, first_seed >= 0, "use 0 or more"),
+    ):
+        if not fits:
+            raise ValueError(f"{what}={value}: {remedy}")
+
+
+def order(names, n, first_seed=0, order_seed=0):
+    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then randomised blocks A B B A, half of one last where n is odd.
+
+    A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
+    arm has the same seed: a change that leaves the losses alone shows so bit for bit.
+    """
+    chance = random.Random(order_seed)
+    rounds = []
+    for number in range(n):
+        rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
+    warm_up = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
+    runs = [{"arm": arm, "seed": first_seed + number, "discarded": False} for number, one in enumerate(rounds) for arm in one]
+    return warm_up + runs
+
+
+def sha256(plan):
+    """Hash of the plan's canonical text: keys sorted, no spaces."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def look_after(plan, position):
+    """The planned look that is due when the run at this place is over: its number of runs an arm, or None."""
+    started = {arm: 0 for arm in plan["arms"]}
+    for place in plan["order"][: position + 1]:
+        started[place["arm"]] += not place["discarded"]
+    (fewest, most) = (min(started.values()), max(started.values()))
+    is_due = fewest == most and fewest in plan["looks"] and not plan["order"][position]["discarded"]
+    return fewest if is_due else None

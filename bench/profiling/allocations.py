@@ -1,0 +1,120 @@
+"""What a profile with profile_memory says of memory: who allocated what when, how much was alive, and what at the peak.
+
+torch's profiler sees what is allocated and freed while it records.  What was there before is known as a sum on a GPU;
+on a CPU it is taken to be as little as it can have been, so that nothing alive is ever below 0.
+"""
+
+import bisect
+import itertools
+from dataclasses import dataclass
+
+from torch._C._profiler import _EventType
+
+PHASES = ("data", "forward", "backward", "optimizer", "validation")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """An allocation, or with num_bytes below 0 a release."""
+
+    t_ns: int
+    num_bytes: int
+    address: int
+    phase: str  # "" outside of all phases
+    operator: str
+    source: str  # the innermost line of Python that is not torch's own; "" without stacks
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Of one device: (t_ns, bytes alive) after each change, and the groups that were alive at the peak."""
+
+    device: str
+    points: list[tuple[int, int]]
+    peak_t_ns: int
+    peak_bytes: int
+    start_bytes: int  # what was allocated before and released no earlier; on a CPU a lower bound
+    at_peak: list[tuple[str, str, str, int, int]]  # phase, operator, source, bytes, count; largest first
+
+
+def read(profile, start_bytes=0):
+    """A stopped torch.profiler.profile -> ({device: Timeline}, [(phase, start_ns, end_ns)] in order)."""
+    by_device, phases = {}, []
+    todo = [(event, "", "") for event in profile.profiler.kineto_results.experimental_event_tree()]
+    while todo:
+        event, operator, source = todo.pop()
+        name = _name(event)
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            allocation = (event.start_time_ns, fields.alloc_size, fields.ptr, operator, source)
+            by_device.setdefault(str(fields.device), []).append(allocation)
+        elif event.tag == _EventType.TorchOp:
+            if name in PHASES:
+                phases.append((name, event.start_time_ns, event.end_time_ns))
+            elif not operator and "::" in name:  # the outermost: aten::linear says more than aten::empty
+                operator = name.removeprefix("autograd::engine::evaluate_function: ")
+        elif event.tag == _EventType.PyCall and not name.startswith("torch/") and ".py(" in name:
+            source = name
+        todo += [(child, operator, source) for child in event.children]
+    phases.sort(key=lambda phase: phase[1])
+    timelines = {}
+    for device, found in sorted(by_device.items()):
+        timelines[device] = _timeline(device, _in_phases(found, phases), None if device == "cpu" else start_bytes)
+    return timelines, phases
+
+
+def _name(event):
+    """torch 2.13 now and then gives a Python call a name from memory that is no longer its own, in no encoding."""
+    try:
+        return event.name
+    except UnicodeDecodeError:
+        return ""
+
+
+def _in_phases(found, phases):
+    """Raw allocations in order of time, each with its phase.
+
+    By time and not by what encloses it: a range that opens in one Python call and closes in another encloses none.
+    """
+    starts_ns = [start_ns for _, start_ns, _ in phases]
+    allocations = []
+    for t_ns, num_bytes, address, operator, source in sorted(found, key=lambda one: one[0]):
+        before = bisect.bisect_right(starts_ns, t_ns) - 1
+        phase = phases[before][0] if before >= 0 and t_ns <= phases[before][2] else ""
+        allocations.append(Allocation(t_ns, num_bytes, address, phase, operator, source))
+    return allocations
+
+
+def _timeline(device, allocations, start_bytes):
+    if start_bytes is None:
+        start_bytes = max(0, -min(itertools.accumulate(one.num_bytes for one in allocations)))
+    alive_bytes = start_bytes
+    points, peak = [], (allocations[0].t_ns, start_bytes)
+    for one in allocations:
+        alive_bytes += one.num_bytes
+        points.append((one.t_ns, alive_bytes))
+        if alive_bytes > peak[1]:
+            peak = (one.t_ns, alive_bytes)
+    return Timeline(device, points, *peak, start_bytes, _groups(_alive(allocations, peak[0])))
+
+
+def _alive(allocations, t_ns):
+    """Those made before or at t_ns and not yet released then."""
+    alive = {}
+    for one in allocations:
+        if one.t_ns > t_ns:
+            break
+        if one.num_bytes > 0:
+            alive[one.address] = one
+        else:
+            alive.pop(one.address, None)  # or it was there before the recording began
+    return alive.values()
+
+
+def _groups(allocations):
+    sums = {}
+    for one in allocations:
+        key = (one.phase, one.operator, one.source)
+        num_bytes, count = sums.get(key, (0, 0))
+        sums[key] = (num_bytes + one.num_bytes, count + 1)
+    return sorted(((*key, *found) for key, found in sums.items()), key=lambda group: group[3], reverse=True)

@@ -1,0 +1,122 @@
+"""One stretch of a run under torch's profiler, begun and ended where we say, with ranges opened and closed at edges.
+
+    recording = Recording("early", Options(), "cpu", rank=0, world_size=1)
+    recording.warm(); ...; recording.start(); recording.ranges.open("ProfilerStep#5"); ...; recording.stop()
+    saved = files.save(recording.profile, path)
+
+torch's own schedule is not used: it counts calls of step(), and a step that is left out of them moves the window.
+"""
+
+import json
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+_holder = None  # whose profiler runs in this process: two at once end it with a segmentation fault
+
+
+class ExclusiveProfile(torch.profiler.profile):
+    """torch.profiler.profile that refuses to begin where another one runs, instead of crashing the process."""
+
+    owner = "a profiler"
+
+    def prepare_trace(self):
+        global _holder
+        if _holder not in (None, self):
+            raise RuntimeError(
+                f"{self.owner} cannot begin: {_holder.owner} is recording, and two torch profilers at once crash"
+            )
+        if _holder is None and _profiler_enabled():
+            raise RuntimeError(
+                f"{self.owner} cannot begin: a torch profiler is recording, and two at once crash the process"
+            )
+        super().prepare_trace()
+        _holder = self
+
+    def stop_trace(self):
+        global _holder
+        super().stop_trace()
+        _holder = None
+
+
+def _profiler_enabled():
+    return getattr(torch.autograd, "_profiler_enabled", lambda: False)()
+
+
+class Ranges:
+    """Annotations that open at one edge and close at another: whoever was opened last is closed first."""
+
+    def __init__(self):
+        self._open = []
+
+    def open(self, name):
+        entered = record_function(name)
+        entered.__enter__()
+        self._open.append(entered)
+
+    def close(self, down_to=0):
+        """Close until only down_to are open."""
+        while len(self._open) > down_to:
+            self._open.pop().__exit__(None, None, None)
+
+
+class Recording:
+    """warm(), start(), stop(), each once and in this order; warm() may be left out.  cancel() from anywhere.
+
+    facts go into the trace's metadata as "speedrun".  profile is torch's object: events, key_averages, export.
+    """
+
+    def __init__(self, name, options, device_type, rank, world_size, **facts):
+        self.name, self.is_warm, self.is_recording = name, False, False
+        self.ranges = Ranges()
+        self.start_mem_bytes = 0  # of torch's allocator on a GPU; unknown on a CPU
+        self._device_type, self._rank, self._world_size = device_type, rank, world_size
+        self._facts = {"window": name} | facts
+        activities = options.activities or (("cpu", "cuda") if device_type == "cuda" else ("cpu",))
+        wanted = {getattr(ProfilerActivity, activity.upper()) for activity in activities}
+        if not wanted & torch.profiler.supported_activities():
+            raise ValueError(
+                f"window {name}: activities={list(activities)}: this torch records none of them here; leave it null"
+            )
+        self.profile = ExclusiveProfile(
+            activities=sorted(wanted, key=str),
+            record_shapes=options.record_shapes,
+            profile_memory=options.profile_memory,
+            with_stack=options.with_stack,
+            with_flops=options.with_flops,
+            with_modules=options.with_modules,
+        )
+        self.profile.owner = f"window {name}"
+
+    def warm(self):
+        """The profiler's machinery runs (CUPTI, on a GPU) and nothing is recorded."""
+        self.profile.prepare_trace()
+        self.is_warm = True
+
+    def start(self):
+        if not self.is_warm:
+            self.warm()
+        if self._device_type == "cuda":
+            torch.cuda.synchronize()  # kernels of the step before would be recorded as this one's
+            self.start_mem_bytes = torch.cuda.memory_allocated()
+        self.profile.start_trace()
+        self.is_recording = True
+        if not (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        ):  # where torch itself is silent
+            here = {"backend": None, "rank": self._rank, "world_size": self._world_size}
+            self.profile.add_metadata_json("distributedInfo", json.dumps(here))
+        self.profile.add_metadata_json("speedrun", json.dumps(self._facts))
+
+    def stop(self):
+        """Waits for the device, so that the last step's kernels are in."""
+        self.ranges.close()
+        self.is_recording = self.is_warm = False
+        self.profile.stop_trace()
+
+    def cancel(self):
+        """End whatever runs; nothing is kept.  A profiler left prepared would stay in the way of the next one."""
+        if self.is_warm and not self.is_recording:
+            self.profile.start_trace()
+        if self.is_warm:
+            self.stop()

@@ -1,0 +1,91 @@
+"""A snapshot's pickle -> plain containers, numbers and words.  Whatever else a pickle can do is refused.
+
+A pickle is a program.  This reader has no way to name a function or a class, so that what it builds is only data; then
+its shape is checked, so that what comes after can rely on it.
+"""
+
+import pickle
+
+MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a snapshot needs no code")
+
+    def persistent_load(self, pid):
+        raise pickle.UnpicklingError("it refers to something outside the file")
+
+
+def load(path):
+    """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is none, or not only data."""
+    try:
+        with open(path, "rb") as file:
+            found = _Plain(file).load()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}): give a memory snapshot, *.pickle") from None
+    except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
+        reason = str(error) or type(error).__name__
+        raise ValueError(
+            f"{path}: is no memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
+        ) from None
+    try:
+        return checked(found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
+
+
+def checked(snapshot):
+    """The snapshot itself, if it has the shape of one.  ValueError says what is wrong with it.
+
+    A list is taken for the segments alone, as torch.cuda.memory_snapshot() gives them.
+    """
+    if isinstance(snapshot, list):
+        snapshot = {"segments": snapshot, "device_traces": []}
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= set(snapshot):
+        raise ValueError("it has no segments and device_traces")
+    for number, segment in enumerate(_list(snapshot["segments"], "segments")):
+        _check_segment(segment, f"segment {number}")
+    traces = _list(snapshot["device_traces"], "device_traces")
+    if sum(len(_list(trace, "a device's trace")) for trace in traces) > MAX_ENTRIES:
+        raise ValueError(f"it has more than {MAX_ENTRIES} trace entries")
+    for device, trace in enumerate(traces):
+        for number, entry in enumerate(trace):
+            _check_entry(entry, f"entry {number} of device {device}")
+    return snapshot
+
+
+def _check_segment(segment, where):
+    if not isinstance(segment, dict) or not isinstance(segment.get("total_size"), int):
+        raise ValueError(f"{where} has no total_size")
+    for block in _list(segment.get("blocks"), f"blocks of {where}"):
+        if (
+            not isinstance(block, dict)
+            or not isinstance(block.get("size"), int)
+            or not isinstance(block.get("state"), str)
+        ):
+            raise ValueError(f"{where} has a block without size and state")
+        _check_frames(block.get("frames", ()), where)
+
+
+def _check_entry(entry, where):
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("action"), str)
+        or not isinstance(entry.get("size"), int)
+    ):
+        raise ValueError(f"{where} has no action and size")
+    if not isinstance(entry.get("addr", 0), int) or not isinstance(entry.get("time_us", 0), (int, float)):
+        raise ValueError(f"{where} has no number as its address or time")
+    _check_frames(entry.get("frames", ()), where)
+
+
+def _check_frames(frames, where):
+    if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
+        raise ValueError(f"{where} has frames that are none")
+
+
+def _list(value, what):
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is no list")
+    return value

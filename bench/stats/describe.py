@@ -1,0 +1,55 @@
+"""What a sample looks like: mean, spread, percentiles, the interval of its mean."""
+
+import math
+
+from bench.stats.distributions import student_t_quantile
+
+
+def mean(values):
+    """Arithmetic mean of at least one number, the sum rounded once (math.fsum); exactly x for copies of x."""
+    values = list(values)
+    assert values, "the mean of nothing"
+    return values[0] if is_constant(values) else math.fsum(values) / len(values)
+
+
+def sd(values):
+    """Sample standard deviation, ddof = 1; None for fewer than two numbers, exactly 0.0 for equal ones."""
+    values = list(values)
+    if len(values) < 2:
+        return None
+    if is_constant(values):
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+def cv_pct(values):
+    """Coefficient of variation, 100 * sd / mean; None for fewer than two numbers or a mean that is not above 0."""
+    values = list(values)
+    spread = sd(values)
+    return None if spread is None or mean(values) <= 0 else 100 * spread / mean(values)
+
+
+def percentile(values, pct):
+    """Linear interpolation between order statistics, Hyndman and Fan (1996) type 7, as numpy; None for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    place = (len(ordered) - 1) * pct / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def mean_interval(values, confidence=0.95):
+    """Two-sided t interval (low, high) of the mean: mean -+ t * sd / sqrt(n), df = n - 1; None for n < 2."""
+    values = list(values)
+    if len(values) < 2:
+        return None
+    t = student_t_quantile(0.5 + confidence / 2, len(values) - 1)
+    half_width = t * sd(values) / math.sqrt(len(values))
+    return mean(values) - half_width, mean(values) + half_width
+
+
+def is_constant(values):
+    return all(value == values[0] for value in values)

@@ -1,0 +1,139 @@
+"""Records as a race leaves them, true to every rule of verify and known to the ledger, without anything having been run.
+
+Data, config and names are those of track cpu_nano; times, losses and regions are the test's.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import yaml
+
+from bench import atomic, compose, environment, ledger, metrics, racers, record, steps
+from bench import config as schema
+
+BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+BEGIN = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
+NUM_STEPS = 120
+REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+
+
+def at(minute):
+    """The time of run number minute."""
+    return (BEGIN + timedelta(minutes=minute)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@functools.cache  # composing takes a third of a second
+def _composed(overrides):
+    found = schema.resolve(compose.compose(["track=cpu_nano", *overrides]), schema.Machine(0, 2), 257)
+    return found, compose.deviations(found)
+
+
+def config(seed=0, overrides=()):
+    return dataclasses.replace(_composed(tuple(overrides))[0], seed=seed)
+
+
+class Results:
+    """A results folder that is filled run by run; each begins a minute after the one before."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.clock = itertools.count()
+
+    def add(self, seed=0, train_s=10.0, val_loss=2.75, overrides=(), shares=None, race=None, status="complete", source="41", change=None):
+        """One run -> its folder.  shares: {region column: part of a step}; change(run) may touch the record before it is written."""
+        of_run = config(seed, overrides)
+        run = record.read_raw(BASE)
+        minute = next(self.clock)
+        folder = record.new_folder(self.folder, of_run.track.name, of_run.name, schema.config_id(of_run), seed, BEGIN + timedelta(minutes=minute))
+        run |= {
+            "run_id": folder.name, "name": of_run.name, "track": of_run.track.name, "seed": seed, "config_id": schema.config_id(of_run),
+            "started_at": at(minute), "heartbeat_at": at(minute), "ended_at": at(minute), "deviations": list(_composed(tuple(overrides))[1]),
+            "world_size": 1, "hardware": schema.to_dict(of_run.hardware), "instruments": of_run.instruments, "optim": of_run.optim.name,
+        }  # fmt: skip
+        run["goal"] = {name: getattr(of_run.goal, name) for name in run["goal"]}
+        run["code"]["source_sha256"] = (source * 64)[:64]
+        run["timing_protocol"]["instruments"] = sorted(of_run.instruments)
+        run["data"]["train"][0]["sha256"], run["data"]["val"][0]["sha256"] = of_run.data.train_sha256, of_run.data.val_sha256
+        run["measured"] |= {"train_s_by_rank": [train_s], "wall_s": train_s + 20, "peak_mem_gib_by_rank": {"rss": [0.4]}}
+        if race:
+            run["race"] = race
+        if change:
+            change(run)
+        run["comparability_id"] = environment.comparability_id(run)
+        run["ledger_sha256"] = ledger.started(self.folder, folder, run)
+        if status == "killed":
+            return folder
+        self._write(folder, of_run, run, train_s, val_loss, shares, status)
+        return folder
+
+    def _write(self, folder, of_run, run, train_s, val_loss, shares, status):
+        rows = _rows(train_s, val_loss, shares or dict.fromkeys(REGIONS, 0.25), of_run)
+        run["status"] = status
+        if status != "complete":
+            run["failure"] = {"kind": "interrupted" if status == "aborted" else "non_finite_loss", "rank": None, "step": 3, "signal": None,
+                              "exit_code": None, "message": "an example", "hint": "none"}  # fmt: skip
+            run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
+        (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(of_run), sort_keys=False))
+        steps.write(folder, rows)
+        run["metrics"] = metrics.metrics(run, rows)
+        run["artifacts"] = record.artifacts(folder)
+        atomic.write_json(folder / "run.json", run)
+        ledger.ended(self.folder, folder, run)
+
+
+def _rows(train_s, val_loss, shares, of_run):
+    step_ms = 1e3 * train_s / NUM_STEPS
+    rows = []
+    for step in range(NUM_STEPS + 1):
+        row = {"step": step, "flags": "", "tokens": step * of_run.data.batch_tokens, "val_loss": {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}.get(step)}
+        if step:
+            row |= {"lr": of_run.optim.lr, "train_loss": 3.0, "step_ms": step_ms, **{name: share * step_ms for name, share in shares.items()}}
+        rows.append(row)
+    return rows
+
+
+class Racers:
+    """In the place of bench.racers: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
+
+    hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.
+    """
+
+    def __init__(self, results, time_of, loss_of=lambda arm, seed: 2.75 + 0.01 * seed, shares_of=lambda arm: None, hurt=None, source_of=lambda arm: "41"):
+        self.results = results if isinstance(results, Results) else Results(results)
+        self.time_of, self.loss_of, self.shares_of, self.hurt = time_of, loss_of, shares_of, dict(hurt or {})
+        self.source_of = source_of
+        self.num_started = 0
+
+    def install(self, monkeypatch):
+        monkeypatch.setattr("bench.race_plan.secrets.randbits", lambda bits: 1)  # the order is the same in every run of the tests
+        monkeypatch.setattr(racers, "facts", self.facts)
+        monkeypatch.setattr(racers, "start", self.start)
+        monkeypatch.setattr(racers, "source_sha256", lambda folder: ("41" * 64)[:64])
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))
+
+    def facts(self, folder, overrides, results):
+        of_run = config(0, overrides)
+        run = record.read_raw(BASE)
+        return {
+            "name": of_run.name, "config_id": schema.config_id(of_run), "track": of_run.track.name, "deviations": list(_composed(tuple(overrides))[1]),
+            "source_sha256": ("41" * 64)[:64], "commit": run["code"]["commit"], "dirty": False, "session_id": run["session_id"],
+        }  # fmt: skip
+
+    def start(self, folder, overrides, results, place, show=False):
+        *overrides, seed = overrides
+        seed, arm = int(seed.removeprefix("seed=")), place["arm"]
+        what = self.hurt.pop(self.num_started, None)
+        self.num_started += 1
+        status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
+        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), overrides, self.shares_of(arm), dict(place), status)
+        if what in ("interrupt", "kill"):
+            raise racers.Interrupted("SIGINT")
+        return ""
+
+
+def ledger_lines(results):
+    return [json.loads(line) for line in (Path(results) / ledger.NAME).read_text().splitlines()]

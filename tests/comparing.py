@@ -1,0 +1,59 @@
+"""Records and rows for tests of comparisons: copies of a kept record with other times, losses, starts."""
+
+import copy
+import json
+from pathlib import Path
+
+from bench import record
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
+CONFIG_IDS = {"A": "aaaaaaaa", "B": "bbbbbbbb", "C": "cccccccc"}
+
+
+def a_run(arm, train_s, minute, seed=None, val_loss=4.25, base=COMPLETE, **changes):
+    """A complete record of this arm that started at this minute of 21 November 2026; its seed is the minute."""
+    run = copy.deepcopy(record.read(base))
+    seed = minute if seed is None else seed
+    hour = 3 + minute // 60
+    run |= {
+        "run_id": f"20261121T{hour:02d}{minute % 60:02d}00Z-x-{CONFIG_IDS[arm]}-s{seed}",
+        "started_at": f"2026-11-21T{hour:02d}:{minute % 60:02d}:00.000Z",
+        "config_id": CONFIG_IDS[arm],
+        "seed": seed,
+    }
+    if base is COMPLETE:
+        run["metrics"] |= {"train_s": train_s, "val_loss": val_loss, "num_flagged_steps": 0, "num_steps": 4}
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(run.get(name), dict):
+            run[name] |= value
+        else:
+            run[name] = value
+    return run
+
+
+def raced(a_times_s, b_times_s, a_losses=None, b_losses=None, **changes):
+    """Times of two arms -> (A's records, B's records), started alternately A B B A, a minute apart."""
+    arms = {"A": [], "B": []}
+    times = {"A": list(a_times_s), "B": list(b_times_s)}
+    losses = {"A": list(a_losses or []), "B": list(b_losses or [])}
+    minute = 0
+    while times["A"] or times["B"]:
+        arm = "ABBA"[minute % 4]
+        arm = arm if times[arm] else "B" if arm == "A" else "A"
+        val_loss = losses[arm].pop(0) if losses[arm] else 4.25 + 0.001 * (minute % 7)
+        arms[arm].append(a_run(arm, times[arm].pop(0), minute, val_loss=val_loss, **changes))
+        minute += 1
+    return arms["A"], arms["B"]
+
+
+def write(results, run, steps_csv=None):
+    """A record as a run folder of this results folder -> the folder."""
+    folder = Path(results) / run["track"] / run["run_id"]
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(run))
+    for name in ("config.yaml", "environment.json"):
+        (folder / name).write_text((COMPLETE / name).read_text())
+    (folder / "steps.csv").write_text((COMPLETE / "steps.csv").read_text() if steps_csv is None else steps_csv)
+    return folder

@@ -1,0 +1,62 @@
+"""A CUDA allocator that is none: torch.cuda's memory calls answered by a test, where there is no GPU.
+
+What real memory does is not shown by this: tests marked gpu do that (tests/test_gpu_memory.py).
+"""
+
+from snapshots import Allocator
+
+
+class FakeCuda:
+    """.peak(allocated=..., active=..., reserved=...): bytes from now on; .stats: the counts; .history: calls, in order."""
+
+    def __init__(self, monkeypatch):
+        import torch
+
+        self.now, self.highest = dict.fromkeys(("allocated", "active", "reserved"), 0), {}
+        self.stats = {"num_alloc_retries": 0, "num_ooms": 0}
+        self.history, self.gpu, self.observer, self.num_reads = [], Allocator(), None, 0
+        self.reset()
+        for name, call in {
+            "init": lambda: None, "is_available": lambda: True, "memory_stats": self.memory_stats, "reset_peak_memory_stats": self.reset,
+            "get_device_properties": lambda device=None: type("Properties", (), {"total_memory": 80 * 2**30})(),
+            "memory_allocated": lambda device=None: self.now["allocated"], "memory_reserved": lambda device=None: self.now["reserved"],
+            "max_memory_allocated": lambda device=None: self.highest["allocated"], "synchronize": lambda device=None: None,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, call)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: self.gpu.snapshot())
+        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.is_recording, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", self.attach, raising=False)
+
+    def peak(self, **num_bytes):
+        self.now |= num_bytes
+        self.highest = {kind: max(self.highest[kind], value) for kind, value in self.now.items()}
+
+    def memory_stats(self, device=None):
+        self.num_reads += 1
+        return {f"{kind}_bytes.all.peak": value for kind, value in self.highest.items()} | self.stats
+
+    def reset(self, device=None):
+        self.highest = dict(self.now)
+
+    def record(self, enabled="all", **settings):
+        self.history.append({"enabled": enabled, **settings} if enabled else None)
+        self.gpu.recording = bool(enabled)
+        self.gpu.trace.clear()  # as torch does when it ends a history; ours begins each with an end
+
+    def attach(self, observer):
+        self.observer = observer
+
+    @property
+    def is_recording(self):
+        return bool(self.history) and self.history[-1] is not None
+
+
+def install(monkeypatch):
+    """Until the end of the test -> the FakeCuda."""
+    from bench import memory_recording
+
+    monkeypatch.setattr(memory_recording, "_holder", None)
+    monkeypatch.setattr(memory_recording, "_oom_callback", None)
+    monkeypatch.setattr(memory_recording, "_is_observing", False)
+    return FakeCuda(monkeypatch)

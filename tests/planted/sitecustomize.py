@@ -1,0 +1,56 @@
+"""For test_planted.py: with this folder first on PYTHONPATH, every race has one more looker-on, which disturbs it.
+
+In optimizer step 8 it sleeps 200 ms, in step 14 it collects many objects, in step 20 it has a function compiled anew.
+"""
+
+import gc
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from bench import instruments  # noqa: E402
+from bench.instruments.base import Instrument  # noqa: E402
+
+SLEEP_STEP, COLLECT_STEP, COMPILE_STEP = 8, 14, 20
+
+
+class Planted(Instrument):
+    name = "planted"
+
+    def on_warmup_end(self):
+        import torch
+
+        def doubled(numbers):
+            return numbers * 2
+
+        self._torch, self._compiled = torch, torch.compile(doubled, backend="eager", dynamic=False)
+        self._compiled(torch.ones(3))
+
+    def on_run_start(self):
+        gc.disable()
+        self._many = [[] for _ in range(1_500_000)]  # not frozen: the policy has frozen already
+        gc.enable()
+
+    def on_phase(self, name):
+        if name == "optimizer" and self._step == SLEEP_STEP:
+            time.sleep(0.2)
+
+    def on_step_start(self, step):
+        self._step = step
+        if step == COLLECT_STEP:
+            gc.collect()
+        if step == COMPILE_STEP:
+            self._compiled(self._torch.ones(4))
+
+
+really = instruments.load
+
+
+def load(chosen, context):
+    made, warnings = really(chosen, context)
+    return [*made, Planted(context)], warnings
+
+
+instruments.load = load

@@ -1,0 +1,112 @@
+"""What happened in a stalled step: events, columns, ranks and telemetry joined to it, and which of them is named."""
+
+import pytest
+
+from bench import causes, skew, stalls
+
+MS = 1_000_000  # ns
+
+
+def row(step, step_ms=100.0, **columns):
+    return {"step": step, "t_ns": step * 1000 * MS, "step_ms": step_ms, **columns}
+
+
+def race(odd_ms, **odd):
+    """Steps 1 to 20 of 100 ms and their columns; step 10 takes odd_ms, its columns are given."""
+    usual = {"data_ms": 1.0, "forward_ms": 39.0, "backward_ms": 50.0, "optimizer_ms": 10.0, "cpu_ms": 90.0, "runqueue_ms": 0.0}
+    made = [row(step, **usual) for step in range(1, 21)]
+    made[9] = row(10, odd_ms, **(usual | odd))
+    return made
+
+
+def explained(rows, *events, by_rank=None, throttled=()):
+    (stall,) = causes.explain(stalls.find(rows), rows, events, by_rank, throttled)
+    return stall
+
+
+def event(name, ms, step=10, **facts):
+    return {"event": name, "t_ns": 0, "ms": ms, "step": step, **facts}
+
+
+def test_a_collection_in_the_step_is_named_with_its_milliseconds():
+    stall = explained(race(200.0, cpu_ms=188.0, forward_ms=139.0), event("gc", 98.0), event("gc", 70.0, step=11))
+    assert (stall["what"], stall["ms"], stall["rank"]) == ("gc", 100.0, None)
+    assert stall["causes"] == [{"what": "gc", "ms": 98.0}]
+    assert stall["where"] == {"forward_ms": 100.0}
+
+
+def test_events_of_several_ranks_count_once_by_the_rank_that_lost_most():
+    found = [event("gc", 30.0, rank=0), event("gc", 20.0, rank=1), event("gc", 25.0, rank=1)]
+    assert explained(race(200.0, cpu_ms=190.0), *found)["causes"][1] == {"what": "gc", "ms": 45.0}
+
+
+def test_an_event_without_a_step_is_joined_by_time():
+    inside, after = {"event": "recompile", "t_ns": 10_150 * MS, "ms": 60.0}, {"event": "recompile", "t_ns": 10_201 * MS, "ms": 60.0}
+    assert explained(race(200.0), inside)["what"] == "recompile"
+    assert explained(race(200.0), after)["what"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("odd", "what", "ms"),
+    [
+        ({"data_ms": 101.0}, "loader_wait", 100.0),
+        ({"runqueue_ms": 95.0}, "foreign_load", 95.0),
+        ({"runqueue_ms": 180.0}, "foreign_load", 100.0),  # of two threads at once
+        ({"cpu_ms": 185.0}, "computing", 95.0),
+        ({}, "waiting", 100.0),  # not on a CPU: asleep, or for I/O, a lock, a device
+    ],
+)
+def test_columns_say_what_the_process_did(odd, what, ms):
+    stall = explained(race(200.0, **odd))
+    assert stall["causes"] == [{"what": what, "ms": ms}]
+    assert stall["what"] == what
+
+
+def test_the_longest_cause_leads_and_small_ones_are_not_named():
+    stall = explained(race(200.0, data_ms=31.0, cpu_ms=150.0, runqueue_ms=6.0), event("gc", 50.0), event("recompile", 9.0))
+    assert [cause["what"] for cause in stall["causes"]] == ["gc", "loader_wait"]
+
+
+def test_without_columns_events_or_ranks_nothing_is_known():
+    rows = [row(step, 300.0 if step == 10 else 100.0) for step in range(1, 21)]
+    assert explained(rows)["what"] == "unknown"
+    assert explained(rows)["causes"] == []
+
+
+def test_what_only_coincides_is_named_last_and_without_milliseconds():
+    rows = [row(step, 300.0 if step == 10 else 100.0) for step in range(1, 21)]
+    rows[8]["val_loss"] = 3.0  # after 9 steps
+    stall = explained(rows, throttled=[(9_950 * MS, "hw_thermal"), (10_299 * MS, "hw_thermal")])
+    assert stall["causes"] == [{"what": "throttling", "ms": None}, {"what": "after_validation", "ms": None}]
+    assert stall["what"] == "throttling"
+    assert explained(rows, event("gc", 190.0))["causes"][0] == {"what": "gc", "ms": 190.0}
+
+
+def test_the_first_step_is_said_to_be_the_first():
+    rows = [row(step, 300.0 if step == 1 else 100.0) for step in range(1, 21)]
+    assert explained([{"step": 0, "val_loss": 5.5}, *rows])["what"] == "first_step"
+
+
+def test_a_late_rank_is_named_where_its_own_work_took_longer():
+    """Both ranks' steps take 180 ms, since they wait for each other; only rank 1's forward took 80 ms longer."""
+    own = [{step: 40.0 for step in range(1, 21)}, {step: 120.0 if step == 10 else 40.0 for step in range(1, 21)}]
+    stall = explained(race(180.0, cpu_ms=90.0), by_rank={"step_ms": [{}, {}], "own_ms": own})
+    assert (stall["what"], stall["rank"]) == ("late_rank", 1)
+    assert stall["causes"] == [{"what": "late_rank", "ms": 80.0}]
+
+
+def test_lateness_is_the_slowest_against_the_median_rank():
+    of_ranks = [{1: 10.0, 2: 10.0}, {1: 12.0, 2: 11.0}, {1: 19.0, 2: 10.0}]
+    assert skew.lateness(of_ranks) == {1: (7.0, 2), 2: (1.0, 1)}
+    assert skew.lateness(of_ranks[:2]) == {1: (2.0, 1), 2: (1.0, 1)}  # of two, the faster stands for the median
+    assert skew.lateness(of_ranks[:1]) == {}
+
+
+def test_the_skew_of_a_run_says_who_was_late_how_often():
+    """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms: more than 1 ms and a tenth are the first and the last."""
+    own = [{1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0}, {1: 12.0, 2: 11.0, 3: 10.0, 4: 40.0}, {1: 19.0, 2: 10.0, 3: 10.0, 4: 10.0}]
+    found = skew.summary({"own_ms": own})["own_ms"]
+    assert (found["late_ms_p50"], found["late_ms_max"], found["late_ms_sum"]) == (4.0, 30.0, 38.0)
+    assert (found["num_late_steps"], found["late_steps_by_rank"]) == (2, [0, 1, 1])
+    assert skew.summary({"own_ms": own[:1]}) is None
+    assert skew.summary({}) is None

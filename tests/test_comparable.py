@@ -1,0 +1,232 @@
+"""May these runs be compared?  What is known to differ is refused, what is unknown is marked."""
+
+import pytest
+from comparing import a_run, raced
+
+from bench import comparison
+
+FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
+
+
+def compared(change_b=None, change_all=None, **options):
+    a, b = raced(FAST, SLOW)
+    a, b = (
+        [run | (change_all(run) if change_all else {}) for run in a],
+        [run | (change_all(run) if change_all else {}) for run in b],
+    )
+    return comparison.compare(a, [run | (change_b(run) if change_b else {}) for run in b], **options)
+
+
+def environment(**facts):
+    return lambda run: {"environment": run["environment"] | facts, "comparability_id": "1111111111111111"}
+
+
+H100, H200 = (
+    {"name": f"NVIDIA {name}", "memory_gib": 80.0, "power_limit_w": 700.0} for name in ("H100 80GB HBM3", "H200")
+)
+REFUSED = [
+    (lambda run: environment(torch="2.12.0")(run), "torch differ: 2.13.0+cpu in A, 2.12.0 in B"),
+    (lambda run: environment(num_threads=2)(run), "threads a process differ: 1 in A, 2 in B"),
+    (lambda run: {"session_id": "1111111111111111"}, "2 sessions (1111111111111111, c0ffee00c0ffee00)"),
+    (lambda run: {"comparability_id": "1111111111111111"}, "comparability_id differs"),
+    (lambda run: {"world_size": 4, "comparability_id": "1111111111111111"}, "world size differ: 2 in A, 4 in B"),
+    (lambda run: {"data": run["data"] | {"train": []}, "comparability_id": "1" * 16}, "comparability_id differs"),
+    (
+        lambda run: {"timing_protocol": run["timing_protocol"] | {"id": "tp-2"}},
+        "timing protocol differ: tp-1 in A, tp-2 in B",
+    ),
+    (
+        lambda run: {"timing_protocol": run["timing_protocol"] | {"instruments": []}},
+        "instruments differ: regions in A, none in B",
+    ),
+    (
+        lambda run: {"metrics": run["metrics"] | {"num_flagged_steps": 3}},
+        "5 runs of B with steps that an instrument disturbed",
+    ),
+    (lambda run: {"config_id": f"{run['seed']:08x}"}, "B mixes 5 configs"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), REFUSED)
+def test_what_is_known_to_differ_is_refused_with_the_reason(change, sentence):
+    found = compared(change)
+    assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
+    assert any(sentence in reason for reason in found["reasons"]), found["reasons"]
+    assert found["time"]["change_pct"] is None
+    assert found["time"]["p"] is None
+    assert found["words"].startswith("not comparable: ")
+
+
+@pytest.mark.parametrize("change", [change for change, _ in REFUSED])
+def test_force_gives_numbers_and_never_a_verdict(change):
+    found = compared(change, force=True)
+    assert found["time"]["change_pct"] == pytest.approx(5.0, abs=0.01)
+    assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
+    assert "forced" in found["flags"]
+
+
+def test_other_data_are_refused_by_their_hashes():
+    def other(run):
+        return {"data": run["data"] | {"train": [run["data"]["train"][0] | {"sha256": "f" * 64}]}}
+
+    (reason,) = compared(other)["reasons"]
+    assert reason == "training data differ: 116f54c41d04 in A, ffffffffffff in B"
+
+
+def test_another_model_of_gpu_is_refused_and_named():
+    def on(gpu):
+        return lambda run: {"environment": run["environment"] | {"gpus": [gpu] * 8}}
+
+    found = compared(on(H200), on(H100))
+    assert "GPUs differ: 8 x NVIDIA H100 80GB HBM3 in A, 8 x NVIDIA H200 in B" in found["reasons"]
+    limited = H100 | {"power_limit_w": 500.0}
+    assert "power limits (W) differ: 8 x 700.0 in A, 8 x 500.0 in B" in compared(on(limited), on(H100))["reasons"]
+
+
+def test_a_gpu_is_not_a_cpu():
+    found = compared(lambda run: {"environment": run["environment"] | {"gpus": [H100]}})
+    assert "GPUs differ: none in A, NVIDIA H100 80GB HBM3 in B" in found["reasons"]
+
+
+def test_a_run_in_both_arms_is_refused():
+    a, b = raced(FAST, SLOW)
+    found = comparison.compare(a, [*b, a[0] | {"config_id": "bbbbbbbb"}])
+    assert f"1 run in both arms: {a[0]['run_id']}" in found["reasons"]
+
+
+# ---- order
+
+
+def arm(starts, name):
+    return [a_run(name, 10.0 + 0.01 * number, minute) for number, minute in enumerate(starts)]
+
+
+@pytest.mark.parametrize(
+    ("order", "interleaved"),
+    [("ABBAABBAAB", True), ("ABABABAB", True), ("BAABBAAB", True), ("ABBA", True), ("AAAABBBB", False), ("AABB", False),
+     ("ABAAABBBAB", False), ("AABBBBAA", False), ("ABABAAAA", False), ("ABAABA", True)],
+)  # fmt: skip
+def test_arms_must_alternate_or_a_drift_looks_like_a_change(order, interleaved):
+    a, b = (arm([minute for minute, one in enumerate(order) if one == name], name) for name in "AB")
+    flags = comparison.compare(a, b)["flags"]
+    assert ("order-confounded" in flags) is not interleaved
+
+
+def test_the_verdict_stays_and_is_marked_when_the_order_confounds():
+    a, b = (
+        [a_run("A", value, minute) for minute, value in enumerate(FAST)],
+        [a_run("B", value, 10 + minute) for minute, value in enumerate(SLOW)],
+    )
+    found = comparison.compare(a, b)
+    assert (found["verdict"], "order-confounded" in found["flags"]) == ("slower", True)
+    assert "order-confounded" not in comparison.compare(a, b, interleaved=True)["flags"]
+
+
+# ---- finish lines
+
+
+def steps(num_steps, val_loss=4.25, **goal):
+    return lambda run: {
+        "metrics": run["metrics"] | {"num_steps": num_steps, "val_loss": val_loss, "target_reached": val_loss <= 4.5},
+        "goal": run["goal"] | goal,
+    }
+
+
+def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
+    reached = compared(steps(3))
+    assert reached["verdict"] == "slower"
+    assert "steps-differ" in reached["flags"]
+    assert (
+        "A ran 4 steps and B 3: the times to the same target are compared, milliseconds a step are not"
+        in reached["reasons"]
+    )
+    missed = compared(steps(3, val_loss=4.6))
+    assert "A ran 4 steps and B 3, and B's mean val_loss 4.60000 does not reach the target 4.5" in missed["reasons"]
+    without = compared(steps(3), lambda run: {"goal": run["goal"] | {"target_val_loss": None}})
+    assert "they have no common target" in without["reasons"][0]
+    assert missed["verdict"] == without["verdict"] == "not_comparable"
+
+
+def test_runs_that_stop_at_the_target_may_differ_in_steps_if_all_reach_it():
+    stopping = {"stop_at_target": True}
+    assert compared(steps(3, **stopping), lambda run: {"goal": run["goal"] | stopping})["comparable"] is True
+    found = compared(steps(3, val_loss=4.6, **stopping), lambda run: {"goal": run["goal"] | stopping})
+    assert "5 runs did not reach the target 4.5" in found["reasons"][0]
+
+
+# ---- imported logs: little is known
+
+
+def imported(run):
+    return {
+        "provenance": "imported", "session_id": None, "comparability_id": None, "seed": None, "world_size": None,
+        "environment": run["environment"] | {"driver": None, "nccl": None, "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8},
+        "data": run["data"] | {"train": [], "val": []},
+    }  # fmt: skip
+
+
+def test_imported_logs_are_compared_and_marked_with_what_they_do_not_say():
+    found = compared(change_all=imported)
+    assert found["verdict"] == "slower"
+    assert {"imported", "session-unknown"} <= set(found["flags"])
+    said = " ".join(found["reasons"])
+    for word in ("power limits", "NCCL", "training data", "world size", "raced in one sitting"):
+        assert word in said
+
+
+def test_imported_logs_whose_hardware_differs_are_refused():
+    def h200(run):
+        return {"environment": run["environment"] | {"gpus": [{"name": "NVIDIA H200"}] * 8}}
+
+    a, b = raced(FAST, SLOW)
+    a, b = [run | imported(run) for run in a], [run | imported(run) for run in b]
+    found = comparison.compare(a, [run | h200(run) for run in b])
+    assert "GPUs differ: 8 x NVIDIA H100 80GB HBM3 in A, 8 x NVIDIA H200 in B" in found["reasons"]
+
+
+def test_imported_logs_of_different_days_were_not_raced_in_one_sitting():
+    def days_later(run):
+        return {"started_at": run["started_at"].replace("2026-11-21", "2026-11-23")}
+
+    a, b = raced(FAST, SLOW)
+    a, b = [run | imported(run) for run in a], [run | imported(run) for run in b]
+    found = comparison.compare(a, [run | days_later(run) for run in b])
+    assert found["verdict"] == "not_comparable"
+    assert "the arms lie 48 hours apart: not raced in one sitting" in found["reasons"][0]
+
+
+def test_an_unknown_start_is_an_unknown_order():
+    found = compared(change_all=lambda run: imported(run) | {"started_at": None})
+    assert found["verdict"] == "slower"
+    assert {"order-unknown", "session-unknown"} <= set(found["flags"])
+
+
+# ---- what differs
+
+
+def test_differences_are_listed_by_kind_with_the_values_of_both_arms():
+    def other(run):
+        return {
+            "optim": "muon",
+            "code": run["code"] | {"commit": "0" * 39 + "2"},
+            "environment": run["environment"] | {"governor": "powersave"},
+        }
+
+    found = compared(other)["differences"]
+    assert [(one["kind"], one["what"], one["a"], one["b"]) for one in found] == [
+        ("config", "optim", ["adamw"], ["muon"]),
+        ("code", "commit", ["0" * 39 + "1"], ["0" * 39 + "2"]),
+        ("environment", "governor", [None], ["powersave"]),
+    ]
+
+
+def test_eight_gpus_of_one_kind_are_one_difference():
+    def on(gpu):
+        return lambda run: {"environment": run["environment"] | {"gpus": [gpu] * 8}}
+
+    found = compared(on(H200), on(H100), force=True)["differences"]
+    assert [(one["what"], one["a"], one["b"]) for one in found] == [("gpus.name", ["NVIDIA H100 80GB HBM3"], ["NVIDIA H200"])]
+
+
+def test_seed_and_name_are_no_difference():
+    assert compared(lambda run: {"name": "other", "seed": run["seed"] + 50})["differences"] == []

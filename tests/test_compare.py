@@ -1,0 +1,397 @@
+"""./run.sh compare: words to arms, what is shown, exit codes.  The numbers have their own tests."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import traces
+from comparing import a_run, raced, write
+
+from bench import calibration, compare
+
+FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def arms(results):
+    """Two interleaved arms of five runs -> (folders of A, folders of B)."""
+    return tuple([write(results, run) for run in runs] for runs in raced(FAST, SLOW))
+
+
+def as_json(capsys, *argv, code=0):
+    assert compare.main([*map(str, argv), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- words
+
+
+def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, results, capsys):
+    expected = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    assert expected["verdict"] == "slower"
+    assert (expected["started"], expected["time"]["n"]) == ([5, 5], [5, 5])
+    for words in (
+        ("cpu_nano/*aaaaaaaa*", "cpu_nano/*bbbbbbbb*"),
+        (str(results / "cpu_nano" / "*aaaaaaaa*"), "*bbbbbbbb*"[1:-1]),
+        (",".join(str(folder) for folder in arms[0]), ",".join(folder.name for folder in arms[1])),
+        (*arms[0], "vs", *arms[1]),
+        (*(folder / "run.json" for folder in arms[0]), "vs", *arms[1]),
+    ):
+        found = as_json(capsys, *words)
+        assert {name: found[name] for name in found if name != "names"} == {
+            name: expected[name] for name in expected if name != "names"
+        }
+
+
+def test_a_folder_of_runs_is_all_of_them(arms, results, capsys):
+    (results / "other").mkdir()
+    for folder in arms[1]:
+        folder.rename(results / "other" / folder.name)
+    found = as_json(capsys, "cpu_nano", "other")
+    assert found["started"] == [5, 5]
+
+
+def test_a_run_that_two_globs_name_counts_once(arms, capsys):
+    assert as_json(capsys, "cpu_nano/*aaaaaaaa*,aaaaaaaa", "bbbbbbbb")["started"] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing-like-it", "bbbbbbbb"], "nothing-like-it: is no folder, no glob that fits and no part of a run id"),
+        (["aaaaaaaa"], "that is one group of runs; give two, A B, or the folder of a race"),
+        (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
+        (
+            ["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:x"],
+            "--fail-on slower:x: use slower:0.5%, inconclusive or loss",
+        ),
+        (["aaaaaaaa", "bbbbbbbb", "--fail-on", "faster"], "--fail-on faster: use"),
+    ],
+)
+def test_a_users_mistake_says_what_to_type(arms, words, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        compare.main(words)
+
+
+def test_a_glob_that_the_shell_took_apart_is_noticed(arms):
+    with pytest.raises(ValueError, match="each of these 10 words is one run"):
+        compare.main([str(folder) for folder in arms[0] + arms[1]])
+
+
+def test_the_warm_up_runs_of_races_are_no_part_of_an_arm(arms, results, capsys):
+    warm_up = a_run("A", 30.0, 50, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
+    write(results, warm_up)
+    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["started"] == [5, 5]
+    with pytest.raises(ValueError, match="all of them warm-up runs"):
+        compare.main([warm_up["run_id"], "bbbbbbbb"])
+
+
+# ---- races
+
+
+@pytest.fixture
+def race(arms, results):
+    """race.json as bench/race.py writes it, with three arms: C is B once more."""
+    third = [write(results, a_run("C", 10.5 + 0.01 * number, 20 + number)) for number in range(5)]
+    folder = results / "races" / "r1"
+    folder.mkdir(parents=True)
+    runs = {
+        name: {"runs": [f"cpu_nano/{path.name}" for path in paths], "warm_up_runs": []}
+        for name, paths in zip("ABC", (*arms, third), strict=True)
+    }
+    plan = {"n": 5, "looks": [5], "alpha": 0.05, "loss_margin_nats": 0.002}
+    (folder / "race.json").write_text(json.dumps({"arms": runs, "plan": plan}))
+    return folder
+
+
+def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
+    found = as_json(capsys, "r1")
+    assert [one["names"] for one in found] == [["A", "B"], ["A", "C"]]
+    assert [one["verdict"] for one in found] == ["slower", "slower"]
+    assert all(one["time"]["p_holm"] >= one["time"]["p"] for one in found)
+    assert found[0]["plan"] == {"looks": [5], "alpha": 0.05}
+
+
+def test_arms_of_a_race_can_be_named(race, capsys):
+    found = as_json(capsys, "races/r1:B", f"{race}:C")
+    assert found["names"] == ["races/r1:B", f"{race}:C"]
+    assert found["started"] == [5, 5]
+    with pytest.raises(ValueError, match="the race has no arm D; choose from A, B, C"):
+        compare.main(["r1:A", "r1:D"])
+    with pytest.raises(ValueError, match="that is a race with several arms; name one, r1:B"):
+        compare.main(["r1", "bbbbbbbb"])
+
+
+def test_a_race_short_of_runs_has_no_verdict(race, arms, capsys):
+    content = json.loads((race / "race.json").read_text())
+    content["arms"]["B"]["runs"].pop()
+    (race / "race.json").write_text(json.dumps(content))
+    found = as_json(capsys, "r1:A", "r1:B")
+    assert found["verdict"] == "inconclusive"
+    assert "not-at-a-planned-look" in found["flags"]
+
+
+def test_a_damaged_race_is_the_users_to_mend(race):
+    (race / "race.json").write_text('{"arms": 3}')
+    with pytest.raises(ValueError, match="is no race or damaged"):
+        compare.main(["r1"])
+
+
+# ---- exit codes
+
+
+def test_exit_codes(arms, results, capsys):
+    assert compare.main(["aaaaaaaa", "bbbbbbbb"]) == 0  # slower is an answer, not a failure
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower"]) == 1
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:6%"]) == 0
+    assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", "slower:0.5"]) == 0  # faster
+    assert "fails on slower: B is 5.00 % slower" in capsys.readouterr().err
+
+
+def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, capsys):
+    for minute in (40, 41):
+        write(results, a_run("C", 10.0 + minute / 1000, minute, session_id="1111111111111111"))
+    assert compare.main(["aaaaaaaa", "cccccccc"]) == 2
+    assert compare.main(["aaaaaaaa", "cccccccc", "--force"]) == 2
+    assert compare.main(["aaaaaaaa", "cccccccc", "--fail-on", "slower"]) == 2
+    capsys.readouterr()
+    assert as_json(capsys, "aaaaaaaa", "cccccccc", code=2)["time"]["change_pct"] is None
+    assert as_json(capsys, "aaaaaaaa", "cccccccc", "--force", code=2)["time"]["change_pct"] == pytest.approx(
+        0.4, abs=0.1
+    )
+
+
+def test_a_gate_on_one_run_is_no_gate(arms, capsys):
+    """One run has no verdict, so it would pass for ever."""
+    one = arms[1][0].name
+    assert compare.main(["aaaaaaaa", one]) == 0
+    assert compare.main(["aaaaaaaa", one, "--fail-on", "slower:0.5%"]) == 2
+    assert "give at least two a side" in capsys.readouterr().err
+
+
+def test_other_conditions_to_fail_on(results, capsys):
+    noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
+    for run in sum(raced(noisy, noisy[::-1]), []):
+        write(results, run)
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower"]) == 0
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower,inconclusive"]) == 1
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "loss"]) in (0, 1)
+
+
+# ---- what is shown
+
+
+def test_the_terminal_shows_comparability_differences_numbers_verdict_and_where_the_time_went(arms, capsys):
+    compare.main(["aaaaaaaa", "bbbbbbbb"])
+    shown = capsys.readouterr().out
+    order = [
+        "comparable: yes",
+        "what differs",
+        "95 % interval",
+        "time ",
+        "val_loss",
+        "peak memory",
+        "verdict: SLOWER",
+        "noise floor 0.1 %",
+        "within-run",
+    ]
+    places = [shown.index(word) for word in order]
+    assert places == sorted(places)
+    assert "10.000 s   10.500 s   +5.00 %" in shown
+    assert max(len(line) for line in shown.splitlines() if "verdict" not in line and "  - " not in line) <= 110
+
+
+def test_config_yaml_and_environment_json_tell_what_differs(arms, capsys):
+    for folder in arms[1]:
+        config = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(config.replace("lr: 0.003", "lr: 0.001"))
+        environment = json.loads((folder / "environment.json").read_text())
+        (folder / "environment.json").write_text(
+            json.dumps(environment | {"env": {"NCCL_ALGO": "Ring", "SPEEDRUN_LAUNCHED_S": folder.name}})
+        )
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["differences"]
+    assert {"kind": "config", "what": "optim.lr", "a": [0.003], "b": [0.001]} in found
+    assert {"kind": "environment", "what": "env.NCCL_ALGO", "a": [None], "b": ["Ring"]} in found
+    assert len(found) == 2
+
+
+def test_markdown_and_csv(arms, capsys):
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--md"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("## bbbbbbbb against aaaaaaaa\n")
+    assert "verdict: **SLOWER**" in shown
+    assert "|  10.000 s |  10.500 s |  +5.00 % |" in shown
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--csv"]) == 0
+    rows = {row["metric"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    assert float(rows["time"]["change"]) == pytest.approx(5.0, abs=0.01)
+    assert rows["val_loss"]["n_a"] == "5"
+
+
+def test_what_a_foreign_record_says_is_text_and_does_nothing(results, capsys):
+    """An escape sequence must not reach the terminal, nor a tag, a link or a table's end the Markdown."""
+    evil = "\x1b[2Jx|<script>[a](javascript:b)`"
+    a, b = raced(FAST, SLOW)
+    for run in a:
+        write(results, run)
+    for run in b:
+        write(results, run | {"code": run["code"] | {"commit": evil}})
+    compare.main(["aaaaaaaa", "bbbbbbbb"])
+    assert "\x1b" not in capsys.readouterr().out
+    compare.main(["aaaaaaaa", "bbbbbbbb", "--md"])
+    shown = capsys.readouterr().out
+    assert r"\[2Jx\|\<script\>\[a\](javascript:b)\`" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsys):
+    kept = {
+        "schema_version": 1,
+        "session_id": "c0ffee00c0ffee00",
+        "comparability_id": "0" * 16,
+        "floor_pct": 7.5,
+        "floor_n": 5,
+        "cv_pct": 5.0,
+    }
+    calibration.folder().mkdir()
+    (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(json.dumps(kept))
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    assert found["time"]["floor_pct"] == 7.5
+    assert found["verdict"] == "equivalent"
+    assert found["calibration"]["exact"] is False  # made with other runs than these
+    assert "uncalibrated" not in found["flags"]
+
+
+# ---- trajectories
+
+
+def test_losses_that_are_the_same_bit_for_bit_waive_the_loss_test(results, capsys):
+    """The same seeds in both arms, and steps.csv with the same losses; one digit of one loss is enough to end that."""
+    a, b = raced(FAST, SLOW)
+    for runs in (a, b):
+        for number, run in enumerate(runs):
+            run["seed"] = number
+    folders = [write(results, run) for run in a + b]
+    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]["verdict"] == "waived"
+    steps = folders[-1] / "steps.csv"
+    steps.write_text(steps.read_text().replace("5.75", "5.750000001"))
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]
+    assert (found["identical"], found["verdict"]) == (False, "inconclusive")
+
+
+def test_trajectories_of_other_seeds_cannot_be_the_same(arms, capsys):
+    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["val_loss"]["identical"] is None
+
+
+# ---- traces
+
+
+def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys):
+    """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, their traces are shown."""
+    for folders, kernel_us in zip(arms, (100, 150), strict=True):
+        (folders[2] / "traces").mkdir()
+        events = [traces.step(number, 1000 * number, 900) for number in (1, 2, 3)]
+        for number in (1, 2, 3):
+            events += traces.launched("my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, correlation=number)
+        traces.write(folders[2] / "traces" / "window-rank0.pt.trace.json.gz", events)
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
+    assert found["by"] == "kernel"
+    assert [(line["what"], line["status"]) for line in found["lines"]] == [("my_kernel", "changed")]
+    assert found["lines"][0]["change_ms"] == pytest.approx(0.05)
+    for folder in arms[1]:
+        run = json.loads((folder / "run.json").read_text())
+        run["metrics"]["num_flagged_steps"] = 2
+        (folder / "run.json").write_text(json.dumps(run))
+    assert compare.main(["aaaaaaaa", "bbbbbbbb"]) == 2
+    shown = capsys.readouterr().out
+    assert "steps that an instrument disturbed" in shown
+    assert "+0.050" in shown
+    assert "my_kernel" in shown
+    assert "backward" not in shown
+
+
+def test_traces_of_one_arm_only_are_not_compared(arms, capsys):
+    (arms[0][0] / "traces").mkdir()
+    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
+    (arms[1][0] / "traces").mkdir()
+    (arms[1][0] / "traces" / "x.json").write_text("{")
+    assert as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"] is None
+
+
+# ---- logs of other harnesses
+
+LOG = """import torch
+====================================================================================================
+Running Python 3.12.7 (main, Mar  2 2026, 17:32:53) [GCC 13.2.0]
+Running PyTorch 2.10.0+cu128 compiled for CUDA 12.8
+Mon Mar  2 {clock} 2026
+| NVIDIA-SMI 550.144.03             Driver Version: 550.144.03     CUDA Version: 12.4     |
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:0A:00.0 Off |                    0 |
+| N/A   38C    P0            123W /  700W |    1516MiB /  81559MiB |      0%      Default |
+====================================================================================================
+step:0/2 val_loss:10.8258 train_time:0ms step_avg:0.02ms
+step:1/2 train_time:{half}ms step_avg:{half}.00ms
+step:2/2 val_loss:{loss} train_time:{ms}ms step_avg:{avg}ms
+peak memory allocated: 31296 MiB reserved: 47862 MiB
+"""
+
+
+def write_logs(folder, starts_and_times):
+    folder.mkdir(parents=True)
+    for clock, ms in starts_and_times:
+        text = LOG.format(clock=clock, ms=ms, half=ms // 2, avg=f"{ms / 2:.2f}", loss=f"3.27{ms % 7}1")
+        (folder / f"{clock.replace(':', '')}.txt").write_text(text)
+
+
+def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results, capsys):
+    write_logs(results / "claim" / "baseline", [("18:00:00", 88000), ("18:20:00", 88100), ("18:40:00", 87900)])
+    write_logs(results / "claim" / "this_pr", [("18:10:00", 86000), ("18:30:00", 86100), ("18:50:00", 85900)])
+    found = as_json(capsys, "claim/baseline", "claim/this_pr")
+    assert (found["verdict"], found["time"]["n"]) == ("faster", [3, 3])
+    assert found["time"]["change_pct"] == pytest.approx(100 * (86 / 88 - 1), abs=0.01)
+    assert {"imported", "session-unknown"} <= set(found["flags"])
+    assert not {"order-confounded", "order-unknown", "mixed-code"} & set(found["flags"])
+    assert found["memory"]["change_pct"] == 0.0
+    assert compare.main(["claim/baseline", "claim/this_pr"]) == 0
+    assert "nothing says that both arms ran in one sitting" in capsys.readouterr().out
+
+
+def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys):
+    write_logs(results / "a", [("18:00:00", 88000), ("18:20:00", 88100)])
+    (results / "a" / "copy.txt").write_text((results / "a" / "180000.txt").read_text())
+    write_logs(results / "b", [("18:10:00", 86000), ("18:30:00", 86100)])
+    assert as_json(capsys, "a", "b")["time"]["n"] == [2, 2]
+    (results / "b" / "copy.txt").write_text((results / "a" / "180000.txt").read_text())
+    found = as_json(capsys, "a", "b", code=2)
+    assert "1 run in both arms" in found["reasons"][0]
+
+
+def test_a_folder_without_runs_and_logs_is_the_users_mistake(results):
+    (results / "empty").mkdir()
+    with pytest.raises(ValueError, match="no run folder and no training log is in there"):
+        compare.main(["empty", "empty"])
+
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs" / "modded-nanogpt" / "track_1_short"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs do not lie beside this checkout")
+def test_the_public_pair_gives_what_its_logs_say(capsys):
+    claim = SHARED / "2026-02-28_TransposeCopyBackward"
+    found = as_json(capsys, claim / "baseline", claim / "this_pr")
+    time, loss = found["time"], found["val_loss"]
+    assert f"{time['change_pct']:.2f} [{time['ci95_pct'][0]:.2f}, {time['ci95_pct'][1]:.2f}]" == "-0.50 [-0.73, -0.27]"
+    assert (time["n"], found["verdict"]) == ([6, 6], "faster")
+    assert [f"{p:.4f}" for p in loss["p_target"]] == ["0.0091", "0.0026"]
+    found = as_json(capsys, SHARED / "2026-04-29_XSAGatedLayers", SHARED / "2026-05-07_XSAGatedLayers", code=2)
+    assert "GPUs differ: 8 x NVIDIA H200 in A, 8 x NVIDIA H100 80GB HBM3 in B" in found["reasons"]

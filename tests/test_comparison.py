@@ -1,0 +1,364 @@
+"""The verdict: what may be said of two groups of runs, and what not."""
+
+import json
+import math
+
+import pytest
+from comparing import FAILED, a_run, raced
+
+from bench import comparison
+
+FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
+SLOW = [10.50, 10.51, 10.49, 10.52, 10.48]
+
+
+def compared(a_times_s, b_times_s, **options):
+    changes = options.pop("changes", {})
+    return comparison.compare(*raced(a_times_s, b_times_s, **changes), **options)
+
+
+# ---- the shape and the numbers
+
+
+def test_the_json_has_what_programs_rely_on_in_every_case():
+    """Also where nothing can be said: null in the place of a number, never a missing key, never nan."""
+    for a, b in ((FAST, SLOW), ([10.0], [11.0]), ([10.0, 10.0], [11.0, 11.0]), ([], [1.0]), ([], [])):
+        found = compared(a, b)
+        assert list(found)[:6] == ["comparable", "reasons", "time", "val_loss", "verdict", "flags"]
+        assert set(found["time"]) >= {"change_pct", "ci95_pct", "p", "n", "cv_pct", "mde_pct"}
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
+        assert found["verdict"] in ("faster", "slower", "equivalent", "inconclusive", "not_comparable")
+
+
+def test_two_arms_worked_by_hand():
+    """10, 10.1 against 10.2, 10.3: logs 2.302585, 2.312535 and 2.322388, 2.332144.
+
+    Difference 0.019705755, so +1.99012 %.  Variances 4.950496e-5 and 4.759100e-5, se = sqrt(their sum / 2) = 0.00696766;
+    t = 2.82817 with df = (sum)^2 / (sum of squares) = 1.99922.
+    """
+    time = compared([10.0, 10.1], [10.2, 10.3])["time"]
+    assert time["change_pct"] == pytest.approx(100 * (math.sqrt(10.2 * 10.3 / (10.0 * 10.1)) - 1), rel=1e-12)
+    assert time["change_pct"] == pytest.approx(1.99012, abs=1e-4)
+    # for df = 2: p = 1 - t / sqrt(2 + t^2) = 0.1057
+    assert time["p"] == pytest.approx(0.1057, abs=2e-4)
+    assert time["n"] == [2, 2]
+    assert time["cv_pct"] == pytest.approx([0.70360, 0.68987], abs=1e-4)
+
+
+def test_the_comparison_agrees_with_scipy():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    a, b = [10.0, 10.02, 9.97, 10.04], [9.9, 9.91, 9.95]
+    expected = scipy_stats.ttest_ind([math.log(x) for x in b], [math.log(x) for x in a], equal_var=False)
+    time = compared(a, b)["time"]
+    assert time["p"] == pytest.approx(expected.pvalue, rel=1e-9)
+    for name, confidence in (("ci95_pct", 0.95), ("ci90_pct", 0.90)):
+        edges = expected.confidence_interval(confidence)
+        assert time[name] == pytest.approx([100 * math.expm1(edges.low), 100 * math.expm1(edges.high)], rel=1e-9)
+
+
+def test_slower_faster_and_the_sign_of_the_change():
+    slower, faster = compared(FAST, SLOW), compared(SLOW, FAST)
+    assert (slower["verdict"], faster["verdict"]) == ("slower", "faster")
+    assert slower["time"]["change_pct"] == pytest.approx(5.0, abs=0.01)
+    assert faster["time"]["change_pct"] == pytest.approx(100 / 1.05 - 100, abs=0.01)
+    assert "B is 5.00 % slower than A (95 % interval" in slower["words"]
+
+
+def test_a_difference_within_the_noise_floor_is_neither_faster_nor_slower():
+    """0.5 % with p < 1e-6 on a machine whose A/A runs differ by 0.6 %: shown to be there, not shown to be the code."""
+    b = [1.005 * value for value in FAST]
+    a = [10.0, 10.0005, 9.9995, 10.001, 9.999]
+    b = [1.005 * value for value in a]
+    assert compared(a, b, floor_pct=0.3)["verdict"] == "slower"
+    found = compared(a, b, floor_pct=0.6)
+    assert found["verdict"] == "equivalent"  # its 90 % interval lies inside 0.6 %
+    b = [1.0055, 1.0065, 1.0055, 1.0065, 1.0060]
+    found = compared([1.0, 1.0005, 0.9995, 1.0, 1.0], b, floor_pct=0.62)
+    assert found["time"]["p"] < 0.001
+    assert found["verdict"] == "inconclusive"
+    assert "not beyond the noise floor of 0.62 %" in found["words"]
+
+
+def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive():
+    quiet = compared([10.0, 10.001, 9.999, 10.0005], [10.0005, 9.9995, 10.001, 9.999])
+    assert quiet["verdict"] == "equivalent"
+    noisy = compared([10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9])
+    assert noisy["verdict"] == "inconclusive"
+    assert noisy["time"]["mde_pct"] == pytest.approx(2.0, abs=0.3)
+    assert "these runs can show a change of" in noisy["words"]
+
+
+def test_the_floor_is_never_below_a_tenth_of_a_per_cent():
+    assert compared(FAST, SLOW)["time"]["floor_pct"] == 0.1
+    assert compared(FAST, SLOW, floor_pct=0.02)["time"]["floor_pct"] == 0.1
+    assert compared(FAST, SLOW, floor_pct=0.7)["time"]["floor_pct"] == 0.7
+    assert "uncalibrated" in compared(FAST, SLOW)["flags"]
+    assert "uncalibrated" not in compared(FAST, SLOW, floor_pct=0.02)["flags"]
+
+
+def test_a_machine_so_noisy_that_its_floor_is_beyond_100_pct_still_has_an_answer():
+    assert compared(FAST, SLOW, floor_pct=250.0)["verdict"] == "equivalent"
+
+
+# ---- few and strange runs
+
+
+@pytest.mark.parametrize(("a", "b"), [([10.0], [20.0]), ([10.0], [20.0, 20.1, 20.2]), ([10.0, 10.1, 10.2], [20.0])])
+def test_one_run_gives_no_verdict_however_large_the_change(a, b):
+    found = compared(a, b)
+    assert found["comparable"] is True
+    assert found["verdict"] == "inconclusive"
+    assert (found["time"]["p"], found["time"]["ci95_pct"], found["time"]["mde_pct"]) == (None, None, None)
+    assert found["time"]["change_pct"] > 90
+    assert "n=1" in found["flags"]
+    assert found["words"].startswith("no verdict: one run has no spread")
+
+
+def test_two_runs_a_side_have_a_wide_interval():
+    """df near 2, t of 97.5 % = 4.3: an interval of 4 standard errors on either side."""
+    found = compared([10.0, 10.1], [10.0, 10.1])
+    low, high = found["time"]["ci95_pct"]
+    assert high - low > 5.5
+    assert found["verdict"] == "inconclusive"
+
+
+def test_times_that_are_all_equal_are_copies_or_rounded_and_prove_nothing():
+    for b in ([10.0, 10.0], [11.0, 11.0]):
+        found = compared([10.0, 10.0, 10.0], b)
+        assert found["verdict"] == "inconclusive"
+        assert "no-spread" in found["flags"]
+        assert found["time"]["p"] is None
+        assert "which no clock gives" in found["words"]
+
+
+def test_one_constant_arm_is_judged_by_the_spread_of_the_other():
+    found = compared([10.0, 10.0, 10.0], [10.5, 10.51, 10.49])
+    assert found["verdict"] == "slower"
+    assert found["time"]["cv_pct"][0] == 0.0
+
+
+def test_unequal_numbers_of_runs_are_fine():
+    found = compared(FAST, SLOW[:2])
+    assert found["time"]["n"] == [5, 2]
+    assert found["verdict"] == "slower"
+
+
+def test_a_failed_run_is_counted_as_started_and_has_no_time():
+    a, b = raced(FAST, SLOW)
+    b.append(a_run("B", None, 30, base=FAILED))
+    found = comparison.compare(a, b)
+    assert (found["started"], found["time"]["n"]) == ([5, 6], [5, 5])
+    assert "runs-without-a-time" in found["flags"]
+    assert found["verdict"] == "slower"
+
+
+def test_an_arm_without_a_complete_run_is_not_comparable():
+    a, _ = raced(FAST, SLOW)
+    found = comparison.compare(a, [a_run("B", None, 30, base=FAILED)])
+    assert (found["comparable"], found["verdict"]) == (False, "not_comparable")
+    assert "B has no complete run with a time among 1" in found["reasons"][0]
+
+
+# ---- runs left out
+
+
+def suspect(run, because="other programs used 0.80 CPU cores during the race (limit 0.1)", instrument=None):
+    doubts = [{"rank": 0, "instrument": instrument, "doubt": because}] if instrument else []
+    return run | {"validity": "suspect", "validity_reasons": [because], "doubts": doubts}
+
+
+def test_runs_that_the_machine_disturbed_are_left_out_of_both_arms_and_the_result_is_shown_both_ways():
+    a, b = raced([*FAST, 10.0], [*SLOW, 12.0])
+    b[-1] = suspect(b[-1])
+    a[0] = suspect(a[0])
+    found = comparison.compare(a, b)
+    assert found["time"]["n"] == [5, 5]
+    assert found["time_all"]["n"] == [6, 6]
+    assert found["time_all"]["change_pct"] > found["time"]["change_pct"] + 1
+    assert [(one["arm"], one["run_id"]) for one in found["left_out"]] == [("A", a[0]["run_id"]), ("B", b[-1]["run_id"])]
+    assert "runs-left-out" in found["flags"]
+
+
+def test_a_verdict_that_hangs_on_the_runs_left_out_says_so():
+    a, b = raced(FAST, [*SLOW, 6.0])
+    b[-1] = suspect(b[-1])
+    found = comparison.compare(a, b)
+    assert found["verdict"] == "slower"
+    assert "verdict-hangs-on-runs-left-out" in found["flags"]
+
+
+def test_a_doubt_about_the_code_leaves_no_run_out():
+    """A recompile in the timed region is part of how fast the code is; leaving it out would flatter it."""
+    a, b = raced(FAST, [*SLOW, 12.0])
+    b[-1] = suspect(b[-1], "2 recompiles in the timed region", instrument="recompiles")
+    found = comparison.compare(a, b)
+    assert found["left_out"] == []
+    assert found["time"]["n"] == [5, 6]
+    assert "doubtful-runs" in found["flags"]
+
+
+def test_telemetry_may_leave_a_run_out():
+    a, b = raced(FAST, [*SLOW, 12.0])
+    b[-1] = suspect(b[-1], "GPU 3 slowed down by heat in 12 % of samples", instrument="telemetry")
+    assert [one["run_id"] for one in comparison.compare(a, b)["left_out"]] == [b[-1]["run_id"]]
+
+
+def test_where_too_few_would_remain_all_are_counted_and_marked():
+    a, b = raced(FAST, SLOW)
+    found = comparison.compare([suspect(run) for run in a], b)
+    assert found["time"]["n"] == [5, 5]
+    assert found["left_out"] == []
+    assert "suspect-runs" in found["flags"]
+    one_left = [suspect(run) if place else run for place, run in enumerate(a)]
+    assert comparison.compare(one_left, b)["time"]["n"] == [5, 5]  # one run a side would give no verdict at all
+
+
+# ---- several candidates, plans
+
+
+def test_several_candidates_share_holms_adjusted_p():
+    """Alone each of two has p of about 0.03; together the smaller is doubled, and neither is called faster."""
+    a = [10.0, 10.02, 9.98, 10.01, 9.99]
+    b = [9.98 - 0.004, 10.0 - 0.005, 9.96 - 0.004, 9.99 - 0.006, 9.97 - 0.004]
+    a_runs, b_runs = raced(a, b)
+    alone = comparison.compare(a_runs, b_runs)
+    assert alone["verdict"] == "faster"
+    assert 0.02 < alone["time"]["p"] < 0.05
+    c_runs = [run | {"run_id": f"{run['run_id']}-c", "config_id": "cccccccc"} for run in b_runs]
+    together = comparison.compare_arms({"A": a_runs, "B": b_runs, "C": c_runs})
+    assert together["baseline"] == "A"
+    for name in "BC":
+        result = together["against"][name]
+        assert result["time"]["p_holm"] == pytest.approx(2 * alone["time"]["p"])
+        assert result["verdict"] == "inconclusive"
+        assert result["time"]["ci95_pct"] == alone["time"]["ci95_pct"]
+
+
+def test_a_planned_race_has_a_verdict_only_at_its_planned_number_of_runs():
+    plan = {"n": 5, "alpha": 0.05, "hash": "what else it says does not matter"}
+    assert compared(FAST, SLOW, plan=plan)["verdict"] == "slower"
+    for a, b in ((FAST[:4], SLOW[:4]), ([*FAST, 10.0], [*SLOW, 10.5]), (FAST, SLOW[:4])):
+        found = compared(a, b, plan=plan)
+        assert found["verdict"] == "inconclusive"
+        assert "not-at-a-planned-look" in found["flags"]
+        assert "the plan looks at 5 a side" in found["words"]
+
+
+def test_a_failed_run_counts_as_started_for_the_plan():
+    a, b = raced(FAST, SLOW[:4])
+    b.append(a_run("B", None, 30, base=FAILED))
+    assert "not-at-a-planned-look" not in comparison.compare(a, b, plan={"n": 5})["flags"]
+
+
+def test_declared_looks_share_the_level():
+    plan = {"n": 10, "looks": [5, 10], "alpha": 0.05}
+    assert compared(FAST, SLOW, plan=plan)["time"]["alpha"] == 0.025
+    b = [9.98 - 0.004, 10.0 - 0.005, 9.96 - 0.004, 9.99 - 0.006, 9.97 - 0.004]
+    a = [10.0, 10.02, 9.98, 10.01, 9.99]
+    assert compared(a, b, plan={"n": 5})["verdict"] == "faster"  # p is between 0.025 and 0.05
+    assert compared(a, b, plan=plan)["verdict"] == "inconclusive"
+    assert "not-at-a-planned-look" in compared(FAST * 2, SLOW, plan=plan)["flags"]  # 10 and 5 are two looks, not one
+
+
+# ---- losses
+
+
+def test_losses_against_the_target_and_against_each_other():
+    """1.0 nats apart with a spread of 0.01: worse, and only A is below the target of 4.5."""
+    a_losses, b_losses = [4.24, 4.25, 4.26, 4.25, 4.24], [5.24, 5.25, 5.26, 5.25, 5.24]
+    found = compared(FAST, FAST, changes={"a_losses": a_losses, "b_losses": b_losses})["val_loss"]
+    assert found["change_nats"] == pytest.approx(1.0)
+    assert found["target"] == 4.5
+    assert found["below_target"] == [True, False]
+    assert found["verdict"] == "worse"
+
+
+def test_not_worse_is_shown_only_where_the_margin_is_excluded():
+    losses = [4.2500, 4.2501, 4.2499, 4.2500, 4.2502]
+    changes = {"a_losses": losses, "b_losses": [loss + 0.0005 for loss in losses]}
+    assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "not_worse"
+    assert compared(FAST, FAST, changes=changes, loss_margin_nats=0.0005)["val_loss"]["verdict"] == "worse"
+    assert (
+        compared(FAST, FAST, changes=changes, plan={"n": 5, "loss_margin_nats": 0.001})["val_loss"]["margin_nats"]
+        == 0.001
+    )
+    changes = {"a_losses": [4.2, 4.3, 4.25, 4.22, 4.28], "b_losses": [4.21, 4.3, 4.25, 4.22, 4.28]}
+    assert compared(FAST, FAST, changes=changes)["val_loss"]["verdict"] == "inconclusive"
+
+
+def test_identical_trajectories_waive_the_loss_test():
+    assert compared(FAST, FAST, identical_losses=True)["val_loss"]["verdict"] == "waived"
+
+
+def test_repeats_of_one_seed_are_one_loss():
+    """Five copies of one loss would have no spread and p = 0 against any target above it."""
+    a, b = raced(FAST, SLOW)
+    a = [run | {"seed": 7, "metrics": run["metrics"] | {"val_loss": 4.25}} for run in a]
+    found = comparison.compare(a, b)
+    assert found["val_loss"]["n"] == [1, 5]
+    assert found["val_loss"]["p_target"][0] is None
+    assert "same-seed" in found["flags"]
+    assert found["time"]["n"] == [5, 5]  # times do not depend on the seed
+
+
+def test_losses_over_other_validation_data_are_not_compared():
+    a, b = raced(FAST, SLOW)
+    b = [run | {"goal": run["goal"] | {"val_tokens": 4096}} for run in b]
+    found = comparison.compare(a, b)
+    assert found["comparable"] is True
+    assert found["val_loss"]["change_nats"] is None
+    assert found["val_loss"]["reasons"] == ["numbers of validation tokens differ"]
+
+
+def test_energy_memory_and_compile_time_are_compared_too_and_share_holms_p():
+    a, b = raced(FAST, SLOW)
+    for number, run in enumerate(a + b):
+        run["metrics"] |= {
+            "energy_j": 1000.0 + number,
+            "peak_mem_gib": 0.5 + 0.01 * (number % 3),
+            "compile_s": 30.0 + (number % 4),
+        }
+    found = comparison.compare(a, b)
+    ps = [found[name]["p"] for name in ("energy", "memory", "compile")]
+    assert found["energy"]["change_pct"] == pytest.approx(0.5, abs=0.01)
+    assert [found[name]["p_holm"] for name in ("energy", "memory", "compile")] == comparison.effects.stats.holm(ps)
+    assert found["energy"]["mean_j"] == [1002.0, 1007.0]
+
+
+# ---- a real pair
+
+# KellerJordan/modded-nanogpt (MIT licence), records/track_1_short/2026-02-28_TransposeCopyBackward: six runs of the
+# baseline and six of the pull request on one 8xH100 node on 2 March 2026, (start, train_time ms, val_loss) of each log.
+BASELINE = [("18:15", 88281, 3.2783), ("18:40", 88398, 3.2789), ("19:02", 88350, 3.2791), ("19:22", 88559, 3.2787),
+            ("19:30", 88320, 3.2798), ("19:38", 88351, 3.2799)]  # fmt: skip
+THIS_PR = [("18:02", 88324, 3.2781), ("18:29", 87853, 3.2793), ("18:50", 87826, 3.2793), ("19:12", 87874, 3.2795),
+           ("19:26", 87912, 3.2789), ("19:34", 87824, 3.2784)]  # fmt: skip
+
+
+def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():
+    """-0.50 % [-0.73, -0.27]; val_loss 3.27912 (sd 0.00063) and 3.27892 (sd 0.00056), below 3.28 with p 0.0091 and 0.0026."""
+    arms = []
+    for name, logs in (("A", BASELINE), ("B", THIS_PR)):
+        changes = {
+            "goal": {"target_val_loss": 3.28},
+            "provenance": "imported",
+            "session_id": None,
+            "comparability_id": None,
+        }
+        arms.append(
+            [
+                a_run(name, ms / 1e3, number, seed=None, val_loss=loss, **changes)
+                | {"seed": None, "started_at": f"2026-03-02T{start}:00Z"}
+                for number, (start, ms, loss) in enumerate(logs)
+            ]
+        )
+    found = comparison.compare(*arms)
+    time, loss = found["time"], found["val_loss"]
+    assert f"{time['change_pct']:.2f} [{time['ci95_pct'][0]:.2f}, {time['ci95_pct'][1]:.2f}]" == "-0.50 [-0.73, -0.27]"
+    assert time["n"] == [6, 6]
+    assert [f"{mean:.5f}" for mean in loss["mean"]] == ["3.27912", "3.27892"]
+    assert [f"{sd:.5f}" for sd in loss["sd"]] == ["0.00063", "0.00056"]
+    assert [f"{p:.4f}" for p in loss["p_target"]] == ["0.0091", "0.0026"]
+    assert found["verdict"] == "faster"
+    assert {"imported", "session-unknown", "uncalibrated"} <= set(found["flags"])
+    assert not {"order-confounded", "order-unknown"} & set(found["flags"])  # they alternate

@@ -1,0 +1,93 @@
+"""Costs from a run folder: what is counted, of which rank, and what is told as an event."""
+
+import json
+
+import pytest
+
+from bench import costs, steps
+
+MS = 1_000_000
+START = {"t_ns": 500 * MS, "utc": "2026-11-21T03:00:00.500Z", "event": "run_start"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for event in (START, gc(1, 4.0), gc(1, 5.0), gc(0, 30.0), {"t_ns": 0, "event": "gc_total", "rank": 1, "count": 700, "ms": 31.0}):
+        steps.append_event(tmp_path, event)
+    return tmp_path
+
+
+def gc(rank, ms):
+    return {"t_ns": 0, "event": "gc", "rank": rank, "ms": ms, "step": 3}
+
+
+def rows(odd_ms=150.0):
+    made = [{"step": 0, "val_loss": 5.0}]
+    return made + [{"step": num, "t_ns": num * 1000 * MS, "step_ms": odd_ms if num == 7 else 100.0} for num in range(1, 12)]
+
+
+def run(*instruments):
+    return {"instruments": dict.fromkeys(instruments, {})}
+
+
+def test_a_kind_is_told_only_if_somebody_looked(folder):
+    assert set(costs.of(folder, run(), rows())["costs"]) == {"stall", "non_finite_loss"}
+    assert set(costs.of(folder, run("garbage"), rows())["costs"]) == {"stall", "gc", "non_finite_loss"}
+
+
+def test_a_cost_is_that_of_the_rank_that_lost_most_by_its_own_total_where_it_told_one(folder):
+    found = costs.of(folder, run("garbage", "recompiles"), rows())["costs"]
+    assert found["gc"] == {"count": 700, "ms": 31.0}
+    assert found["recompile"] == {"count": 0, "ms": 0.0}
+    assert found["graph_break"] == {"count": 0, "ms": None}
+
+
+def test_stalls_are_counted_and_told_with_their_time(folder):
+    found = costs.of(folder, run(), rows())
+    assert found["costs"]["stall"] == {"count": 1, "ms": 50.0}
+    (event,) = found["events"]
+    assert (event["event"], event["step"], event["t_ns"], event["what"]) == ("stall", 7, 7000 * MS, "unknown")
+    assert event["utc"] == "2026-11-21T03:00:07.000Z"  # 6.5 s after the start
+    assert costs.of(folder, run(), rows(100.0))["events"] == []
+
+
+def test_late_ranks_cost_what_the_others_waited(folder):
+    own = [{num: 10.0 for num in range(1, 12)}, {num: 35.0 if num == 7 else 11.0 for num in range(1, 12)}]
+    steps.write_by_rank(folder, {"step_ms": own, "own_ms": own})
+    found = costs.of(folder, run(), rows())
+    assert found["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that nobody minds, and 25 ms
+    assert found["skew"]["own_ms"]["late_steps_by_rank"] == [0, 1]
+    stall, told = found["events"]
+    assert (stall["rank"], stall["what"]) == (1, "late_rank")
+    assert (told["event"], told["late_ms_max"], told["t_ns"]) == ("rank_skew", 25.0, 11_000 * MS)
+
+
+def test_what_ranks_measured_is_read_as_it_was_written(tmp_path):
+    columns = {"step_ms": [{1: 10.0, 2: 20.1234567}, {1: 11.0}], "own_ms": [{2: 5.0}, {2: 6.0}]}
+    steps.write_by_rank(tmp_path, columns)
+    assert (tmp_path / "steps_by_rank.csv").read_text().splitlines() == [
+        "step,step_ms_rank0,step_ms_rank1,own_ms_rank0,own_ms_rank1",
+        "1,10.0,11.0,,",
+        "2,20.123,,5.0,6.0",
+    ]
+    columns["step_ms"][0][2] = 20.123
+    assert steps.read_by_rank(tmp_path) == columns
+    assert steps.read_by_rank(tmp_path / "none") == {}
+
+
+def test_only_slowdowns_in_the_telemetry_are_throttling(folder):
+    (folder / "telemetry.csv").write_text(
+        "t_ns,device,throttle_reasons\n7010000000,0,sw_power_cap\n7020000000,0,gpu_idle;hw_slowdown\nx,0,hw_thermal\n"
+    )
+    assert costs._throttled(folder) == []  # a damaged file says nothing
+    (folder / "telemetry.csv").write_text("t_ns,device,throttle_reasons\n7010000000,0,sw_power_cap\n7020000000,0,gpu_idle;hw_slowdown\n")
+    assert costs.of(folder, run(), rows())["events"][0]["what"] == "throttling"
+
+
+@pytest.mark.parametrize(("reasons", "slows"), [("", False), ("4", False), ("0x44", True), ("8", True), ("sw_thermal_slowdown", True)])
+def test_reasons_are_read_as_names_or_bits(reasons, slows):
+    assert costs._slows(reasons) is slows
+
+
+def test_the_record_can_hold_it(folder):
+    json.dumps(costs.of(folder, run("garbage"), rows()), allow_nan=False)

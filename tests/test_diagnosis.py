@@ -1,0 +1,119 @@
+"""Where the time went: regions, stretches, ranks, stalls, telemetry, by hand-made steps."""
+
+import pytest
+
+from bench import diagnosis
+
+
+def run(steps_ms, forward=0.25, flags=(), **record):
+    """A record and its steps: 2 ms data, this share forward, the rest backward; flags by step."""
+    rows = [
+        {
+            "step": 0,
+            "flags": "",
+            "step_ms": None,
+            "data_ms": None,
+            "forward_ms": None,
+            "backward_ms": None,
+            "cpu_ms": None,
+        }
+    ]
+    for step, ms in enumerate(steps_ms, 1):
+        parts = {"data_ms": 2.0, "forward_ms": forward * ms, "backward_ms": ms - 2.0 - forward * ms, "cpu_ms": 77.0}
+        rows.append({"step": step, "flags": dict(flags).get(step, ""), "step_ms": ms, **parts})
+    return {"measured": {"train_s_by_rank": [1.0]}, "instrument_summaries": {}} | record, rows
+
+
+def test_the_region_that_became_slower_is_named():
+    """40 ms a step against 42: forward 10 against 10.5, backward 28 against 29.5; nothing outside."""
+    found = diagnosis.of_runs([run([40.0] * 8)] * 3, [run([42.0] * 8)] * 3)
+    assert found["label"] == "within-run"
+    regions = found["regions"]
+    assert regions["step_ms"] == {"a_ms": 40.0, "b_ms": 42.0, "change_ms": 2.0, "change_pct": 5.0, "share_frac": 1.0}
+    assert (
+        regions["forward_ms"]["change_ms"],
+        regions["backward_ms"]["change_ms"],
+        regions["data_ms"]["change_ms"],
+    ) == (0.5, 1.5, 0.0)
+    assert regions["backward_ms"]["share_frac"] == 0.75
+    assert regions["other_ms"]["change_ms"] == pytest.approx(0.0, abs=1e-12)
+    assert found["words"] == ["the largest part of the change is in backward: +1.500 ms of +2.000 ms a step"]
+
+
+def test_columns_that_are_no_part_of_a_step_are_no_regions():
+    assert "cpu_ms" not in diagnosis.of_runs([run([40.0] * 8)], [run([42.0] * 8)])["regions"]
+
+
+def test_time_outside_of_all_regions_is_named_too():
+    a, b = run([40.0] * 8), run([42.0] * 8)
+    for row in b[1][1:]:
+        row |= {"forward_ms": 10.0, "backward_ms": 28.0}
+    found = diagnosis.of_runs([a], [b])
+    assert found["regions"]["other_ms"]["change_ms"] == 2.0
+    assert "in other: +2.000 ms" in found["words"][0]
+
+
+def test_one_stalled_run_moves_no_region_and_is_told_as_a_stall():
+    """Medians over the runs, step by step: 200 ms lost in one step of one of three runs."""
+    stalled = [40.0] * 20 + [240.0] + [40.0] * 19
+    found = diagnosis.of_runs([run([40.0] * 40)] * 3, [run([40.0] * 40), run(stalled), run([40.0] * 40)])
+    assert found["regions"]["step_ms"]["change_ms"] == 0.0
+    assert found["costs"]["stall"]["count"] == [0, pytest.approx(1 / 3)]
+    assert found["costs"]["stall"]["ms"] == [0.0, pytest.approx(200 / 3)]
+    assert found["words"] == ["stall: 0 a run in A, 0.333 a run costing 66.7 ms in B"]
+
+
+def test_what_the_record_says_of_costs_is_compared():
+    gc = {"costs": {"stall": {"count": 0, "ms": 0.0}, "gc": {"count": 4, "ms": 12.0}}}
+    found = diagnosis.of_runs([run([40.0] * 8)], [run([40.0] * 8, **gc)])
+    assert found["costs"]["gc"] == {"count": [None, 4], "ms": [None, 12.0]}
+    assert found["words"] == ["gc: not watched in A, 4 a run costing 12 ms in B"]
+
+
+def test_the_race_in_quarters_shows_where_along_it_the_change_lies():
+    found = diagnosis.of_runs([run([40.0] * 8)], [run([40.0] * 6 + [50.0] * 2)])
+    assert [(one["first_step"], one["last_step"], one["change_ms"]) for one in found["stretches"]] == [
+        (1, 2, 0.0),
+        (3, 4, 0.0),
+        (5, 6, 0.0),
+        (7, 8, 10.0),
+    ]
+    assert found["stretches"][3]["change_pct"] == 25.0
+
+
+def test_flagged_steps_are_left_out_and_only_common_steps_count():
+    b = run([999.0, 42.0, 42.0, 42.0], flags={1: "profiler"})
+    found = diagnosis.of_runs([run([40.0, 40.0, 40.0])], [b])
+    assert found["regions"]["step_ms"]["change_ms"] == 2.0  # steps 2 and 3
+    assert found["stretches"][0]["first_step"] == 2
+
+
+def test_ranks_are_compared_where_there_are_several():
+    ranks = {"measured": {"train_s_by_rank": [10.0, 10.5]}}
+    even = {"measured": {"train_s_by_rank": [10.0, 10.0]}}
+    found = diagnosis.of_runs([run([40.0] * 8, **even)] * 2, [run([40.0] * 8, **ranks), run([40.0] * 8, **ranks)])
+    assert found["ranks"]["train_s"] == [[10.0, 10.0], [10.0, 10.5]]
+    assert found["ranks"]["spread_pct"] == [0.0, pytest.approx(5.0)]
+    assert diagnosis.of_runs([run([40.0] * 8)], [run([40.0] * 8)])["ranks"] is None
+
+
+def test_plain_numbers_of_the_telemetry_are_compared():
+    def clocked(mhz):
+        return {
+            "instrument_summaries": {
+                "telemetry": {"sm_clock_mhz_mean": mhz, "throttled": {"heat": 0.1}, "note": "x", "ok": True}
+            }
+        }
+
+    found = diagnosis.of_runs(
+        [run([40.0] * 8, **clocked(1980.0)), run([40.0] * 8, **clocked(1970.0))], [run([40.0] * 8, **clocked(1755.0))]
+    )
+    assert found["telemetry"] == {"sm_clock_mhz_mean": [1975.0, 1755.0]}
+
+
+def test_without_steps_there_is_nothing_to_say():
+    found = diagnosis.of_runs([run([])], [run([])])
+    assert found["regions"] == {}
+    assert found["stretches"] == []
+    assert found["words"] == []
+    assert diagnosis.of_runs([], [run([40.0])])["words"] == []

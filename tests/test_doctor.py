@@ -1,0 +1,113 @@
+"""The doctor: what the probe's answers mean, what a person and a program read, and one whole visit."""
+
+import json
+import os
+
+import pytest
+import racing
+
+from bench import config as schema
+from bench import doctor
+from bench.preflight import Check
+
+
+def told(**facts):
+    fine = {
+        "torch_facts": {"torch": "2.13.0", "cuda": "13.0", "cudnn": 92000, "nccl": "2.29.7"},
+        "world_size": 2,
+        "num_bytes": 64 * 2**20,
+        "all_reduce_ms": 1.0,
+        "matmul_tflop_per_s": 700.0,
+    }
+    return fine | facts
+
+
+def test_ranks_that_answer_tell_software_and_bandwidth():
+    """Four ranks, 64 MiB in the slowest rank's 2 ms: 2 * 3/4 * 64 MiB / 2 ms, or 0.09375 GiB / 0.002 s."""
+    software, collective, speed = doctor.answers("cuda", [told(all_reduce_ms=ms) for ms in (1.0, 2.0, 1.5, 1.0)])
+    assert software.found == "torch 2.13.0, CUDA 13.0, cuDNN 92000, NCCL 2.29.7"
+    assert collective.found == "4 ranks agree; all-reduce of 64 MiB 2.00 ms, 46.9 GiB/s a rank"
+    assert {software.status, collective.status, speed.status} == {"ok"}
+    assert [check.name for check in doctor.answers("cpu", [told(), told()])] == ["software", "collective"]
+    assert doctor.answers("cuda", [told(all_reduce_ms=None)])[1].found == "one process: nobody to talk to"
+
+
+@pytest.mark.parametrize(("rate", "status"), [(680.0, "ok"), (678.0, "warn")])
+def test_a_gpu_more_than_three_percent_below_the_median_is_slow(rate, status):
+    """The median of 700, 700 and this one is 700; 3 % below it is 679."""
+    assert doctor.speed([700.0, rate, 700.0]).status == status
+
+
+def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
+    failed = [{"rank": 1, "message": "RuntimeError: Timed out waiting 5000ms", "hint": "see", "failed_at_s": 1.0}]
+    check = doctor._silent(2, 1, failed, 1, "", 30.0)
+    assert (check.name, check.status) == ("collective", "fail")
+    assert check.found == "1 of 2 ranks answered; rank 1: RuntimeError: Timed out waiting 5000ms"
+    assert "--timeout-s=60" in check.remedy
+    check = doctor._silent(2, 0, [], -6, "starting\nncclUnhandledCudaError: call failed\n  frame 1\n", 30.0)
+    assert "exit code -6: ncclUnhandledCudaError" in check.found
+    assert "NCCL_DEBUG=INFO" in check.remedy
+    assert "did not end in time: they said nothing" in doctor._silent(2, 0, [], None, "", 30.0).found
+
+
+def test_the_last_line_says_whether_the_machine_is_fit():
+    ok, warn, fail = (Check(status, status, "", "" if status == "ok" else "x") for status in ("ok", "warn", "fail"))
+    assert doctor.verdict([ok]) == "fit to measure"
+    assert doctor.verdict([ok, warn]) == "fit, but times will be worth less: warn"
+    assert doctor.verdict([ok, warn, fail]) == "not fit: fail"
+
+
+def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
+    assert doctor.driver({"nvml": "NVML Shared Library Not Found"}).status == "fail"
+    gpus = [{"visible": 0}, {"visible": None}]
+    assert doctor.driver({"nvml": None, "driver": "580.65.06", "gpus": gpus}).found == "580.65.06, 2 GPU(s), 1 visible"
+
+
+def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
+    done = racing.bench(tmp_path, "doctor", "hardware=cpu", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["fit"] is True
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["software"]["found"].startswith("torch 2.")
+    assert checks["collective"]["found"].startswith("2 ranks agree; all-reduce of 1 MiB")
+    assert all(bool(check["remedy"]) == (check["status"] != "ok") for check in found["checks"])
+
+
+def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monkeypatch):
+    """One of two ranks never comes: the other's wait for it ends, and the check says so."""
+    (tmp_path / "usercustomize.py").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\nif os.environ.get('RANK') == '1' and 'bench.probe' in ' '.join(sys.orig_argv): time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (check,) = doctor.probe(schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1), timeout_s=2.0)
+    assert (check.name, check.status) == ("collective", "fail")
+    assert check.found.startswith("0 of 2 ranks answered; rank 0: ")
+    assert not _running("bench.probe")
+
+
+def _running(module):
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if module.encode() in file.read().split(b"\0"):
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "probe", lambda *args: pytest.fail("a probe was started"))
+    assert doctor.main(["hardware=cpu", "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert "disk" in out and out.splitlines()[-1].startswith("fit")
+
+
+def test_what_is_asked_wrongly_is_refused():
+    with pytest.raises(ValueError, match="hardware.device=cuda: this machine shows no NVIDIA GPU"):
+        doctor.main(["hardware=cuda", "--quick", "hardware.num_processes=1"])
+    with pytest.raises(ValueError, match="is no override"):
+        doctor.main(["fast"])

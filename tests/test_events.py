@@ -1,0 +1,276 @@
+"""The instruments of events that cost time: garbage collection, recompiles, the host's CPUs; and the collector's policy."""
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench import clock, collector, failures, flight, instruments
+from bench import config as schema
+from bench.instruments.base import Context, Watch
+from bench.timers import HostMarks
+
+
+@pytest.fixture
+def emitted():
+    return []
+
+
+@pytest.fixture
+def context(tmp_path, emitted):
+    return Context(
+        tmp_path, 0, 1, "cpu", 4, HostMarks(), emit=lambda name, **facts: emitted.append({"event": name, **facts})
+    )
+
+
+@pytest.fixture
+def collecting():
+    """The collector off, so that only what a test asks for is collected; as before afterwards."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def made(context, **chosen):
+    found, warnings = instruments.load(chosen, context)
+    assert not warnings
+    return Watch(found), *found
+
+
+def test_collections_in_a_step_are_events_with_generation_and_time(context, emitted, collecting):
+    watch, garbage = made(context, garbage={"min_event_ms": 0.0})
+    watch.on_run_start()
+    watch.on_step_start(4)
+    before_ns = time.perf_counter_ns()
+    gc.collect()
+    after_ns = time.perf_counter_ns()
+    gc.collect(0)
+    watch.on_step_end(4)
+    gc.collect()  # between steps, where a validation may be
+    watch.on_run_end()
+    gc.collect()
+    full, young, told = emitted
+    assert (full["event"], full["step"], full["generation"]) == ("gc", 5, 2)
+    assert before_ns <= full["t_ns"] and full["t_ns"] + full["ms"] * 1e6 <= after_ns
+    assert (young["generation"], young["step"]) == (0, 5)
+    assert told == {"event": "gc_total", "count": 2, "ms": pytest.approx(full["ms"] + young["ms"])}
+    summary = garbage.summary()
+    assert (summary["num_collections"], summary["num_by_generation"]) == (2, {"0": 1, "1": 0, "2": 1})
+    assert summary["max_pause_ms"] == pytest.approx(full["ms"])
+    assert summary["between_steps_ms"] > 0
+    assert garbage._seen not in gc.callbacks
+
+
+def test_short_collections_are_counted_but_are_no_events(context, emitted, collecting):
+    watch, _ = made(context, garbage={"min_event_ms": 60_000.0})
+    watch.on_run_start()
+    watch.on_step_start(0)
+    gc.collect()
+    watch.on_step_end(0)
+    watch.on_run_end()
+    assert [event["event"] for event in emitted] == ["gc_total"]
+    assert emitted[0]["count"] == 1
+
+
+def test_a_failed_race_leaves_no_callback_behind(context):
+    watch, garbage = made(context, garbage={"min_event_ms": 1.0})
+    watch.on_run_start()
+    watch.close()
+    watch.close()
+    assert garbage._seen not in gc.callbacks
+
+
+def test_a_recompile_and_a_graph_break_in_a_step_are_events_and_a_doubt(context, emitted):
+    import torch
+
+    def doubled(numbers):
+        return numbers * 2
+
+    def broken(numbers):
+        torch._dynamo.graph_break()
+        return numbers + 1
+
+    compiled, parts = (torch.compile(function, backend="eager", dynamic=False) for function in (doubled, broken))
+    compiled(torch.ones(3))
+    watch, recompiles = made(context, recompiles={})
+    watch.on_run_start()
+    for step, call in enumerate((lambda: compiled(torch.ones(3)), lambda: compiled(torch.ones(4)), lambda: parts(torch.ones(3)))):
+        watch.on_step_start(step)
+        call()
+        watch.on_step_end(step)
+    watch.on_run_end()
+    compiled(torch.ones(5))  # after the race: nobody listens
+    assert [(event["event"], event["step"]) for event in emitted] == [
+        ("recompile", 2), ("recompile", 3), ("recompile", 3), ("graph_break", 3),
+    ]  # fmt: skip
+    first = emitted[0]
+    assert re.fullmatch(r"doubled \(test_events\.py:\d+\)", first["function"])
+    assert first["reason"].endswith("tensor 'numbers' size mismatch at index 0. expected 3, actual 4")
+    assert first["ms"] > 0 and first["trigger"] == "dynamo"
+    assert emitted[3]["count"] == 1 and "\n" not in emitted[3]["reason"]
+    assert recompiles.summary()["num_recompiles"] == 3
+    assert recompiles.summary()["num_graph_breaks"] == 1
+    (doubt,) = recompiles.doubts()
+    assert doubt.startswith("torch.compile worked 3 time(s), ") and "step 2, doubled" in doubt
+
+
+def test_a_race_that_compiles_nothing_has_no_doubt(context, emitted):
+    watch, recompiles = made(context, recompiles={})
+    watch.on_run_start()
+    watch.on_step_start(0)
+    watch.on_step_end(0)
+    watch.on_run_end()
+    assert (emitted, recompiles.doubts()) == ([], [])
+    assert recompiles.summary()["num_recompiles"] == 0
+
+
+def test_the_default_instruments_import_nothing_that_takes_long():
+    """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
+    code = (
+        "import sys; from pathlib import Path; from bench import instruments; from bench.instruments.base import Context, Watch;"
+        "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
+        "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
+        "watch = Watch(made); watch.on_run_start(); watch.on_step_start(0); watch.on_step_end(0); watch.on_run_end();"
+        "print(warnings, watch.warnings, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] [] False\n"
+
+
+def test_the_host_tells_computing_from_waiting(context):
+    watch, host = made(context, host={})
+    watch.on_run_start()
+    watch.on_step_start(0)
+    started_ns = time.thread_time_ns()
+    while time.thread_time_ns() - started_ns < 30_000_000:
+        pass
+    watch.on_step_end(0)
+    watch.on_step_start(1)
+    time.sleep(0.05)
+    watch.on_step_end(1)
+    watch.on_validation(2, 3.0, 0.1)
+    watch.on_step_start(2)
+    watch.on_step_end(2)
+    watch.on_run_end()
+    columns = host.columns()
+    assert 29 < columns["cpu_ms"][1] < 60
+    assert columns["cpu_ms"][2] < 25  # of at least 50 ms
+    assert set(columns["cpu_ms"]) == {1, 2, 3}
+    assert host.summary()["cpu_ms"] == pytest.approx(sum(columns["cpu_ms"].values()))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
+def test_the_host_tells_when_another_program_had_its_core(context):
+    """Another process spins on the one core that this thread may use: half of the time is spent waiting for it."""
+    ours = os.sched_getaffinity(0)
+    core = min(ours)
+    spin = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nend = time.time() + 60\nwhile time.time() < end: pass"
+    other = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+    try:
+        other.stdout.readline()
+        os.sched_setaffinity(0, {core})
+        watch, host = made(context, host={})
+        watch.on_run_start()
+        watch.on_step_start(0)
+        started_s = time.perf_counter()
+        while time.perf_counter() - started_s < 0.3:
+            pass
+        watch.on_step_end(0)
+        watch.on_run_end()
+    finally:
+        os.sched_setaffinity(0, ours)
+        other.kill()
+        other.communicate()
+    assert host.columns()["runqueue_ms"][1] > 50
+
+
+def test_two_ticks_of_schedstat_are_milliseconds():
+    from bench.instruments.host import _spent_ms
+
+    assert _spent_ms(b"1000000 500000 7\n", b"3500000 4500000 9\n") == (2.5, 4.0)
+
+
+@pytest.fixture
+def as_before():
+    enabled = gc.isenabled()
+    yield
+    gc.unfreeze()
+    gc.enable() if enabled else gc.disable()
+
+
+@pytest.mark.parametrize(
+    ("policy", "frozen", "enabled"), [(None, True, True), ("on", False, True), ("off", True, False), ("manual", True, False)]
+)
+def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
+    gc.unfreeze()
+    one = collector.Collector(policy, 5)
+    one.before_race()
+    assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen, enabled)
+    words = (clock.TIMING_PROTOCOL | collector.protocol(policy, 5))["garbage_collection"]
+    assert ("frozen" in words, "off" not in words) == (frozen, enabled)
+    one.after_race()
+    assert gc.isenabled()
+
+
+def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
+    asked = []
+    one = collector.Collector("manual", 3)
+    monkeypatch.setattr(gc, "collect", asked.append)
+    for _ in range(7):
+        for check in one.checks:
+            check()
+    assert asked == [1, 1]  # after steps 3 and 6
+    assert collector.Collector(None).checks == collector.Collector("off").checks == ()
+
+
+def test_the_default_policy_has_one_config_id_said_or_not():
+    def hardware(**settings):
+        found = schema.HardwareConfig(device="cpu", **settings)
+        schema.resolve_hardware(found, schema.Machine(0, 2))
+        return found
+
+    assert hardware(gc="freeze") == hardware()
+    assert hardware(gc="off") != hardware()
+    assert set(collector.WORDS) == {"on", "off", "manual"}
+    for policy in collector.WORDS:
+        hardware(gc=policy, gc_every_steps=50 if policy == "manual" else None)
+    for settings, words in (
+        ({"gc": "never"}, "hardware.gc=never: use freeze, on, off or manual"),
+        ({"gc": "manual"}, "hardware.gc=manual needs it"),
+        ({"gc_every_steps": 3}, "it has no effect with hardware.gc=freeze"),
+        ({"gc": "manual", "gc_every_steps": 0}, "hardware.gc_every_steps=0: use 1 or more"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hardware(**settings)
+
+
+def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
+    assert flight.variables(1) == {}
+    assert flight.variables(2)["TORCH_FR_BUFFER_SIZE"] == "2000"
+
+
+def test_nccls_watchdog_aborts_and_the_record_says_timeout(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "agent.json").write_text('{"failures": [{"rank": 2, "exit_code": -6, "failed_at_s": 100.0}]}')
+    log = tmp_path / "logs" / "rank2.log"
+    log.write_text("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\nAborted\n")
+    found = failures.classify(tmp_path, 1)
+    assert (found["kind"], found["rank"], found["signal"]) == ("collective_timeout", 2, "SIGABRT")
+    log.write_text("double free or corruption\n")
+    assert failures.classify(tmp_path, 1)["kind"] == "rank_crashed"
+
+
+def test_binary_dumps_stay_as_they_are_when_logs_lose_their_private_paths(tmp_path):
+    from bench import private
+
+    (tmp_path / "logs").mkdir()
+    for name, data in (("flight_rank0", b"\x80\x05\0/some/where/bench\xff"), ("rank0.log", b"in /some/where/bench\n")):
+        (tmp_path / "logs" / name).write_bytes(data)
+    private.redact_logs(tmp_path, "/some/where")
+    assert (tmp_path / "logs" / "flight_rank0").read_bytes() == b"\x80\x05\0/some/where/bench\xff"
+    assert (tmp_path / "logs" / "rank0.log").read_text() == "in ./bench\n"

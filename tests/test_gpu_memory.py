@@ -1,0 +1,107 @@
+"""On a real GPU: the history that torch keeps is what the reader takes it for, out of memory included."""
+
+import time
+import warnings
+
+import pytest
+from racing import race, run_json, steps
+
+from bench import memory_recording, snapshot
+from bench.snapshot import segments, timeline
+
+pytestmark = pytest.mark.gpu
+MIB = 2**20
+
+
+@pytest.fixture
+def recording():
+    import torch
+
+    torch.cuda.init()
+    made = memory_recording.Recording("test", max_entries=10_000)
+    yield made
+    made.stop()
+    memory_recording.when_out_of_memory(None)
+
+
+def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_that_asked(recording, tmp_path):
+    import torch
+    from torch.cuda import _memory_viz
+
+    recording.start()
+    recording.mark("begin")
+    held = torch.empty(48 * MIB, dtype=torch.uint8, device="cuda")
+    freed = torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
+    del freed
+    recording.dump(tmp_path / "a.pickle", rank=0)
+    found = snapshot.load(tmp_path / "a.pickle")
+    line = timeline.of_device(found, torch.cuda.current_device())
+    assert line.unexplained_bytes == 0
+    assert line.peak_bytes >= 128 * MIB and line.end_bytes >= 48 * MIB
+    assert any("test_gpu_memory.py" in place for place in line.at_peak)
+    full = segments.of_device(found, torch.cuda.current_device())
+    assert f"total_allocated: {_memory_viz._format_size(full['used'])}" in _memory_viz.segsum(found)
+    assert full["reserved"] == torch.cuda.memory_reserved() and held.numel() == 48 * MIB
+    first_us = line.times_us[0]
+    assert abs(first_us - found["speedrun"]["marks"][0][0]) < 1e6  # one clock: the marks stand where they belong
+    assert abs(first_us / 1e6 - time.time()) < 600
+
+
+def test_blocks_keep_their_stacks_when_the_recording_ends(recording, tmp_path):
+    import torch
+
+    recording.start()
+    weights = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    recording.stop()
+    recording.start()
+    torch.empty(1 * MIB, dtype=torch.uint8, device="cuda")
+    recording.dump(tmp_path / "a.pickle")
+    line = timeline.of_device(snapshot.load(tmp_path / "a.pickle"), torch.cuda.current_device())
+    of_test = [size for place, size in line.initial.items() if "test_gpu_memory.py" in place]
+    assert sum(of_test) >= weights.numel()
+
+
+def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path):
+    import torch
+
+    seen = []
+
+    def observe(device, requested_bytes, limit_bytes, free_bytes):
+        recording.dump(tmp_path / "oom.pickle", where="test")
+        seen.append((requested_bytes, free_bytes))
+
+    memory_recording.when_out_of_memory(observe)
+    recording.start()
+    held = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")]
+    with pytest.raises(torch.OutOfMemoryError):
+        held.append(torch.empty(2**46, dtype=torch.uint8, device="cuda"))
+    found = snapshot.load(tmp_path / "oom.pickle")
+    line = timeline.of_device(found, torch.cuda.current_device())
+    assert seen[0][0] >= 2**46 and line.ooms[-1]["size"] >= 2**46
+    assert line.end_bytes >= 32 * MIB
+    assert "Out of memory: 65536.0 GiB" in snapshot.of_snapshot(found, "oom")
+
+
+def test_a_race_tells_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
+    with warnings.catch_warnings():
+        folder = race(
+            results_dir,
+            "hardware=cuda",
+            "hardware.num_processes=1",
+            "hardware.compile=false",
+            "instruments=[memory,memory_history]",
+        )
+    run = run_json(folder)
+    assert run["warnings"] == []
+    found = run["instrument_summaries"]["memory"]
+    assert found["what"] == "CUDA allocator" and found["train_num_ooms"] == 0
+    assert (
+        0
+        < found["build_peak_allocated_gib"]
+        < found["train_peak_allocated_gib"]
+        <= run["metrics"]["peak_mem_gib"] + 1e-9
+    )
+    assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
+    line = timeline.of_device(snapshot.load(folder / "memory" / "steps_rank0.pickle"), 0)
+    assert any(place.startswith("models/") for place in line.at_peak)
+    assert any(place.startswith("models/") for place in line.initial)  # the weights, of before the window

@@ -1,0 +1,396 @@
+"""judge: a true claim is accepted, and each way of cheating or slipping is refused by the rule that is meant for it."""
+
+import json
+import random
+import shutil
+
+import claimed
+import pytest
+import yaml
+
+from bench import atomic, claims, compose, generated, judge, ledger, race, record, rules
+from bench import config as schema
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    return claimed.Results(tmp_path / "results")
+
+
+def three(results, **more):
+    """What ./speedrun.sh leaves: three runs of three seeds."""
+    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in range(3)]
+
+
+def failed(*words):
+    """{rule: evidence} of the rules that fail."""
+    ((_, claim),) = judge._claims([str(word) for word in words])
+    return {rule["rule"]: rule["evidence"] for rule in rules.check(claim) if rule["passed"] is False}
+
+
+def edit(folder, change):
+    run = json.loads((folder / "run.json").read_text())
+    change(run)
+    atomic.write_json(folder / "run.json", run)
+
+
+def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, capsys):
+    folders = three(results)
+    assert judge.main([str(folder) for folder in folders]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].split() == ["judge", "accepted"]
+    assert out.count("    pass  ") == 16 and out.count("FAIL") == 0
+    assert "seeds 0, 1, 2" in out and "p=" in out
+
+
+def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):
+    folders = three(results)
+    assert judge.main(["--json", *map(str, folders[:2])]) == 1
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["accepted"], verdict["track"], verdict["n"], len(verdict["rules"])) == (False, "cpu_nano", 2, len(rules.RULES))
+
+
+def test_a_changed_byte_is_refused(results):
+    folders = three(results)
+    path = folders[1] / "steps.csv"
+    content = path.read_text()
+    path.write_text(content.replace("3.0,", "3.1,", 1))
+    assert content != path.read_text()
+    assert list(failed(*folders)) == ["every record is true to itself"]
+
+
+def test_a_record_edited_so_well_that_it_is_true_to_itself_is_not_the_one_of_the_ledger(results):
+    folders = three(results)
+    edit(folders[0], lambda run: run["measured"].update(launcher_peak_mem_gib=0.01))
+    assert failed(*folders) == {"every record is the one of the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"}
+
+
+def test_a_profiled_run_is_refused(results):
+    folders = three(results, overrides=["profile=window"])
+    evidence = failed(*folders)["no forbidden instrument ran"]
+    assert "window ran" in evidence
+
+
+def test_a_step_that_an_instrument_disturbed_is_refused(results, monkeypatch):
+    rows_of = claimed._rows
+    monkeypatch.setattr(claimed, "_rows", lambda *args: [row | ({"flags": "traced"} if row["step"] == 5 else {}) for row in rows_of(*args)])
+    folders = three(results)
+    assert "an instrument disturbed 1 steps" in failed(*folders)["no forbidden instrument ran"]
+
+
+def test_a_run_left_out_is_found_through_the_ledger(results):
+    folders = three(results)
+    results.add(3, val_loss=3.3)
+    evidence = failed(*folders)
+    assert list(evidence) == ["no run was dropped"]
+    assert "-s3 (complete)" in evidence["no run was dropped"]
+
+
+def test_a_run_that_was_deleted_is_found_through_the_ledger_too(results):
+    folders = [*three(results), results.add(3, val_loss=3.3)]
+    shutil.rmtree(folders.pop())
+    assert list(failed(*folders)) == ["no run was dropped"]
+
+
+def test_deleting_it_from_the_ledger_as_well_breaks_the_ledger(results):
+    folders = [results.add(9, val_loss=3.3), *three(results)]
+    shutil.rmtree(folders.pop(0))
+    path = results.folder / ledger.NAME
+    path.write_bytes(b"\n".join(line for line in path.read_bytes().split(b"\n") if b"-s9" not in line))
+    assert list(failed(*folders)) == ["the ledger is whole"]
+
+
+def test_a_ledger_written_anew_is_not_the_one_that_the_runs_name(results):
+    folders = three(results)
+    (results.folder / ledger.NAME).unlink()
+    for folder in folders:
+        run = record.read_raw(folder)
+        ledger.started(results.folder, folder, run)
+        ledger.ended(results.folder, folder, run)
+    assert "is not the one that the run names" in failed(*folders)["every record is the one of the ledger"]
+
+
+def test_without_a_ledger_nothing_is_accepted(results):
+    folders = three(results)
+    (results.folder / ledger.NAME).unlink()
+    assert set(failed(*folders)) == {"the ledger is whole", "every record is the one of the ledger"}
+
+
+def test_two_runs_with_one_seed_are_refused(results):
+    folders = [*three(results), results.add(2, val_loss=2.76)]
+    evidence = failed(*folders)
+    assert list(evidence) == ["every run has its own seed"]
+    assert evidence["every run has its own seed"].startswith("seed 2: ")
+
+
+def test_a_repeat_of_one_seed_that_is_hidden_is_found_through_the_ledger(results):
+    results.add(1, val_loss=3.1)
+    assert list(failed(*three(results))) == ["no run was dropped"]
+
+
+def a_gpu(name):
+    def change(run):
+        run["environment"]["gpus"] = [{"name": name, "memory_gib": 80.0, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980, "uuid_hash": "0" * 16}]
+        run["hardware"] |= {"device": "cuda"}
+
+    return change
+
+
+def test_another_gpu_model_is_refused(results, monkeypatch):
+    """On the track that names one; and among runs of which one differs."""
+    folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=a_gpu("NVIDIA H200")) for seed in range(3)]
+    assert "it ran on cuda, the track's device is cpu" in failed(*folders)["the hardware is that of the track"]
+    law = claims.law("cpu_nano")
+    wanted = schema.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
+    monkeypatch.setattr(claims, "law", lambda track: schema.TrackConfig(**vars(law) | {"rules": wanted}))
+    assert "it ran on NVIDIA H200, the track's GPU is NVIDIA H100 80GB HBM3" in failed(*folders)["the hardware is that of the track"]
+    folders = [results.add(seed, change=a_gpu(name)) for seed, name in ((4, "NVIDIA H100 80GB HBM3"), (5, "NVIDIA H200"))]
+    assert "the runs are of one setting" in failed(*folders)
+    wanted.num_gpus = 8
+    assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])["the hardware is that of the track"]
+
+
+def test_what_the_track_fixes_may_not_be_changed(results):
+    folders = three(results, overrides=["goal.val_tokens=16384"])
+    assert "goal.val_tokens: 16384 instead of 32768" in failed(*folders)["nothing that the track fixes was changed"]
+
+
+def test_a_deviation_that_the_record_hides_is_found_in_the_config(results):
+    folders = three(results, overrides=["goal.val_tokens=16384"], change=lambda run: run.update(deviations=[]))
+    assert "goal.val_tokens: 16384 instead of 32768" in failed(*folders)["nothing that the track fixes was changed"]
+
+
+def test_other_data_are_refused(results):
+    folders = three(results, change=lambda run: run["data"]["val"][0].update(sha256="0" * 64))
+    assert "its val data are 000000000000" in failed(*folders)["the data are those of the track"]
+
+
+def test_time_that_the_track_does_not_allow_to_be_untimed_is_refused(results):
+    folders = three(results, change=lambda run: run["timing_protocol"]["excluded"].append("the first ten steps"))
+    assert "the first ten steps not timed" in failed(*folders)["only what may be untimed was untimed"]
+
+
+def test_too_few_runs_and_runs_whose_times_do_not_count_are_refused(results):
+    assert "2 valid of 2 runs, the track asks 3" in failed(*three(results)[:2])["there are enough runs"]
+
+
+def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
+    def suspect(run):
+        run["validity"], run["validity_reasons"] = "suspect", ["other programs used 0.90 CPU cores"]
+        run["measured"]["foreign_cpu_cores"] = 0.9
+
+    folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=suspect if seed == 1 else None) for seed in range(3)]
+    assert failed(*folders) == {"there are enough runs": "2 valid of 3 runs, the track asks 3; suspect: other programs used 0.90 CPU cores"}
+
+
+def test_a_failed_run_is_a_lost_one(results):
+    folders = [*three(results), results.add(3, status="failed")]
+    assert set(failed(*folders)) == {"every run completed", "the target is reached"}
+
+
+def test_a_target_that_is_missed_is_refused(results):
+    folders = [results.add(seed, val_loss=2.99 + 0.01 * seed) for seed in range(3)]
+    assert list(failed(*folders)) == ["the target is reached"]
+
+
+def test_runs_of_other_code_are_no_repeats(results):
+    folders = [*three(results)[:2], results.add(2, source="51")]
+    assert "the runs are repeats of one thing" in failed(*folders)
+
+
+def test_runs_of_two_tracks_are_no_claim(results):
+    other = results.add(5)
+    edit(other, lambda run: run.update(track="free"))
+    with pytest.raises(ValueError, match="runs of 2 tracks, cpu_nano, free: a claim is made on one"):
+        failed(*three(results), other)
+
+
+# ---- races
+
+
+@pytest.fixture
+def raced(results, monkeypatch):
+    """raced(words..., hurt) -> the folder of a race in which B is 5 % faster than A."""
+
+    def go(*words, pct=-5, **more):
+        chance = random.Random(3)
+        before = set((results.folder / "races").glob("*"))
+        arms = claimed.Racers(results, lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002)), **more)
+        arms.install(monkeypatch)
+        code = race.main(["A=", "B=optim.beta2=0.99", "n=3", *words])
+        while code == 1 and more.get("hurt"):
+            code = race.main(["--resume"])
+        (folder,) = set((results.folder / "races").glob("*")) - before
+        return folder
+
+    return go
+
+
+def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_runs(results, raced, capsys):
+    folder = raced()
+    runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
+    for words in ([folder], [folder.name], [f"{folder.name}:B"], runs):
+        assert failed(*words) == {}
+    assert judge.main([str(folder)]) == 0
+    assert "% faster than A" in capsys.readouterr().out
+
+
+def test_a_race_that_was_not_won_is_refused(raced):
+    assert list(failed(raced(pct=5))) == ["it is faster than its baseline"]
+
+
+def test_a_peeked_race_is_refused_whichever_way_it_is_named(results, raced, capsys):
+    folder = raced("--show")
+    runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
+    for words in ([folder], runs):
+        evidence = failed(*words)
+        assert list(evidence) == ["nobody peeked"]
+
+
+def test_a_missing_run_is_refused(results, raced):
+    folder = raced()
+    found = json.loads((folder / "race.json").read_text())
+    shutil.rmtree(results.folder / found["arms"]["B"]["runs"][0])
+    assert "missing: " in failed(folder)["the claimed runs are all there"]
+    assert "it is faster than its baseline" in failed(folder)
+
+
+def test_a_run_of_the_plan_cannot_be_left_out_by_naming_the_others(results, raced):
+    folder = raced()
+    runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
+    ((_, claim),) = judge._claims([str(run) for run in runs[:2]])
+    assert len(claim.runs) == 3
+
+
+def test_a_changed_plan_and_a_changed_verdict_are_refused(raced):
+    folder = raced(pct=5)
+    path = folder / "race.json"
+    path.write_text(path.read_text().replace('"slower"', '"faster"'))
+    assert "it was changed" in failed(folder)["it is faster than its baseline"]
+    made = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(made | {"alpha": 0.2}))
+    with pytest.raises(ValueError, match="not the plan that the ledger knows"):
+        failed(folder)
+
+
+def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(raced, monkeypatch):
+    result_of = race.result_of
+
+    def rosy(state, results):
+        found = result_of(state, results)
+        found["against"]["B"] |= {"verdict": "faster", "words": "much faster"}
+        return found
+
+    monkeypatch.setattr(race, "result_of", rosy)
+    evidence = failed(raced(pct=5))["it is faster than its baseline"]
+    assert "race.json says much faster; the runs say B is" in evidence
+
+
+def test_a_second_race_of_the_same_candidate_must_be_claimed_too(raced):
+    first, second = raced(pct=5), raced(pct=-5)
+    evidence = failed(second)
+    assert list(evidence) == ["no run was dropped"] and f"in race {first.name}" in evidence["no run was dropped"]
+
+
+def test_a_config_that_was_raced_against_elsewhere_is_no_dropped_run(results, raced, monkeypatch):
+    won = raced()
+    arms = claimed.Racers(results, lambda arm, seed: 9 + 0.01 * seed)
+    arms.install(monkeypatch)
+    assert race.main(["A=optim.beta2=0.99", "B=optim.beta2=0.9", "n=2"]) == 0
+    assert failed(won) == {}
+
+
+def test_an_interrupted_run_is_forgiven_and_three_are_not(raced):
+    assert failed(raced(hurt={3: "interrupt"})) == {}
+
+
+def test_more_interrupts_than_the_track_allows_are_refused(raced):
+    assert failed(raced(hurt={3: "interrupt", 5: "kill", 8: "interrupt"})) == {"interrupts were few": "3 interrupted, 2 allowed"}
+
+
+# ---- claim folders
+
+
+def claim_of(results, words, folder):
+    assert judge.main([*map(str, words), "--claim", str(folder)]) == 0
+    return folder
+
+
+def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, raced, tmp_path, capsys):
+    folder = claim_of(results, [raced()], tmp_path / "claim")
+    shutil.rmtree(results.folder)
+    assert failed(folder) == {}
+    assert yaml.safe_load((folder / "claim.yaml").read_text())["n"] == 3
+    text = (folder / "README.md").read_text()
+    assert text.count("| 2026") == 6 and "claimed, 3 runs: train_s 9.5" in text and "raced against, 3 runs" in text
+
+
+def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path, capsys):
+    folder = claim_of(results, three(results), tmp_path / "claim")
+    path = folder / "README.md"
+    path.write_text(path.read_text().replace("(to be written)", "shorter sleeps"))
+    assert failed(folder) == {}
+    path.write_text(path.read_text().replace("2.7400", "2.7300", 1))
+    assert failed(folder) == {"the table says what the runs say": "README.md's table is stale: it is not what the runs say"}
+    path.write_text("# no table")
+    assert failed(folder) == {"the table says what the runs say": "README.md has no generated table"}
+
+
+def test_a_claimed_number_that_is_not_the_number_of_runs_is_refused(results, tmp_path, capsys):
+    folder = claim_of(results, [*three(results), results.add(3)], tmp_path / "claim")
+    told = yaml.safe_load((folder / "claim.yaml").read_text())
+    (folder / "claim.yaml").write_text(yaml.safe_dump(told | {"n": 20}))
+    assert failed(folder) == {"the claimed runs are all there": "20 claimed, 4 there"}
+
+
+def test_a_run_taken_out_of_a_claim_folder_shows_in_its_ledger_even_with_the_number_mended(results, tmp_path, capsys):
+    folder = claim_of(results, [*three(results), results.add(3, val_loss=2.9)], tmp_path / "claim")
+    (lost,) = folder.glob("cpu_nano/*-s3")
+    shutil.rmtree(lost)
+    told = yaml.safe_load((folder / "claim.yaml").read_text())
+    (folder / "claim.yaml").write_text(yaml.safe_dump(told | {"n": 3}))
+    assert set(failed(folder)) == {"no run was dropped", "the table says what the runs say"}
+
+
+def test_a_claim_is_not_written_over_something_else(results, tmp_path, capsys):
+    (tmp_path / "claim").mkdir()
+    (tmp_path / "claim" / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="it is not empty"):
+        judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")])
+
+
+# ---- the law
+
+
+def test_rules_are_data_that_a_run_cannot_change(results):
+    with pytest.raises(ValueError, match="other rules are another file in conf/track/"):
+        compose.compose(["track=cpu_nano", "track.rules.num_runs=1"])
+
+
+def test_rules_change_no_config_id():
+    config = claimed.config()
+    before = schema.config_id(config)
+    changed = schema.build(schema.Config, schema.to_dict(config))
+    changed.track.rules.num_runs = 50
+    assert schema.config_id(changed) == before
+
+
+def test_every_instrument_that_a_track_forbids_exists():
+    for track in compose.choices("track"):
+        assert set(claims.law(track).rules.forbidden_instruments or ()) <= set(compose.choices("instruments"))
+
+
+def test_every_rule_says_what_it_wants():
+    assert all(rule.__doc__.splitlines()[0].endswith(".") or rule.__doc__.count("\n") for rule in rules.RULES)
+
+
+# ---- generated tables
+
+
+def test_a_block_is_stale_when_its_command_prints_something_else():
+    text = f"before\n\n{generated.block('table --md x', '| 1 |')}\n\nafter\n"
+    assert generated.commands(text) == ["table --md x"]
+    assert generated.stale(text, lambda command: "| 1 |\n") == []
+    assert generated.stale(text, lambda command: "| 2 |") == ["table --md x"]
+    assert generated.fresh(text, lambda command: "| 2 |") == text.replace("| 1 |", "| 2 |")

@@ -1,0 +1,142 @@
+"""The leaderboard: what stands, how a record came down, and that a stale committed table is found."""
+
+import json
+import random
+
+import claimed
+import pytest
+
+from bench import claims, leaderboard, race, table
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    return claimed.Results(tmp_path / "results")
+
+
+def entries(results):
+    from bench import index
+
+    return leaderboard.by_track(index.read_rows([results.folder])).get("cpu_nano", [])
+
+
+def progression(results, judge=lambda entry: [], races=()):
+    found = entries(results)
+    return leaderboard.progression(found, claims.law("cpu_nano"), races, judge), found
+
+
+def three(results, train_s, seeds=range(3), **more):
+    for seed in seeds:
+        results.add(seed, train_s=train_s + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more)
+
+
+def test_an_entry_is_repeats_and_its_numbers_were_worked_out_by_hand(results):
+    three(results, 10)
+    (entry,) = entries(results)
+    assert entry.times_s == [10.0, 10.01, 10.02]
+    assert entry.train_s == pytest.approx(10.01)
+    assert entry.last_run == claimed.at(2)
+    assert entry.p() < 0.01 and entry.reaches(claims.law("cpu_nano"))
+
+
+def test_a_record_comes_down_only_by_faster_runs_that_reach_the_target(results):
+    three(results, 10, source="11")
+    three(results, 11, source="22")  # slower
+    three(results, 9, source="33", seeds=range(2))  # too few
+    for seed in range(3):
+        results.add(seed, train_s=5.0 + 0.01 * seed, val_loss=3.2 + 0.01 * seed, source="44")  # misses the target
+    three(results, 8, source="55")
+    records, found = progression(results)
+    assert [entry.train_s for entry, _, _ in records] == pytest.approx([10.01, 8.01])
+    assert [entry.status for entry in sorted(found, key=lambda entry: entry.since)] == [
+        "was a record", "slower than the record", "too few runs, 2 of 3", "target not reached", "record",
+    ]  # fmt: skip
+    assert records[1][2]["change_pct"] == pytest.approx(100 * (8.01 / 10.01 - 1))
+    assert records[1][2]["measured"] == "not in one sitting"
+
+
+def test_later_runs_of_an_old_record_make_it_no_younger(results):
+    three(results, 10, source="11")
+    three(results, 8, source="22")
+    three(results, 10, source="11", seeds=range(3, 6))  # raced against once more
+    records, _ = progression(results)
+    assert [(entry.since, len(entry.rows)) for entry, _, _ in records] == [(claimed.at(2), 6), (claimed.at(5), 3)]
+
+
+def test_what_judge_refuses_is_no_record(results):
+    three(results, 10, source="11")
+    three(results, 8, source="22")
+    records, found = progression(results, judge=lambda entry: ["nobody peeked", "two"] if entry.train_s < 9 else [])
+    assert len(records) == 1
+    assert {entry.status for entry in found} == {"record", "refused: nobody peeked and 1 more"}
+
+
+def test_other_devices_have_their_own_record_and_open_runs_and_warm_ups_have_none(results):
+    three(results, 10)
+    three(results, 12, change=lambda run: run["environment"].update(cpu_model="Slow CPU"))
+    three(results, 1, overrides=["goal.val_tokens=16384"])
+    results.add(7, train_s=1.0, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
+    records, found = progression(results)
+    assert [(entry.first["device"], before) for entry, before, _ in records] == [("Example CPU", None), ("Slow CPU", None)]
+    assert [len(entry.rows) for entry in found] == [3, 3]
+
+
+def test_a_suspect_runs_time_is_no_time_and_a_lost_run_is_counted(results):
+    three(results, 10)
+    results.add(3, train_s=1.0, change=lambda run: run.update(validity="suspect", validity_reasons=["other programs"]))
+    results.add(4, status="failed")
+    (entry,) = entries(results)
+    assert (len(entry.times_s), len(entry.rows), entry.num_lost) == (3, 4, 1)
+
+
+def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(results, monkeypatch):
+    chance = random.Random(1)
+    times = {"A": 10, "B": 9}
+    claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
+    records, found = progression(results, judge=leaderboard.failed_rules, races=leaderboard.races_of([results.folder]))
+    (_, first, _), (second, before, against) = records[0], records[-1]
+    assert (len(records), first, second.status, before.status) == (2, None, "record", "was a record")
+    (path,) = (results.folder / "races").glob("*/race.json")
+    told = json.loads(path.read_text())["result"]["against"]["B"]["time"]
+    assert against["change_pct"] == told["change_pct"]
+    assert against["measured"] == f"raced, 95 % {told['ci95_pct'][0]:+.2f} to {told['ci95_pct'][1]:+.2f}"
+
+
+def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, capsys):
+    assert table.main(["--leaderboard"]) == 0
+    assert "no runs yet" in capsys.readouterr().out
+    three(results, 10)
+    assert table.main(["--leaderboard", "--md"]) == 0
+    out = capsys.readouterr().out
+    assert "### cpu_nano" in out and "| record |" in out and out.count("| gpt2-adamw") == 2
+    assert table.main(["--leaderboard"]) == 0
+    assert "cpu_nano: byte-level Python source" in capsys.readouterr().out
+
+
+def test_check_fails_when_a_committed_table_is_stale_and_write_mends_it(results, tmp_path, capsys):
+    three(results, 10)
+    file = tmp_path / "README.md"
+    for command in (f"table {results.folder}", f"table --leaderboard --md {results.folder}"):
+        file.write_text(f"# Mine\n\n<!-- ./run.sh {command} -->\n<!-- end of ./run.sh -->\n\nand more\n")
+        assert table.main(["--check", str(file)]) == 1
+        assert f"stale: ./run.sh {command}" in capsys.readouterr().err
+        assert table.main(["--write", str(file)]) == 0
+        assert table.main(["--check", str(file)]) == 0
+        text = file.read_text()
+        assert text.startswith("# Mine\n") and text.endswith("\n\nand more\n") and "gpt2-adamw" in text
+        three(results, 9, seeds=range(5, 8))
+        assert table.main(["--check", str(file)]) == 1
+
+
+def test_only_tables_may_be_written_into_a_file(tmp_path):
+    file = tmp_path / "README.md"
+    file.write_text("<!-- ./run.sh run seed=1 -->\n<!-- end of ./run.sh -->\n")
+    with pytest.raises(ValueError, match="only what ./run.sh table prints"):
+        table.main(["--write", str(file)])
+
+
+def test_the_committed_tables_are_up_to_date(monkeypatch, capsys):
+    monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
+    assert table.main(["--check"]) == 0, capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""The plan of a race: its order, its looks, its hash; and what a user may type."""
+
+import itertools
+
+import pytest
+
+from bench import plan, race_request
+
+
+def arms(*names):
+    return {name: {"config_id": name * 8} for name in names}
+
+
+def made(n=5, names="AB", **settings):
+    return plan.make(arms(*names), n, "2026-11-21T08:00:00.123Z", **settings)
+
+
+def blocks(order, size):
+    run = [place["arm"] for place in order if not place["discarded"]]
+    return ["".join(run[start : start + size]) for start in range(0, len(run), size)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_arms_run_in_blocks_of_a_b_b_a_or_b_a_a_b_and_half_a_block_where_n_is_odd(seed):
+    whole, next_, half = blocks(plan.order(["A", "B"], 5, order_seed=seed), 4)
+    assert {whole, next_} <= {"ABBA", "BAAB"} and half in ("AB", "BA")
+
+
+def test_all_orders_of_a_block_happen():
+    assert {blocks(plan.order(["A", "B"], 2, order_seed=seed), 4)[0] for seed in range(20)} == {"ABBA", "BAAB"}
+    orders = {blocks(plan.order(["A", "B", "C"], 2, order_seed=seed), 6)[0] for seed in range(100)}
+    assert orders == {"".join(one + one[::-1]) for one in itertools.permutations("ABC")}
+
+
+def test_each_arm_has_one_discarded_warm_up_before_all_else_and_n_runs_with_the_same_seeds():
+    order = plan.order(["A", "B", "C"], 4, first_seed=7, order_seed=1)
+    assert [place["discarded"] for place in order] == [True] * 3 + [False] * 12
+    for arm in "ABC":
+        assert [place["seed"] for place in order if place["arm"] == arm] == [7, 7, 8, 9, 10]
+
+
+def test_the_hash_is_that_of_every_word_of_the_plan():
+    one = made()
+    assert plan.sha256(one) == plan.sha256(made())
+    assert len({plan.sha256(other) for other in (one, made(n=4), made(looks=[3]), made(alpha=0.01), made(order_seed=1), made(names="BA"))}) == 6
+    assert one["race_id"].startswith("20261121T080000Z-race-") and one["baseline"] == "A"
+
+
+def test_looks_end_with_all_the_runs():
+    assert made()["looks"] == [5]
+    assert made(looks=[3])["looks"] == [3, 5]
+
+
+def test_a_look_is_due_when_every_arm_has_that_many_runs():
+    known = made(n=4, looks=[2])
+    due = [plan.look_after(known, position) for position in range(len(known["order"]))]
+    assert due == [None, None, None, None, None, 2, None, None, None, 4]
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"n": 1}, "n=1: one run has no spread"),
+        ({"names": "A"}, "A: a race needs two arms"),
+        ({"looks": [6]}, "looks=5,6: each is a number of runs, 2 to n=5"),
+        ({"looks": [1]}, "looks=1,5"),
+        ({"alpha": 0.0}, "alpha=0.0"),
+        ({"loss_margin_nats": 0}, "margin=0"),
+        ({"first_seed": -1}, "seed=-1"),
+        ({"names": ["A", "b"]}, "b: an arm's name is a capital letter"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_what_would_be_right(settings, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        made(**settings)
+
+
+def test_words_become_arms_settings_and_what_is_common_to_all_arms():
+    words = ["A=", "B=model=modern optim=muon", "C.rev=HEAD~1", "C=optim.lr=0.01", "track=free", "n=3", "looks=2,3", "margin=0.01", "alpha=0.1", "name=try"]
+    assert race_request.parse(words) == {
+        "arms": {
+            "A": {"overrides": ["track=free"], "rev": None},
+            "B": {"overrides": ["track=free", "model=modern", "optim=muon"], "rev": None},
+            "C": {"overrides": ["track=free", "optim.lr=0.01"], "rev": "HEAD~1"},
+        },
+        "n": 3,
+        "looks": [2, 3],
+        "loss_margin_nats": 0.01,
+        "alpha": 0.1,
+        "name": "try",
+    }
+
+
+def test_a_value_with_spaces_is_quoted_inside_the_arm():
+    assert race_request.parse(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == ["data.train_glob=my books/*.txt", "seq=1"]
+
+
+@pytest.mark.parametrize(
+    "word, words",
+    [
+        ("A", "'A': write key=value"),
+        ("B=seed=3", "the race gives the seeds"),
+        ("n=many", "n=many: it must be a number"),
+        ("looks=3;5", "looks=3;5: it must be numbers of runs"),
+        ("A='open", "No closing quotation"),
+        ("name=a/b", "it becomes part of a folder's name"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused(word, words):
+    with pytest.raises(ValueError, match=words):
+        race_request.parse([word])

@@ -1,0 +1,61 @@
+"""A sleep, a garbage collection and a recompile planted in a race: each found, named and costed."""
+
+import pytest
+import racing
+
+from bench import steps
+
+TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256", "goal.num_steps=30"]
+SLEEP, COLLECTION, RECOMPILE = 9, 15, 21  # rows of steps.csv: one more than the step
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory):
+    planted = str(racing.REPO / "tests" / "planted")
+    folder = racing.race(tmp_path_factory.mktemp("results"), *TINY, "goal.val_every_steps=12", PYTHONPATH=planted)
+    return racing.run_json(folder), steps.read_events(folder), steps.read(folder)
+
+
+def named(events, name):
+    return [event for event in events if event["event"] == name]
+
+
+def test_the_sleep_is_a_stall_in_which_the_process_waited_in_its_optimizer(race):
+    run, events, rows = race
+    (stall,) = [event for event in named(events, "stall") if event["step"] == SLEEP]
+    assert stall["what"] == "waiting"
+    assert 190 < stall["ms"] < 400
+    assert stall["where"]["optimizer_ms"] == pytest.approx(200, abs=100)
+    assert stall["t_ns"] == rows[SLEEP]["t_ns"]
+    assert run["costs"]["stall"]["count"] == len(named(events, "stall")) >= 1
+    assert run["costs"]["stall"]["ms"] == pytest.approx(sum(event["ms"] for event in named(events, "stall")))
+
+
+def test_the_garbage_collection_is_named_with_its_step_and_generation(race):
+    run, events, rows = race
+    (full,) = [event for event in named(events, "gc") if event["step"] == COLLECTION and event["generation"] == 2]
+    assert 3 < full["ms"] < rows[COLLECTION]["step_ms"]
+    assert 0 <= full["t_ns"] - rows[COLLECTION]["t_ns"] < rows[COLLECTION]["step_ms"] * 1e6
+    assert [event["what"] for event in named(events, "stall") if event["step"] == COLLECTION] in ([], ["gc"])
+    assert run["costs"]["gc"]["count"] >= 1
+    assert run["costs"]["gc"]["ms"] >= full["ms"]
+
+
+def test_the_recompile_is_named_with_its_function_and_reason_and_makes_the_run_suspect(race):
+    run, events, rows = race
+    (recompile,) = named(events, "recompile")
+    assert recompile["step"] == RECOMPILE
+    assert recompile["function"].startswith("doubled (sitecustomize.py:")
+    assert "size mismatch at index 0. expected 3, actual 4" in recompile["reason"]
+    assert run["costs"]["recompile"] == {"count": 1, "ms": recompile["ms"]}
+    assert 0 < recompile["ms"] < rows[RECOMPILE]["step_ms"]
+    assert run["validity"] == "suspect"
+    assert any("torch.compile worked 1 time(s)" in reason for reason in run["validity_reasons"])
+
+
+def test_what_stalls_a_step_is_told_from_what_was_planted_elsewhere(race):
+    _, events, _ = race
+    for event in named(events, "stall"):
+        whats = {cause["what"] for cause in event["causes"]}
+        assert ("gc" in whats) <= (event["step"] != SLEEP)
+        assert ("recompile" in whats) == (event["step"] == RECOMPILE)

@@ -1,0 +1,370 @@
+"""The profiler on a small model: the steps asked for, one profiler at a time, files that open, honest statuses."""
+
+import json
+import re
+
+import pytest
+import torch
+from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
+
+from bench.profiling import files, recording, shrink
+from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
+from bench.profiling_rules import Options
+
+ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
+
+
+def traced(folder, settings=ONE, instrument="trace", **kwargs):
+    """Race under one instrument -> (its summary, its flags, Spy)."""
+    spy = Spy()
+    watch = watch_of(folder, {instrument: dict(settings)}, spy=spy)
+    race(watch, **kwargs)
+    summary, flags = watch.ask("summary")[instrument], watch.ask("flags")[instrument]
+    watch.close()
+    assert not watch.warnings
+    return summary, flags, spy
+
+
+def recorded_nowhere():
+    return not torch.autograd._profiler_enabled()
+
+
+def test_exactly_the_asked_steps_are_recorded_and_the_disturbed_ones_flagged(tmp_path):
+    summary, flags, spy = traced(tmp_path)
+    trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
+    assert step_names(trace) == ["ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"]
+    assert len(trace["traceEvents"]) > 50 and outside_of_steps(trace) == []
+    assert flags == {row: "profiled" for row in (3, 4, 5, 6, 7)}
+    assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("recorded", [5, 7])
+    assert "window trace records steps 5 to 7 after warm-up from step 3" in spy.said[0]
+    assert "window trace recorded steps 5 to 7: traces/trace_rank0.pt.trace.json.gz" in spy.said[1]
+    assert [(name, facts.get("step") or facts.get("steps")) for name, facts in spy.emitted] == [
+        ("profile_start", 5), ("profile_stop", [5, 7])]  # fmt: skip
+
+
+def test_phases_are_annotations_once_a_micro_step_and_never_across_a_step(tmp_path):
+    traced(tmp_path)
+    trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
+    found = [name for name in names(trace) if "Optimizer." not in name and "ProfilerStep" not in name]
+    assert {name: found.count(name) for name in set(found)} == {"data": 6, "forward": 6, "backward": 6, "optimizer": 3}
+    ranges = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    steps = [event for event in ranges if event["name"].startswith("ProfilerStep#")]
+    for event in ranges:
+        inside = [
+            step
+            for step in steps
+            if step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"]
+        ]
+        assert len(inside) == 1, event["name"]
+
+
+def test_a_validation_between_recorded_steps_is_recorded_as_one(tmp_path):
+    traced(tmp_path, {"first_step": 4, "warmup_steps": 0, "active_steps": 2})  # a validation follows step 4
+    trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
+    assert names(trace).count("validation") == 1
+    (validation,) = [event for event in trace["traceEvents"] if event["name"] == "validation"]
+    assert all(
+        event["ts"] + event["dur"] <= validation["ts"] or event["ts"] >= validation["ts"] + validation["dur"]
+        for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#")
+    )  # fmt: skip
+
+
+def test_losses_are_the_same_bit_for_bit_with_any_profiler(tmp_path):
+    plain = race(watch_of(tmp_path, {}))
+    for chosen in ({"trace": {"with_stack": True, "profile_memory": True}}, {"window": {}}, {"stages": {}}):
+        watch = watch_of(tmp_path, chosen)
+        assert race(watch) == plain
+        watch.close()
+
+
+def test_several_windows_one_after_the_other(tmp_path):
+    listed = [
+        {"name": "early", "first_step": 1, "warmup_steps": 0, "active_steps": 1},
+        {"name": "late", "first_step": 4},
+    ]
+    summary, flags, _ = traced(tmp_path, ONE | {"windows": listed})
+    assert {name: found["steps"] for name, found in summary.items()} == {"early": [1, 1], "late": [4, 6]}
+    assert sorted(flags) == [1, 2, 3, 4, 5, 6]
+    assert step_names(read(tmp_path / "traces" / "early_rank0.pt.trace.json.gz")) == ["ProfilerStep#1"]
+    assert step_names(read(tmp_path / "traces" / "late_rank0.pt.trace.json.gz")) == [
+        f"ProfilerStep#{row}" for row in (4, 5, 6)
+    ]
+
+
+def test_a_window_that_is_not_reached_is_a_status_and_no_file(tmp_path):
+    summary, flags, spy = traced(tmp_path, {"first_step": 50})
+    assert summary["trace"]["status"] == "not reached" and summary["trace"]["steps"] is None
+    assert not (tmp_path / "traces").exists() and flags == {}
+    assert "but the race has 12" in spy.said[0]
+    assert "window trace was not reached: the race ended after step 12" in spy.said[-1]
+
+
+def test_a_window_whose_warmup_alone_is_reached_leaves_no_file_and_no_profiler(tmp_path):
+    watch = watch_of(tmp_path, {"trace": {"first_step": 9, "warmup_steps": 3}})
+    race(watch, stop_after=7)
+    assert recording._holder is None  # nothing is in the way of the next
+    assert watch.ask("summary")["trace"]["trace"]["status"] == "not reached"
+    assert sorted(watch.ask("flags")["trace"]) == [6, 7]
+    assert not (tmp_path / "traces").exists() and not watch.warnings
+
+
+def test_a_race_that_reaches_its_target_in_the_midst_cuts_the_window_short(tmp_path):
+    summary, _, _ = traced(tmp_path, ONE, stop_after=6)
+    assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("cut short", [5, 6])
+    assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
+        "ProfilerStep#5",
+        "ProfilerStep#6",
+    ]
+
+
+def test_a_race_that_fails_keeps_what_was_recorded(tmp_path):
+    watch = watch_of(tmp_path, {"trace": dict(ONE)})
+    with pytest.raises(RuntimeError) as failure:
+        race(watch, fail_at=6)
+    watch.on_failure(failure.value)
+    watch.close()
+    assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
+        "ProfilerStep#5",
+        "ProfilerStep#6",
+    ]
+    assert recorded_nowhere() and not watch.warnings
+
+
+def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
+    settings = ONE | {"ranks": [1]}
+    watch = watch_of(tmp_path, {"trace": dict(settings)}, rank=0, world_size=2)
+    race(watch)
+    # two ranks: the step after the window waits for the rank that writes its trace
+    assert sorted(watch.ask("flags")["trace"]) == [3, 4, 5, 6, 7, 8]
+    assert watch.ask("summary")["trace"]["trace"]["status"] == "recorded"
+    assert not (tmp_path / "traces").exists()
+    watch = watch_of(tmp_path, {"trace": dict(settings)}, rank=1, world_size=2)
+    race(watch)
+    watch.ask("summary")
+    assert read(tmp_path / "traces" / "trace_rank1.pt.trace.json.gz")["distributedInfo"] == {
+        "backend": None, "rank": 1, "world_size": 2}  # fmt: skip
+
+
+def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
+    from bench.profiling.cost import StepTimes
+
+    class Marks:
+        now_ms = 0.0
+        ready = staticmethod(lambda mark: True)
+        wait = free = staticmethod(lambda *marks: None)
+        mark = lambda self: self.now_ms  # noqa: E731
+        ms_between = staticmethod(lambda start, end: end - start)
+
+    marks = Marks()
+    times = StepTimes(marks)
+    for row, ms in enumerate((10, 10, 90, 15, 14, 16, 500, 12, 8), 1):
+        times.start()
+        marks.now_ms += ms
+        times.end(row)
+    times.read_all()
+    # rows 4 to 6 were recorded, 3 was warm-up, 7 waited: the others are 10, 10, 12 and 8
+    assert times.cost((4, 5, 6), {3, 4, 5, 6, 7}) == {"profiled_step_ms": 15.0, "other_step_ms": 10.0, "cost_pct": 50.0}
+    assert times.cost((20,), set())["cost_pct"] is None
+    summary, _, spy = traced(tmp_path)
+    assert summary["trace"]["cost_pct"] > 0  # microseconds of work a step: recording them is more
+    assert re.search(r"a recorded step of window trace took [\d.]+ ms, another [\d.]+ ms: \+\d+ %", spy.said[-1])
+
+
+def test_what_ranks_waited_for_each_other_is_not_taken_off_twice():
+    """Rank 0 writes its trace in step 1 while rank 1 waits in step 2: 1.0 + 0.1 s passed on both, not 1.0 + 1.0."""
+    from types import SimpleNamespace
+
+    from bench import result
+
+    def rank(flags, *step_ms):
+        rows = [{"train_loss": 1.0, "step_ms": ms, "t_ns": 0} for ms in step_ms]
+        return {"num_steps": 3, "val_losses": {}, "columns": {}, "flags": {"trace": flags}, "rows": rows}
+
+    config = SimpleNamespace(data=SimpleNamespace(batch_tokens=8), optim=SimpleNamespace(lr=1.0))
+    rows = result._rows(
+        config,
+        lambda step: 1.0,
+        [rank({1: "profiled", 2: "profiled"}, 1000.0, 100.0, 50.0), rank({}, 100.0, 1000.0, 60.0)],
+    )
+    assert [row.get("step_ms") for row in rows] == [
+        None,
+        1000.0,
+        100.0,
+        60.0,
+    ]  # rank 0's where flagged, else the slowest
+
+
+def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
+    """Of its own: HolisticTraceAnalysis takes every .json beside a trace for a trace."""
+    summary, _, _ = traced(tmp_path)
+    assert summary["trace"]["files"] == [
+        "traces/trace_rank0.pt.trace.json.gz", "traces/ops/trace_rank0.txt", "traces/ops/trace_rank0.json"]  # fmt: skip
+    found = json.loads((tmp_path / "traces" / "ops" / "trace_rank0.json").read_text())
+    (forward,) = [row for row in found["ops"] if row["name"] == "aten::addmm" and row["shapes"][1] == [8, 16]]
+    assert forward["count"] == 6  # 3 steps of 2 micro-steps
+    assert forward["memory_mib"] == 6 * 8 * 32 * 4 / 2**20
+    assert 0 < forward["self_cpu_us"] <= forward["cpu_us"] and forward["device_us"] == 0
+    memory = [row["memory_mib"] for row in found["most_memory"]]
+    assert memory == sorted(memory, reverse=True) and memory[0] > 0
+    text = (tmp_path / "traces" / "ops" / "trace_rank0.txt").read_text()
+    assert "window trace, rank 0, steps 5 to 7" in text and "Self CPU" in text and "aten::addmm" in text
+
+
+def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):
+    import os
+
+    traced(tmp_path, ONE | {"with_stack": True, "gzip": False})
+    text = (tmp_path / "traces" / "trace_rank0.pt.trace.json").read_text()
+    trace = json.loads(text)
+    assert trace["host_name"] == "" and trace["traceName"] == "trace_rank0.pt.trace.json"
+    assert f"{repo}/" not in text and f"{os.path.expanduser('~')}/" not in text
+    assert any("profiled.py(" in name for name in names(trace, "python_function"))
+    assert trace["speedrun"] == {"window": "trace", "first_step": 5, "last_step": 7}
+
+
+def test_no_temporary_file_is_left(tmp_path):
+    traced(tmp_path)
+    assert [path.name for path in tmp_path.rglob(".*")] == []
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_trace(tmp_path, monkeypatch):
+    """libkineto writes what fits and says nothing."""
+
+    class Profile:
+        def export_chrome_trace(self, path):
+            with open(path, "w") as file:
+                file.write('{"traceEvents": [\n  {\n    "ph": "X", "name": "aten::')
+
+    with pytest.raises(OSError, match="is cut: is the disk full"):
+        files.save(Profile(), tmp_path / "a.json.gz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_no_text_is_made_one(tmp_path):
+    """torch's tracer of Python calls now and then writes freed memory as a name."""
+
+    class Profile:
+        def export_chrome_trace(self, path):
+            with open(path, "wb") as file:
+                file.write(
+                    b'{"host_name": "box", "traceEvents": [\n  {\n    "ph": "X", "name": "f.py(0): \xa0\x01~E"\n  }\n]}'
+                )
+
+    saved = files.save(Profile(), tmp_path / "a.json")
+    assert saved.num_events == 1
+    assert json.loads(saved.path.read_text())["traceEvents"][0]["name"] == "f.py(0): \ufffd ~E"
+
+
+# ---- size
+
+
+def event(name, category, filler=""):
+    category = f'    "cat": "{category}",\n' if category else ""
+    return f'  {{\n    "ph": "X",\n{category}    "name": "{name}",\n    "ts": 1, "args": {{"x": "{filler}"}}\n  }}'
+
+
+def trace_text(events):
+    return '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  \n' + ",\n".join(events) + '\n  ],"traceName": "t" }'
+
+
+def test_what_is_of_least_use_is_left_out_first(tmp_path):
+    path = tmp_path / "t.json"
+    events = [
+        event("thread", None),
+        event("ProfilerStep#5", "user_annotation"),
+        event("f.py(1): f", "python_function", "x" * 500),
+    ]
+    events += [event(f"aten::{num}", "cpu_op", "y" * 100) for num in range(5)]
+    events += [event("g.py(1): g", "python_function", "x" * 500)]
+    path.write_text(trace_text(events))
+    assert shrink.to(path, path.stat().st_size - 1) == {"python_function": 1}
+    assert [found["name"] for found in json.loads(path.read_text())["traceEvents"]] == [
+        "thread", "ProfilerStep#5", "f.py(1): f", "aten::0", "aten::1", "aten::2", "aten::3", "aten::4"]  # fmt: skip
+    size = path.stat().st_size
+    assert (len(events[2]), len(events[3])) == (609, 197)  # away with f and two operators: 609 + 2 * 197 = 1003
+    assert shrink.to(path, size - 900) == {"python_function": 1, "cpu_op": 2}
+    assert [found["name"] for found in json.loads(path.read_text())["traceEvents"]][-1] == "aten::2"
+    assert path.stat().st_size <= size - 900
+    assert shrink.to(path, 1) == {"cpu_op": 3}  # annotations and thread names always stay
+    assert len(json.loads(path.read_text())["traceEvents"]) == 2
+
+
+def test_a_file_of_another_layout_is_left_alone(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents":[{"ph":"X","cat":"cpu_op"}]}')
+    assert shrink.to(path, 1) == {"": 0}
+    assert json.loads(path.read_text()) == {"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}
+
+
+def test_a_window_keeps_to_its_size(tmp_path):
+    summary, _, spy = traced(tmp_path, ONE | {"with_stack": True, "max_mib": 0.1, "gzip": False})
+    assert (tmp_path / "traces" / "trace_rank0.pt.trace.json").stat().st_size <= 0.1 * 2**20
+    assert summary["trace"]["left_out"]["python_function"] > 0
+    assert "events left out for max_mib" in spy.said[1]
+    assert len(step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json"))) == 3
+
+
+# ---- one at a time
+
+
+def test_two_profilers_at_once_are_refused_instead_of_crashing():
+    first = Recording("first", Options(), "cpu", 0, 1)
+    first.start()
+    second = Recording("second", Options(), "cpu", 0, 1)
+    try:
+        with pytest.raises(RuntimeError, match="window second cannot begin: window first is recording"):
+            second.start()
+        second.cancel()  # nothing of its own runs, so nothing is ended
+        assert not recorded_nowhere()
+    finally:
+        first.cancel()
+    assert recorded_nowhere()
+    second = Recording("second", Options(), "cpu", 0, 1)
+    second.warm()
+    with pytest.raises(RuntimeError, match="window first cannot begin"):
+        Recording("first", Options(), "cpu", 0, 1).warm()
+    second.cancel()
+
+
+def test_a_profiler_of_somebody_else_is_seen():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with pytest.raises(RuntimeError, match="a torch profiler is recording, and two at once crash"):
+            Recording("mine", Options(), "cpu", 0, 1).start()
+
+
+def test_an_instrument_that_meets_another_profiler_is_dropped_with_a_warning(tmp_path):
+    other = ExclusiveProfile(activities=[torch.profiler.ProfilerActivity.CPU])
+    watch = watch_of(tmp_path, {"trace": dict(ONE)})
+    other.start()
+    try:
+        race(watch)
+    finally:
+        other.stop()
+    assert [warning["edge"] for warning in watch.warnings] == ["on_step_start"]
+    assert "two torch profilers at once crash" in watch.warnings[0]["error"]
+    assert watch.ask("flags")["trace"] == {3: "profiled"}
+
+
+def test_ranges_close_from_the_inside_out():
+    ranges = Ranges()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for name in ("outer", "inner", "innermost"):
+            ranges.open(name)
+        ranges.close(down_to=1)
+        ranges.open("second")
+        ranges.close()
+    found = {one.name: one.time_range for one in profile.events()}
+    assert (
+        found["innermost"].end
+        <= found["inner"].end
+        <= found["second"].start
+        <= found["second"].end
+        <= found["outer"].end
+    )
+
+
+def test_what_cannot_be_recorded_here_is_said():
+    if torch.cuda.is_available():
+        pytest.skip("here it can be")
+    with pytest.raises(ValueError, match=r"activities=\['cuda'\]: this torch records none of them here"):
+        Recording("gpu", Options(activities=("cuda",)), "cpu", 0, 1)

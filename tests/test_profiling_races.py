@@ -1,0 +1,120 @@
+"""Races with each recipe: the losses of a race without, bit for bit, and the files that were promised, each opened."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import racing
+from profiled import names, outside_of_steps, read, step_names
+
+pytestmark = pytest.mark.slow
+COMMON = ("goal.num_steps=15", "goal.val_every_steps=8", "hardware.num_processes=2", "instruments=[regions]")
+STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", "stage4-optimizer_step")
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory):
+    """recipe -> the folder of its race, run when it is first asked for."""
+    folders = {}
+
+    def of(recipe):
+        if recipe not in folders:
+            results = tmp_path_factory.mktemp("results")
+            words = {"plain": (), "stages": ("--enable_profiling=True",)}.get(recipe, (f"profile={recipe}",))
+            folders[recipe] = racing.race(results, *COMMON, *words)
+        return folders[recipe]
+
+    return of
+
+
+def flagged(folder):
+    return [int(row["step"]) for row in racing.steps(folder) if row["flags"]]
+
+
+def recipe_of(folder, instrument):
+    run = racing.run_json(folder)
+    assert not [warning for warning in run["warnings"] if warning["instrument"] == instrument]
+    return run, run["instrument_summaries"][instrument]
+
+
+def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(raced):
+    folder = raced("modded")
+    assert racing.losses(folder) == racing.losses(raced("plain"))
+    for rank in range(2):
+        trace = read(folder / "traces" / f"modded_rank{rank}.pt.trace.json.gz")
+        assert step_names(trace) == [f"ProfilerStep#{step}" for step in (11, 12, 13, 14)]
+        assert len(trace["traceEvents"]) > 50 and outside_of_steps(trace) == []
+        assert (trace["distributedInfo"]["rank"], trace["distributedInfo"]["world_size"]) == (rank, 2)
+        assert {"data", "forward", "backward", "optimizer"} <= set(names(trace))
+        assert (folder / "traces" / "ops" / f"modded_rank{rank}.json").exists()
+    run, summary = recipe_of(folder, "trace")
+    found = summary["modded"]
+    assert (found["status"], found["steps"], found["num_events"] > 50) == ("recorded", [11, 14], True)
+    assert found["profiled_step_ms"] > 0 and found["other_step_ms"] > 0 and found["cost_pct"] is not None
+    assert flagged(folder) == list(range(6, 16))  # warm-up from 6; in 15 the ranks may still wait for each other
+    assert run["metrics"]["num_flagged_steps"] == 10
+    assert {file["role"] for file in run["artifacts"] if file["path"].startswith("traces/")} == {"trace"}
+
+
+def test_kempners_window_writes_its_summary_and_changes_no_loss(raced):
+    folder = raced("window")
+    assert racing.losses(folder) == racing.losses(raced("plain"))
+    traces = folder / "traces" / "profiler_traces"
+    for rank in range(2):
+        trace = read(traces / f"window_rank{rank}.pt.trace.json.gz")
+        assert step_names(trace) == ["ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"]
+        assert len(trace["traceEvents"]) > 50 and outside_of_steps(trace) == []
+    summary = (traces / "summary.md").read_text()
+    assert "# Profiling Summary" in summary and "| MatMul/GEMM |" in summary and "| aten::mm |" in summary
+    run, found = recipe_of(folder, "window")
+    assert found["window"]["steps"] == [6, 8] and len(found["window"]["breakdown"]) == 13
+    assert flagged(folder) == [5, 6, 7, 8, 9]
+    assert run["instruments"]["window"]["start_step"] == 5
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["rank"]) for event in events if event["event"].startswith("profile_")] == [
+        ("profile_start", 0), ("profile_stop", 0), ("profile_start", 1), ("profile_stop", 1)]  # fmt: skip
+
+
+def test_nanochats_stages_leave_their_files_and_change_no_loss(raced):
+    folder = raced("stages")
+    assert racing.losses(folder) == racing.losses(raced("plain"))
+    (stages,) = (folder / "traces").iterdir()
+    assert stages.name == folder.name[:16].replace("T", "_").strip("Z")
+    for stage in STAGES:
+        trace = read(stages / f"{stage}_trace.json")
+        assert len(trace["traceEvents"]) > 50
+        html = (stages / f"{stage}_memory_timeline.html").read_text()
+        assert "<svg" in html and "://" not in html
+    _, found = recipe_of(folder, "stages")
+    assert {phase: one["status"] for phase, one in found.items()} == dict.fromkeys(
+        ("model_init", "eval_bpb", "training_microsteps", "optimizer_step"), "recorded"
+    )
+    log = (folder / "logs" / "rank0.log").read_text()
+    assert "\033[36m[PROFILER:model_init]\033[0m recording" in log
+    assert flagged(folder) == [1, 2]
+    assert racing.run_json(folder)["command"][-1] == "--enable_profiling=True"
+
+
+LOAD = """
+import logging, sys
+logging.disable(logging.CRITICAL)
+from hta.trace_analysis import TraceAnalysis
+analysis = TraceAnalysis(trace_dir=sys.argv[1])
+steps = [int(step) for step in analysis.get_profiler_steps()]
+print(sorted(analysis.t.traces), steps, min(map(len, analysis.t.traces.values())))
+"""
+
+
+def test_holistic_trace_analysis_loads_the_traces_of_all_ranks(raced):
+    """With the Python in SPEEDRUN_HTA_PYTHON, or this one: it needs traceinsight, the library's name on PyPI."""
+    python = os.environ.get("SPEEDRUN_HTA_PYTHON", sys.executable)
+    if subprocess.run([python, "-W", "ignore", "-c", "import hta"], capture_output=True).returncode:
+        pytest.skip("needs traceinsight: name a Python that has it in SPEEDRUN_HTA_PYTHON")
+    command = [python, "-W", "ignore", "-c", LOAD, raced("modded") / "traces"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ranks, steps, num_events = done.stdout.strip().rsplit("\n")[-1].replace("] ", "]|").split("|")
+    assert (ranks, steps) == ("[0, 1]", "[11, 12, 13]")  # it leaves out the last step, as everywhere
+    assert int(num_events) > 50

@@ -1,0 +1,178 @@
+"""Which steps may be profiled: what the settings mean, and what is refused before a race starts."""
+
+import re
+
+import pytest
+
+from bench import compose, profiling_rules
+from bench.profiling_rules import Window, kempner_window, words
+
+
+def chosen(**changes):
+    """chosen(trace={"first_step": 5}): {"trace": all its settings, that one changed}, checked as a race's are."""
+    compose._check_instruments(changes)
+    return changes
+
+
+def windows(**changes):
+    return profiling_rules.windows_of(chosen(trace=changes)["trace"])
+
+
+def instruments(*overrides):
+    return compose.compose([*overrides]).instruments
+
+
+def span(window):
+    return window.begin_step, window.first_step, window.last_step
+
+
+def test_a_window_is_its_warmup_and_then_exactly_its_active_steps():
+    (window,) = windows(first_step=6, warmup_steps=2, active_steps=3)
+    assert span(window) == (4, 6, 8)
+    assert words(window) == "steps 6 to 8 after warm-up from step 4"
+    assert words(Window("one", 3, 1)) == "step 3"
+
+
+def test_listed_windows_differ_from_the_common_settings_in_what_they_name():
+    listed = "[{name:early,first_step:5},{name:late,first_step:20,active_steps:1,ranks:[1,0,1],with_stack:true}]"
+    settings = instruments("instruments=[trace]", f"instruments.trace.windows={listed}")
+    early, late = profiling_rules.windows_of(settings["trace"])
+    assert (early.name, span(early), early.ranks, early.options.with_stack) == ("early", (3, 5, 7), None, False)
+    assert (late.name, span(late), late.ranks, late.options.with_stack) == ("late", (18, 20, 20), (0, 1), True)
+
+
+def test_the_modded_recipe_waits_5_warms_up_5_and_records_4():
+    (window,) = profiling_rules.windows_of(instruments("profile=modded")["trace"])
+    assert (window.name, span(window), window.ranks, window.gzip) == ("modded", (6, 11, 14), None, True)
+    assert window.options.record_shapes and not window.options.with_stack
+
+
+@pytest.mark.parametrize(
+    ("start_step", "end_step", "expected"),
+    [(5, 8, (5, 6, 8)), (2, 5, (2, 3, 5)), (1, 3, (1, 2, 3)), (0, 2, (1, 1, 2))],
+)
+def test_kempners_window_records_from_start_plus_1_to_end(start_step, end_step, expected):
+    window = kempner_window(chosen(window={"start_step": start_step, "end_step": end_step})["window"])
+    assert span(window) == expected
+    options = window.options
+    assert (options.record_shapes, options.profile_memory, options.with_stack, options.with_flops) == (
+        True,
+        True,
+        False,
+        True,
+    )
+
+
+def test_a_profile_adds_its_instrument_to_those_that_are_chosen():
+    assert set(instruments("profile=window")) == {*instruments(), "window"}
+    assert list(instruments("profile=stages", "instruments=[]")) == ["stages"]
+    assert instruments("profile=window", "instruments.window.end_step=9")["window"]["end_step"] == 9
+
+
+@pytest.mark.parametrize("profile", compose.choices("profile"))
+def test_every_profile_composes_with_all_settings_of_its_instrument(profile):
+    import yaml
+
+    ((name, settings),) = instruments(f"profile={profile}", "instruments=[]").items()
+    assert set(settings) == set(yaml.safe_load((compose.CONF / "instruments" / f"{name}.yaml").read_text())[name])
+
+
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        (["--enable_profiling=True", "seed=3"], ["profile=stages", "seed=3"]),
+        (["enable_profiling=true"], ["profile=stages"]),
+        (["--enable-profiling"], ["profile=stages"]),
+        (["--enable_profiling=False", "seed=3"], ["seed=3"]),
+        (["model=modern"], ["model=modern"]),
+    ],
+)
+def test_nanochats_word_is_understood(words, spelled):
+    assert compose.spelled(words) == spelled
+
+
+def test_nanochats_word_is_not_quietly_overruled():
+    with pytest.raises(ValueError, match="--enable_profiling=maybe: use True or False"):
+        compose.spelled(["--enable_profiling=maybe"])
+    with pytest.raises(ValueError, match="it means profile=stages, and profile=window is given too"):
+        compose.spelled(["--enable_profiling=True", "profile=window"])
+
+
+def test_both_programs_take_nanochats_word(capsys):
+    from bench import run
+
+    assert run.main(["--enable_profiling=True", "--cfg", "job"]) == 0
+    assert "stages:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trace": {"first_step": 2}}, "first_step=2: its warmup_steps=2 come before it: use first_step=3 or more"),
+        ({"trace": {"first_step": 0}}, "first_step=0: use a whole number of 1 or more"),
+        ({"trace": {"active_steps": 0}}, "active_steps=0: use a whole number of 1 or more"),
+        ({"trace": {"active_steps": "two"}}, "active_steps='two': it must be a int"),
+        ({"trace": {"record_shapes": 1}}, "record_shapes=1: it must be a bool"),
+        ({"trace": {"active_steps": True}}, "active_steps=True: it must be a int"),
+        ({"trace": {"gzip": None}}, "gzip=None: use true or false"),
+        ({"trace": {"ranks": 0}}, r"ranks=0: give a list of ranks, e.g. \[0\]"),
+        ({"trace": {"ranks": [-1]}}, r"ranks=\[-1\]: give a list"),
+        ({"trace": {"activities": ["gpu"]}}, r"activities=\['gpu'\]: give a list of cpu and cuda"),
+        ({"trace": {"name": "a/b"}}, "name=a/b: it becomes part of a file's name"),
+        ({"trace": {"max_mib": 0}}, "max_mib=0: use a number of MiB above 0"),
+        ({"trace": {"windows": [5]}}, r"windows\[0\]=5: give \{name:NAME"),
+        ({"trace": {"windows": [{"frist_step": 5}]}}, r"unknown setting instruments.trace.windows\[0\].frist_step=5"),
+        ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows are called so"),
+        ({"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
+         "window b, steps 9 to 11 after warm-up from step 7: it overlaps with window a, steps 5 to 7 after warm-up from step 3"),
+        ({"window": {}, "trace": {"first_step": 10}}, "window trace, steps 10 to 12 .* overlaps with window window"),
+        ({"window": {"end_step": 5}}, "end_step=5: end_step must be greater than start_step, which is 5"),
+        ({"window": {"classifier": "old"}}, "classifier=old: choose from fixed, kempner_v0"),
+        ({"window": {"trace_dir": "/tmp/x"}}, "trace_dir=/tmp/x: it becomes part of a file's name inside the run"),
+        ({"window": {"trace_dir": "../x"}}, "trace_dir=../x: it becomes part"),
+        ({"window": {}, "stages": {}}, "instruments.window: instruments.stages profiles too"),
+        ({"trace": {}, "stages": {}}, "instruments.trace: instruments.stages profiles too"),
+        ({"stages": {"step": 0}}, "step=0: use a whole number of 1 or more"),
+        ({"stages": {"stacks": "c"}}, "stacks=c: choose from python, all"),
+        ({"stages": {"with_stack": None}}, "with_stack=None: use true or false"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_with_what_the_value_and_what_to_try(changes, message):
+    with pytest.raises(ValueError, match=message):
+        chosen(**changes)
+
+
+def test_a_race_is_refused_before_it_starts():
+    with pytest.raises(ValueError, match="instruments.window: instruments.stages profiles too"):
+        instruments("profile=window", "instruments=[stages]")
+    with pytest.raises(
+        ValueError, match="profile=kempner: there is no profile 'kempner'; .*choose from modded, stages, window"
+    ):
+        instruments("profile=kempner")
+
+
+def test_windows_side_by_side_are_no_overlap():
+    early, late = windows(windows=[{"name": "a", "first_step": 5}, {"name": "b", "first_step": 10}])  # 3 to 7, 8 to 12
+    assert early.last_step + 1 == late.begin_step
+    chosen(window={}, trace={})  # 5 to 8, 9 to 13
+
+
+def test_windows_of_different_ranks_are_no_overlap():
+    assert len(windows(windows=[{"name": "a", "ranks": [0]}, {"name": "b", "ranks": [1]}])) == 2
+    with pytest.raises(ValueError, match="overlaps"):
+        windows(windows=[{"name": "a", "ranks": [0]}, {"name": "b"}])
+
+
+def test_a_window_that_is_not_enabled_is_in_nobodys_way():
+    off = chosen(window={"enable": False}, stages={})
+    assert kempner_window(off["window"]) is None
+
+
+def test_an_experiment_may_name_some_settings_only():
+    """What it leaves out is filled in from the instrument's yaml, so that the record names all."""
+    settings = chosen(trace={"first_step": 7})["trace"]
+    assert settings["first_step"] == 7 and settings["warmup_steps"] == 2
+
+
+def test_the_rules_need_no_torch(repo):
+    assert not re.search(r"^\s*(import|from) torch", (repo / "bench" / "profiling_rules.py").read_text(), re.M)

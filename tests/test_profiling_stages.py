@@ -1,0 +1,196 @@
+"""nanochat's stages: four profiles, each with its files, flushed when it is left; and the page of their memory."""
+
+import json
+import re
+
+import pytest
+import torch
+from browser import Browser, needs_browser
+from profiled import Spy, names, race, read, watch_of
+
+from bench.profiling import allocations, memory_page
+from bench.profiling.allocations import Timeline
+
+STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", "stage4-optimizer_step")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory):
+    """A race under the instrument -> (folder of the stages, summary, flags, Spy)."""
+    folder = tmp_path_factory.mktemp("run") / "20261121T042547Z-gpt2-adamw-b95d24bb-s0"
+    folder.mkdir()
+    spy = Spy()
+    watch = watch_of(folder, {"stages": {"step": 2}}, spy=spy)
+    race(watch)
+    summary, flags = watch.ask("summary")["stages"], watch.ask("flags")["stages"]
+    watch.close()
+    assert not watch.warnings
+    return folder / "traces" / "20261121_042547", summary, flags, spy
+
+
+def test_each_stage_has_its_files_under_nanochats_names(staged):
+    folder, summary, _, _ = staged
+    for stage in STAGES:
+        assert json.loads((folder / f"{stage}_trace.json").read_text())["traceEvents"]
+        assert (folder / f"{stage}_memory_timeline.html").read_text().startswith("<!doctype html>")
+        assert (folder / "ops" / f"{stage}.json").exists()
+        found = summary[stage.split("-")[1]]
+        assert found["status"] == "recorded"
+        assert f"traces/20261121_042547/{stage}_trace.json" in found["files"]
+        assert found["mem_pickle"].startswith("not available: torch keeps a memory history of CUDA only")
+    assert not list(folder.glob("*.pickle"))
+
+
+def test_each_stage_holds_what_it_is_called(staged):
+    folder = staged[0]
+    init, evaluation, micro_steps, optimizer = (read(folder / f"{stage}_trace.json") for stage in STAGES)
+    assert "aten::uniform_" in names(init, "cpu_op")  # nn.Linear's weights are drawn
+    assert names(evaluation).count("validation") == 1 and "aten::gelu" in names(evaluation, "cpu_op")
+    found = names(micro_steps)
+    assert {name: found.count(name) for name in ("ProfilerStep#2", "data", "forward", "backward")} == {
+        "ProfilerStep#2": 1, "data": 2, "forward": 2, "backward": 2}  # fmt: skip
+    assert "optimizer" not in found and not any("AdamW" in name for name in found)
+    found = names(optimizer)
+    assert "optimizer" in found and "forward" not in found
+    assert any("AdamW.step" in name for name in found) and any("zero_grad" in name for name in found)
+    for trace in (init, evaluation, micro_steps, optimizer):
+        assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])  # with_stack, as there
+        assert trace["record_shapes"] == trace["profile_memory"] == trace["with_stack"] == 1
+
+
+def test_only_the_profiled_step_is_flagged(staged):
+    assert staged[2] == {2: "profiled"}
+
+
+def test_a_stage_is_written_before_the_next_begins_and_says_so_in_cyan(staged):
+    said = [re.fullmatch(r"\033\[36m\[PROFILER:(\w+)\]\033\[0m (.*)", line).groups() for line in staged[3].said]
+    phases = [phase for phase, text in said if text == "recording"]
+    assert phases == ["model_init", "eval_bpb", "training_microsteps", "optimizer_step"]
+    for phase in phases:
+        mine = [text for of, text in said if of == phase]
+        assert mine[1].startswith("Exporting Chrome trace to traces/20261121_042547/stage")
+        assert mine[2].startswith("Exporting memory timeline to") and mine[3].startswith("Trace export complete")
+    assert [of for of, _ in said] == sorted((of for of, _ in said), key=phases.index)
+
+
+def test_a_stage_that_is_not_reached_says_so(tmp_path):
+    spy = Spy()
+    watch = watch_of(tmp_path, {"stages": {"step": 50, "gzip": True, "with_stack": False}}, spy=spy)
+    race(watch)
+    summary = watch.ask("summary")["stages"]
+    assert {phase: found["status"] for phase, found in summary.items()} == {
+        "model_init": "recorded", "eval_bpb": "recorded", "training_microsteps": "not reached",
+        "optimizer_step": "not reached"}  # fmt: skip
+    assert "training_microsteps]\033[0m was not reached: the race has no step 50" in spy.said[-2]
+    assert sorted(path.name for path in (tmp_path / "traces").rglob("*.gz")) == [
+        "stage1-model_init_trace.json.gz", "stage2-eval_bpb_trace.json.gz"]  # fmt: skip
+
+
+def test_a_rank_above_0_records_only_if_asked_and_has_its_number_in_the_names(tmp_path):
+    watch = watch_of(tmp_path, {"stages": {}}, rank=1, world_size=2)
+    race(watch)
+    assert {found["status"] for found in watch.ask("summary")["stages"].values()} == {"not this rank: ranks=[0]"}
+    assert sorted(watch.ask("flags")["stages"]) == [1, 2]  # in step 2 it waits for rank 0's files
+    watch = watch_of(tmp_path, {"stages": {"ranks": None}}, rank=1, world_size=2)
+    race(watch)
+    assert len(list((tmp_path / "traces").rglob("stage*_rank1_trace.json"))) == 4
+
+
+def test_a_race_that_fails_keeps_the_stage_it_was_in(tmp_path):
+    watch = watch_of(tmp_path, {"stages": {"step": 2}})
+    with pytest.raises(RuntimeError) as failure:
+        race(watch, fail_at=2)
+    watch.on_failure(failure.value)
+    watch.close()
+    assert len(list((tmp_path / "traces").rglob("stage3-training_microsteps_trace.json"))) == 1
+    assert not torch.autograd._profiler_enabled() and not watch.warnings
+
+
+# ---- memory
+
+
+def test_what_is_alive_is_followed_and_the_peak_is_taken_apart():
+    """Hand-worked: 8 MiB and 4 MiB are alive at the peak, the 2 MiB between them are gone by then."""
+
+    def allocate(mib):
+        return torch.empty(mib * MIB, dtype=torch.uint8)
+
+    options = {"activities": [torch.profiler.ProfilerActivity.CPU], "profile_memory": True}
+    with torch.profiler.profile(**options):
+        before = allocate(3)  # torch knows the size, on a CPU, of what it has seen being allocated
+    with torch.profiler.profile(**options) as profile:
+        with torch.profiler.record_function("forward"):
+            kept = allocate(8)
+            passing = allocate(2)
+            del passing
+        with torch.profiler.record_function("backward"):
+            more = allocate(4)
+        del kept, more, before
+    timelines, phases = allocations.read(profile)
+    timeline = timelines["cpu"]
+    assert [name for name, _, _ in phases] == ["forward", "backward"]
+    # 3 MiB from before are seen when they are released: alive are 3, 11, 13, 11, 15, then 7, 3, 0
+    assert [alive / MIB for _, alive in timeline.points] == [11, 13, 11, 15, 7, 3, 0]
+    assert (timeline.peak_bytes / MIB, timeline.start_bytes / MIB) == (15, 3)
+    assert [(phase, num_bytes / MIB, count) for phase, _, _, num_bytes, count in timeline.at_peak] == [
+        ("forward", 8, 1), ("backward", 4, 1)]  # fmt: skip
+
+
+def test_the_page_is_whole_without_network_and_without_scripts():
+    hostile = "</title><script>alert(1)</script>"
+    timeline = Timeline("cpu", [(0, MIB), (500_000, 3 * MIB), (1_000_000, 0)], 500_000, 3 * MIB, 0,
+                        [("forward", hostile, "a.py(1): f", 3 * MIB, 7)])  # fmt: skip
+    text = memory_page.page("stage: memory", hostile, {"cpu": timeline}, [("forward", 0, 1_000_000)])
+    assert "<script" not in text and "://" not in text and "&lt;script&gt;" in text
+    assert "at most 3.0 MiB" in text and "<td>a.py(1): f</td>" in text
+    assert '<td class="number">7</td><td class="number">3.000</td>' in text
+    assert "Nothing was allocated" in memory_page.page("empty", "", {}, [])
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.slow
+def test_the_page_opens_in_a_browser_offline(staged):
+    with Browser() as browser:
+        page = browser.open(staged[0] / "stage3-training_microsteps_memory_timeline.html")
+        assert page.js("document.title") == "stage3-training_microsteps: memory"
+        assert page.js("document.querySelectorAll('svg polygon').length") == 1
+        assert page.js("document.querySelector('svg polygon').getBoundingClientRect().height") > 50
+        assert page.js("document.querySelectorAll('tbody tr').length") > 3
+        assert page.errors == []
+
+
+def test_on_a_gpu_the_memory_history_is_on_before_a_stage_and_off_after_it(tmp_path, monkeypatch):
+    """CUDA played by a list of what is asked of it; the sister in test_profiling_gpu.py has the real one."""
+    import dataclasses
+    import warnings
+    from pathlib import Path
+
+    asked = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 5 * MIB)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **kwargs: asked.append(kwargs))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: asked.append(Path(path).name))
+    watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})
+    (stages,) = watch.instruments
+    stages.context = dataclasses.replace(stages.context, device_type="cuda")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CUDA is not available")
+        watch.on_build_start()
+        watch.on_build_end()
+    assert asked == [
+        {"max_entries": 1000, "stacks": "python"},
+        "synchronize",
+        "stage1-model_init_mem.pickle",
+        {"enabled": None},
+    ]
+    assert stages.flags() == {} and not watch.warnings
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)  # somebody else's: it stays on
+    asked.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CUDA is not available")
+        watch.on_phase("validation")
+        watch.on_validation(0, 1.0, 0.0)
+    assert asked == ["synchronize", "stage2-eval_bpb_mem.pickle"]

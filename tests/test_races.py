@@ -1,0 +1,346 @@
+"""A race of several runs: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import claimed
+import pytest
+import racing
+
+from bench import ledger, plan, race, race_state, record
+
+NOISE = 0.002  # sd of log run time, of one machine in one sitting; public logs have 0.0008
+
+
+def noisy(seed, **change_pct):
+    """time_of(arm, seed): 10 s with noise; an arm named in change_pct differs by so many per cent."""
+    chance = random.Random(seed)
+    return lambda arm, _: 10.0 * (1 + change_pct.get(arm, 0) / 100) * (1 + chance.gauss(0, NOISE))
+
+
+@pytest.fixture
+def results(tmp_path):
+    return claimed.Results(tmp_path / "results")
+
+
+def go(results, monkeypatch, *words, time_of=None, **more):
+    """./run.sh race WORDS with arms that cost no time -> (exit code, Racers)."""
+    arms = claimed.Racers(results, time_of or noisy(1), **more)
+    arms.install(monkeypatch)
+    return race.main(list(words)), arms
+
+
+def race_json(results):
+    (path,) = (results.folder / "races").glob("*/race.json")
+    return json.loads(path.read_text())
+
+
+def test_identical_arms_end_in_equivalent_or_inconclusive(results, monkeypatch, capsys):
+    code, _ = go(results, monkeypatch, "A=", "B=", "n=3")
+    assert code == 0
+    found = race_json(results)
+    assert found["result"]["against"]["B"]["verdict"] in ("equivalent", "inconclusive")
+    assert found["status"] == "complete" and not found["peeked"]
+    assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
+    assert "order-confounded" not in found["result"]["against"]["B"]["flags"]
+    assert "verdict:" in capsys.readouterr().out
+
+
+def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
+    """The whole chain, plan and verdict, on run times with a drift of the machine: at most 7 % at a nominal 5 %."""
+    from bench import comparison
+    from bench.rows import row_of
+
+    run, wrong, num_races = record.read_raw(claimed.BASE), 0, 300
+    chance = random.Random(7)
+    for number in range(num_races):
+        made = plan.make({"A": {}, "B": {}}, 5, "2026-11-21T08:00:00Z", order_seed=number)
+        drift, rows = chance.gauss(0, 0.0005), {"A": [], "B": []}
+        for minute, place in enumerate(made["order"]):
+            if not place["discarded"]:
+                train_s = 10 * (1 + drift * minute) * (1 + chance.gauss(0, 0.001))
+                row = row_of(run) | {"run_id": str(minute), "train_s": train_s, "started_at": claimed.at(minute), "seed": minute, "num_flagged_steps": 0}
+                rows[place["arm"]].append(row)
+        found = comparison.of_rows(rows["A"], rows["B"], plan=made)
+        assert "not-at-a-planned-look" not in found["flags"] and "order-confounded" not in found["flags"]
+        wrong += found["time"]["p"] < 0.05
+    assert wrong / num_races <= 0.07
+
+
+def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, monkeypatch, capsys):
+    slow = {"data_ms": 0.25 / 1.05, "forward_ms": 0.25 / 1.05, "backward_ms": 0.25 / 1.05, "optimizer_ms": 0.30 / 1.05}
+    code, _ = go(results, monkeypatch, "A=", "B=optim.beta2=0.99", "n=5", time_of=noisy(2, B=5), shares_of=lambda arm: slow if arm == "B" else None)
+    found = race_json(results)["result"]["against"]["B"]
+    assert (code, found["verdict"]) == (0, "slower")
+    assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
+    assert "the largest part of the change is in optimizer" in capsys.readouterr().out
+    assert {"kind": "config", "what": "optim.beta2", "a": [0.95], "b": [0.99]} in found["differences"]
+
+
+def test_the_plan_is_in_the_ledger_before_the_first_run_and_every_run_after_it(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=", "n=2")
+    lines = ledger.read(results.folder)
+    assert [line["event"] for line in lines] == ["plan", *["start", "end"] * 6, "race_end"]
+    (path,) = (results.folder / "races").glob("*/plan.json")
+    made = json.loads(path.read_text())
+    assert lines[0]["plan_sha256"] == plan.sha256(made)
+    started = [line["race"]["arm"] for line in lines if line["event"] == "start"]
+    assert started == [place["arm"] for place in made["order"]]
+    assert ledger.faults(results.folder) == []
+
+
+def test_a_warm_up_run_is_kept_and_counts_nowhere(results, monkeypatch, capsys):
+    """Its time would be seen: it took ten times as long."""
+    first = set()
+    code, _ = go(results, monkeypatch, "A=", "B=", "n=2", time_of=lambda arm, seed: 10 + 0.01 * seed if arm in first else first.add(arm) or 100.0)
+    found = race_json(results)
+    assert [len(found["arms"][arm]["warm_up_runs"]) for arm in "AB"] == [1, 1]
+    assert max(found["result"]["against"]["B"]["time"]["mean_s"]) < 11
+    from bench import table
+
+    capsys.readouterr()
+    assert table.main(["--group", "--json", str(results.folder)]) == 0
+    (group,) = json.loads(capsys.readouterr().out)
+    assert (group["n"], group["train_s_mean"] < 11) == (4, True)
+
+
+def test_what_is_measured_stays_hidden_until_the_race_is_over(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=", "n=2", hurt={4: "interrupt"})
+    out = capsys.readouterr().out
+    assert "run 4 of 6 complete" in out
+    assert not re.search(r"train_s|val_loss|step_avg|10\.\d|: [AB]\b", out.split("stay hidden until it is over")[1])
+    assert not list((results.folder / "races").glob("*/race.json"))
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill"])
+def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(results, monkeypatch, capsys, how):
+    code, arms = go(results, monkeypatch, "A=", "B=", "n=2", hurt={3: how})
+    assert code == 1
+    (path,) = (results.folder / "races").glob("*/plan.json")
+    before = path.read_bytes()
+    assert f"./run.sh race --resume {path.parent.name}" in capsys.readouterr().out
+    assert race.main(["--resume"]) == 0
+    assert path.read_bytes() == before
+    found = race_json(results)
+    assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [2, 2]
+    assert sum(len(found["arms"][arm]["interrupted_runs"]) for arm in "AB") == 1
+    starts = [line["race"] for line in ledger.read(results.folder) if line["event"] == "start"]
+    assert [start["position"] for start in starts] == [0, 1, 2, 3, 3, 4, 5]
+    assert [start["attempt"] for start in starts] == [1, 1, 1, 1, 2, 1, 1]
+    assert arms.num_started == 7
+    with pytest.raises(ValueError, match="no race is unfinished"):
+        race.main(["--resume"])
+
+
+def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_changed_plan(results, monkeypatch):
+    _, arms = go(results, monkeypatch, "A=", "B=optim=muon", "n=2", hurt={1: "interrupt"})
+    facts = arms.facts
+    for change, words in (({"source_sha256": "42" * 32}, "source_sha256"), ({"config_id": "12345678"}, "config_id"), ({"session_id": "0" * 16}, "another session")):
+        monkeypatch.setattr(race.racers, "facts", lambda *args, change=change: facts(*args) | change)
+        with pytest.raises(ValueError, match=words):
+            race.main(["--resume"])
+    monkeypatch.setattr(race.racers, "facts", facts)
+    (path,) = (results.folder / "races").glob("*/plan.json")
+    made = json.loads(path.read_text())
+    path.write_text(json.dumps(made | {"n": 3}))
+    with pytest.raises(ValueError, match="not the plan that the ledger knows"):
+        race.main(["--resume"])
+
+
+def test_code_that_changes_while_the_race_runs_stops_it(results, monkeypatch):
+    arms = claimed.Racers(results, noisy(1))
+    arms.install(monkeypatch)
+    monkeypatch.setattr(race.racers, "source_sha256", lambda folder: ("41" if arms.num_started < 3 else "42") * 32)
+    with pytest.raises(ValueError, match="changed while the race was running"):
+        race.main(["A=", "B=", "n=2"])
+    assert arms.num_started == 3
+
+
+def test_a_failed_run_holds_its_place_and_is_not_repeated(results, monkeypatch):
+    code, arms = go(results, monkeypatch, "A=", "B=", "n=3", hurt={4: "fail"})
+    found = race_json(results)
+    assert (code, arms.num_started, found["status"]) == (0, 8, "complete")
+    assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
+    assert sorted(found["result"]["against"]["B"]["time"]["n"]) == [2, 3]
+    assert "runs-without-a-time" in found["result"]["against"]["B"]["flags"]
+
+
+def test_an_arm_whose_warm_up_fails_ends_the_race(results, monkeypatch, capsys):
+    code, arms = go(results, monkeypatch, "A=", "B=", "n=3", hurt={0: "fail"})
+    found = race_json(results)
+    assert (code, arms.num_started, found["status"], found["result"]) == (1, 1, "abandoned", None)
+    assert "the warm-up of" in found["why"] and "no verdict" in capsys.readouterr().out
+
+
+def test_failures_that_leave_fewer_than_two_times_end_the_race(results, monkeypatch):
+    code, arms = go(results, monkeypatch, "A=", "B=", "n=3", hurt=dict.fromkeys(range(2, 8), "fail"))
+    assert (code, race_json(results)["status"]) == (1, "abandoned")
+    assert arms.num_started < 8
+
+
+def test_a_look_that_decides_ends_the_race_early_as_planned(results, monkeypatch, capsys):
+    code, arms = go(results, monkeypatch, "A=", "B=", "n=8", "looks=4", time_of=noisy(3, B=5))
+    found = race_json(results)
+    assert (code, found["status"], arms.num_started) == (0, "stopped_early", 10)
+    assert [(look["started"], look["planned"]) for look in found["looks"]] == [({"A": 4, "B": 4}, True)]
+    against = found["result"]["against"]["B"]
+    assert (against["verdict"], against["time"]["alpha"], found["peeked"]) == ("slower", 0.025, False)
+
+
+def test_a_look_that_does_not_decide_shows_nothing(results, monkeypatch, capsys):
+    chance = random.Random(5)
+    go(results, monkeypatch, "A=", "B=", "n=3", "looks=2", time_of=lambda arm, seed: 10 * (1 + chance.gauss(0, 0.05)))
+    out = capsys.readouterr().out
+    assert "at 2 runs an arm: not decided, the race goes on" in out
+    assert race_json(results)["status"] == "complete"
+
+
+def test_looking_is_written_down_and_an_unplanned_look_is_called_peeking(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=", "n=3", hurt={5: "interrupt"})
+    assert race.main(["--look"]) == 0
+    captured = capsys.readouterr()
+    assert "NOT planned: the race counts as peeked" in captured.err and "not-at-a-planned-look" in captured.out
+    race.main(["--resume"])
+    found = race_json(results)
+    assert found["peeked"] and [look["planned"] for look in found["looks"]] == [False]
+    assert "peeked: somebody looked" in capsys.readouterr().out
+
+
+def test_showing_every_run_is_a_look(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=", "n=2", "--show")
+    assert race_json(results)["peeked"]
+
+
+def test_three_arms_are_judged_together(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=optim.lr=0.004", "C=optim.lr=0.005", "n=4", time_of=noisy(4, C=3))
+    found = race_json(results)["result"]["against"]
+    assert (found["B"]["verdict"] in ("equivalent", "inconclusive"), found["C"]["verdict"]) == (True, "slower")
+    assert found["C"]["time"]["p_holm"] == pytest.approx(2 * found["C"]["time"]["p"])
+
+
+def test_seeds_are_fresh_unless_they_are_given(results, monkeypatch):
+    results.add(seed=4)
+    go(results, monkeypatch, "A=", "B=", "n=2")
+    assert [one["seed"] for one in race_json(results)["order"] if one["arm"] == "A"] == [5, 5, 6]
+    shutil.rmtree(results.folder / "races")
+    go(results, monkeypatch, "A=", "B=", "n=2", "seed=40")
+    assert [one["seed"] for one in race_json(results)["order"] if one["arm"] == "A"] == [40, 40, 41]
+
+
+def test_the_race_leaves_a_page_and_a_text_that_say_the_verdict(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=", "n=3", time_of=noisy(6, B=5))
+    (folder,) = (results.folder / "races").iterdir()
+    assert {path.name for path in folder.iterdir()} - {race_state.LOCK} == {"plan.json", "race.json", "race.md", "race.html"}
+    assert "**SLOWER**" in (folder / "race.md").read_text() and "slower" in (folder / "race.html").read_text()
+
+
+def test_nobody_races_the_same_race_at_once(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=", "n=2", hurt={1: "interrupt"})
+    (folder,) = (results.folder / "races").iterdir()
+    with race_state.locked(folder), pytest.raises(ValueError, match="another process is racing it"):
+        race.main(["--resume"])
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ([], "what shall be raced"),
+        (["A="], "a race needs two arms"),
+        (["A=", "B=optim.lrr=1"], "B: unknown setting"),
+        (["A.rev=nosuchrevision", "B="], "nosuchrevision: this repository has no such revision"),
+        (["--resume", "never"], "never: there is no such race"),
+    ],
+)
+def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, told):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
+    monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(record.REPO / ".data")))
+    with pytest.raises(ValueError, match=told):
+        race.main(words)
+    assert ledger.read(results.folder) == []
+
+
+# ---- whole races, as a user starts them
+
+
+SHORT = ["track=free", "goal.num_steps=4", "goal.val_tokens=1024", "goal.val_every_steps=4", "hardware=cpu", "model/size=nano"]
+SLOW_OPTIMIZER = '''
+    class Slowed(torch.optim.AdamW):
+        def step(self, closure=None):
+            time.sleep({seconds})
+            return super().step(closure)
+
+    return Slowed(groups, lr'''
+
+
+@pytest.fixture
+def checkout(tmp_path, repo):
+    """A repository of its own with two commits; the second one's optimizer sleeps in every step."""
+    copy = tmp_path / "checkout"
+    copy.mkdir()
+    for name in ("bench", "models", "conf"):
+        shutil.copytree(repo / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(repo / ".gitignore", copy)
+
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=copy, check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "the baseline")
+    slow_down(copy, 0.5)
+    git("commit", "-qam", "a slower optimizer")
+    return copy
+
+
+def slow_down(copy, seconds):
+    path = copy / "models" / "adamw.py"
+    text = path.read_text().replace("import torch\n", "import time\n\nimport torch\n", 1)
+    assert text.count("\n    return torch.optim.AdamW(groups, lr") == 1
+    path.write_text(text.replace("\n    return torch.optim.AdamW(groups, lr", SLOW_OPTIMIZER.format(seconds=seconds)))
+
+
+def start(checkout, *words, **options):
+    env = racing.environment(checkout / "results", SPEEDRUN_DATA=os.environ.get("SPEEDRUN_DATA", str(racing.REPO / ".data")))
+    return subprocess.Popen([sys.executable, "-m", "bench", "race", *words], cwd=checkout, env=env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
+
+
+def wait_for(condition, timeout_s=120):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
+    words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
+    killed = start(checkout, *words)
+    wait_for(lambda: len([line for line in ledger.read(checkout / "results") if line["event"] == "start"]) == 3 or killed.poll() is not None)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    (path,) = (checkout / "results" / "races").glob("*/plan.json")
+    before = path.read_bytes()
+    resumed = start(checkout, "--resume")
+    out, _ = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, out
+    assert path.read_bytes() == before
+    found = json.loads((path.parent / "race.json").read_text())
+    runs = {arm: [json.loads((checkout / "results" / run / "run.json").read_text()) for run in found["arms"][arm]["runs"]] for arm in "AB"}
+    assert [{run["code"]["commit"] for run in runs[arm]} for arm in "AB"] == [{found["arms"][arm]["commit"]} for arm in "AB"]
+    assert [len(arm) for arm in runs.values()] == [2, 2]
+    assert sum(len(arm["interrupted_runs"]) for arm in found["arms"].values()) == 1
+    assert ledger.faults(checkout / "results") == []
+    median_s = {arm: statistics.median(run["metrics"]["train_s"] for run in runs[arm]) for arm in "AB"}
+    assert median_s["B"] > median_s["A"] + 0.5 * 4 * 0.5  # half of what 4 steps sleep
+    assert "in optimizer" in " ".join(found["result"]["against"]["B"]["diagnosis"]["words"])
+    worktrees = subprocess.run(["git", "worktree", "list"], cwd=checkout, capture_output=True, text=True).stdout
+    assert len(worktrees.splitlines()) == 1

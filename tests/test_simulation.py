@@ -1,0 +1,135 @@
+"""Races that never were: does the verdict cry wolf, does it see what it says it can see, can it be talked into anything?
+
+A run's time is the sum of its steps.  Steps are autocorrelated, AR(1) with 0.6 and 1 % each, and every run has an effect of
+its own of 0.08 %, what repeats on one machine were measured to differ by.  Seeds are fixed: these tests never flicker.
+"""
+
+import math
+
+import numpy
+import pytest
+from comparing import COMPLETE
+
+from bench import comparison, record, stats
+from bench.rows import row_of
+
+NUM_STEPS, STEP_MS = 200, 50.0
+RUN_CV, STEP_CV, PHI = 0.0008, 0.01, 0.6
+# of a run's total: its own effect, and the mean of 200 AR(1) steps, whose variance is (1 + phi) / (1 - phi) larger
+TOTAL_CV = math.sqrt(RUN_CV**2 + STEP_CV**2 / NUM_STEPS * (1 + PHI) / (1 - PHI))
+
+
+def simulated_steps(rng, *shape):
+    """Step times in ms, the last axis being the steps of one run."""
+    noise = numpy.empty((*shape, NUM_STEPS))
+    noise[..., 0] = rng.standard_normal(shape)
+    shocks = rng.standard_normal((*shape, NUM_STEPS)) * math.sqrt(1 - PHI**2)
+    for step in range(1, NUM_STEPS):
+        noise[..., step] = PHI * noise[..., step - 1] + shocks[..., step]
+    return STEP_MS * (1 + RUN_CV * rng.standard_normal((*shape, 1))) * (1 + STEP_CV * noise)
+
+
+def simulated_s(rng, *shape):
+    return simulated_steps(rng, *shape).sum(-1) / 1e3
+
+
+def p_of(a_s, b_s):
+    return stats.welch(numpy.log(a_s).tolist(), numpy.log(b_s).tolist()).p
+
+
+BASE = row_of(record.read(COMPLETE))
+
+
+def rows(arm, times_s):
+    """Rows of runs with these times, interleaved with those of the other arm."""
+    return [
+        BASE | {"run_id": f"{arm}{number}", "config_id": arm, "seed": number, "train_s": float(train_s), "num_flagged_steps": 0,
+                "val_loss": None, "peak_mem_gib": None, "started_at": f"2026-11-21T{number:02d}:{(number % 2) ^ (arm == 'B')}0:00.000Z"}
+        for number, train_s in enumerate(times_s)
+    ]  # fmt: skip
+
+
+def verdict(a_s, b_s, plan=None):
+    found = comparison.of_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
+    assert "order-confounded" not in found["flags"]
+    return found["verdict"]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_identical_code_is_called_different_in_at_most_7_of_100_tests_at_5_pct(n):
+    times_s = simulated_s(numpy.random.default_rng(n), 1500, 2, n)
+    rate = numpy.mean([p_of(a, b) < 0.05 for a, b in times_s])
+    assert rate <= 0.07
+    assert n == 2 or rate >= 0.03  # and it is no test that never fires; with 2 a side Welch is cautious
+
+
+def test_the_verdict_itself_cries_wolf_less_often_than_the_test():
+    times_s = simulated_s(numpy.random.default_rng(1), 400, 2, 5)
+    verdicts = [verdict(a, b) for a, b in times_s]
+    assert numpy.mean([one in ("faster", "slower") for one in verdicts]) <= 0.07
+    assert verdicts.count("faster") > 0 < verdicts.count("slower")
+
+
+def test_steps_pooled_as_if_they_were_runs_cry_wolf_in_more_than_20_of_100():
+    """Why no p value in this harness counts steps."""
+    pooled = simulated_steps(numpy.random.default_rng(2), 300, 2, 5).reshape(300, 2, -1)
+    difference = pooled[:, 1].mean(-1) - pooled[:, 0].mean(-1)
+    se = numpy.sqrt(pooled.var(-1, ddof=1).sum(-1) / pooled.shape[-1])
+    assert numpy.mean(numpy.abs(difference / se) > 1.96) > 0.20
+
+
+@pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
+def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promised):
+    """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as bench/stats/resolution.py says."""
+    rng = numpy.random.default_rng(10 + n)
+    change = stats.smallest_difference((TOTAL_CV, TOTAL_CV), (n, n))
+    times_s = simulated_s(rng, 1500, 2, n)
+    times_s[:, 1] *= math.exp(change)
+    power = numpy.mean([p_of(a, b) < 0.05 for a, b in times_s])
+    assert power == pytest.approx(promised, abs=0.035)  # 3 standard errors of 1,500 simulations
+
+
+def test_the_intervals_hold_the_truth_in_95_of_100():
+    rng = numpy.random.default_rng(3)
+    times_s = simulated_s(rng, 1500, 2, 5)
+    times_s[:, 1] *= 1.01
+    held = 0
+    for a, b in times_s:
+        low, high = stats.interval(stats.welch(numpy.log(a).tolist(), numpy.log(b).tolist()))
+        held += low < math.log(1.01) < high
+    assert held / 1500 == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either():
+    """1 % slower, far beyond the floor of 0.1 %: slower each time.  0.15 %, just beyond: equivalent in at most 5 of 100."""
+    times_s = simulated_s(numpy.random.default_rng(4), 200, 2, 10)
+    assert {verdict(a, 1.01 * b) for a, b in times_s[:50]} == {"slower"}
+    assert numpy.mean([verdict(a, 1.0015 * b) == "equivalent" for a, b in times_s]) <= 0.05
+
+
+# ---- optional stopping
+
+
+def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it():
+    """Stopping at the first p < 0.05 from 3 to 20 runs a side: over 12 in 100.  A plan of n = 20 gives no verdict before."""
+    times_s = simulated_s(numpy.random.default_rng(5), 300, 2, 20)
+    peeked = [any(p_of(a[:n], b[:n]) < 0.05 for n in range(3, 21)) for a, b in times_s]
+    assert numpy.mean(peeked) > 0.12
+    plan = {"n": 20}
+    tempted = [pair for pair, was_peeked in zip(times_s, peeked, strict=True) if was_peeked][:8]
+    assert all(verdict(a[:n], b[:n], plan) == "inconclusive" for a, b in tempted for n in range(3, 20))
+    planned = [verdict(a, b, plan) in ("faster", "slower") for a, b in times_s]
+    assert numpy.mean(planned) <= 0.07
+
+
+def test_running_on_until_it_is_significant_is_caught_too():
+    """n = 5 was planned; the runs after it give no verdict, whatever they show."""
+    times_s = simulated_s(numpy.random.default_rng(6), 20, 2, 12)
+    assert all(verdict(a[:n], 1.01 * b[:n], {"n": 5}) == "inconclusive" for a, b in times_s for n in (6, 8, 12))
+
+
+def test_declared_looks_share_the_level_so_that_all_together_cry_wolf_in_at_most_7_of_100():
+    times_s = simulated_s(numpy.random.default_rng(7), 120, 2, 20)
+    plan = {"n": 20, "looks": [5, 10, 20]}
+    alarms = [any(verdict(a[:n], b[:n], plan) in ("faster", "slower") for n in plan["looks"]) for a, b in times_s]
+    assert numpy.mean(alarms) <= 0.07

@@ -1,0 +1,329 @@
+"""Memory snapshots: read as data only, added up to the byte as torch itself does, and shown on a page that needs nothing."""
+
+import pickle
+import re
+
+import pytest
+import snapshots
+from browser import Browser, needs_browser
+from snapshots import FORWARD, LOGITS, MIB, WEIGHTS, Allocator, frames
+
+from bench import snapshot as rooms
+from bench.snapshot import cli, pickles, process, segments, sites, timeline
+
+
+def saved(folder, snapshot, protocol=4):
+    path = folder / "steps_rank0.pickle"
+    path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
+    return path
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_snapshot_is_read_as_it_was_written_in_any_protocol(tmp_path, protocol):
+    made = snapshots.training()
+    assert rooms.load(saved(tmp_path, made, protocol)) == made
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("this was run",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path, capsys, protocol):
+    path = saved(tmp_path, {"segments": [], "device_traces": [], "x": Evil()}, protocol)
+    with pytest.raises(ValueError, match=r"is no memory snapshot \(it asks for (builtins|__builtin__).print"):
+        rooms.load(path)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"", "is no memory snapshot"),
+        (b"\x80\x04\x95", "is no memory snapshot"),
+        (b"not a pickle", "is no memory snapshot"),
+        (pickle.dumps(3), "no segments and device_traces"),
+        (pickle.dumps({"segments": {}, "device_traces": []}), "segments is no list"),
+        (pickle.dumps({"segments": [{"blocks": []}], "device_traces": []}), "segment 0 has no total_size"),
+        (
+            pickle.dumps({"segments": [{"total_size": 1, "blocks": [{"size": "1"}]}], "device_traces": []}),
+            "block without size and state",
+        ),
+        (
+            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc"}]]}),
+            "entry 0 of device 0 has no action and size",
+        ),
+        (
+            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "frames": 5}]]}),
+            "frames that are none",
+        ),
+        (
+            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "addr": [1]}]]}),
+            "no number as its address",
+        ),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_with_what_is_wrong(tmp_path, content, says):
+    path = tmp_path / "x.pickle"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        rooms.load(path)
+
+
+def test_a_small_file_that_would_take_for_ever_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickles, "MAX_ENTRIES", 99)
+    shared = [{"action": "alloc", "size": 1, "addr": 0}] * 10
+    with pytest.raises(ValueError, match="more than 99 trace entries"):
+        rooms.load(saved(tmp_path, {"segments": [], "device_traces": [shared] * 10}))
+
+
+def test_a_list_is_taken_for_the_segments_alone(tmp_path):
+    made = snapshots.training()
+    assert rooms.load(saved(tmp_path, made["segments"])) == {"segments": made["segments"], "device_traces": []}
+
+
+# ---- adding up
+
+
+def test_who_held_what_when_memory_was_fullest():
+    """Weights 6 MiB before the recording; then activations 2 and 3, logits 5 (the peak: 16), all freed, then 1 more."""
+    gpu = Allocator()
+    gpu.recording = False
+    gpu.alloc(6 * MIB, WEIGHTS)
+    gpu.recording = True
+    kept = [gpu.alloc(2 * MIB, FORWARD), gpu.alloc(3 * MIB, FORWARD), gpu.alloc(5 * MIB, LOGITS)]
+    for address in kept:
+        gpu.free(address)
+    gpu.alloc(1 * MIB, LOGITS)
+    found = timeline.of_device(gpu.snapshot(), 0)
+    assert found.peak_bytes == 16 * MIB and found.peak_entry == 2
+    assert found.at_peak == {
+        "models/gpt2.py:12 __init__": 6 * MIB,
+        "models/gpt2.py:45 forward": 5 * MIB,
+        "models/gpt2.py:70 forward": 5 * MIB,
+    }
+    assert found.initial == {"models/gpt2.py:12 __init__": 6 * MIB}
+    assert found.end_bytes == 7 * MIB and found.unexplained_bytes == 0
+    assert found.allocated == {"models/gpt2.py:45 forward": [2, 5 * MIB], "models/gpt2.py:70 forward": [2, 6 * MIB]}
+
+
+def test_what_was_freed_without_having_been_allocated_was_there_before():
+    gpu = Allocator()
+    gpu.recording = False
+    old = gpu.alloc(4 * MIB)
+    gpu.alloc(100, WEIGHTS)  # stays; the allocator gives 512 bytes, and 100 were asked for
+    gpu.recording = True
+    gpu.alloc(1 * MIB, FORWARD)
+    gpu.free(old)
+    found = timeline.of_device(gpu.snapshot(), 0)
+    assert found.initial == {sites.BEFORE: 4 * MIB, "models/gpt2.py:12 __init__": 100}
+    assert (found.peak_bytes, found.end_bytes) == (5 * MIB + 100, 1 * MIB + 100)
+
+
+def test_a_history_whose_beginning_was_overwritten_still_adds_up():
+    whole = snapshots.training()
+    for lost in (1, 7, 40, 100):
+        cut = whole | {"device_traces": [whole["device_traces"][0][lost:]]}
+        found, all_of_it = timeline.of_device(cut, 0), timeline.of_device(whole, 0)
+        assert found.end_bytes == all_of_it.end_bytes and found.unexplained_bytes == 0
+        assert found.reserved_initial + sum(change for _, change in found.reserved_changes) == 60 * MIB
+
+
+def test_memory_that_waits_for_another_stream_is_still_held():
+    gpu = Allocator()
+    waiting = gpu.alloc(2 * MIB, FORWARD)
+    gpu.free(gpu.alloc(1 * MIB, LOGITS))
+    gpu.free(waiting, completed=False)
+    snapshot = gpu.snapshot()
+    assert timeline.of_device(snapshot, 0).end_bytes == 2 * MIB
+    assert segments.of_device(snapshot, 0)["waiting"] == 2 * MIB
+
+
+def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
+    trace = [
+        {"action": "alloc", "addr": 1, "size": 10, "time_us": 1.0},
+        {"action": "free_completed", "addr": 1, "size": 10, "time_us": 2.0},
+    ]
+    found = timeline.of_device({"segments": [], "device_traces": [trace]}, 0)
+    assert (found.initial, found.peak_bytes, found.end_bytes, found.unexplained_bytes) == ({}, 10, 0, 0)
+    assert found.at_peak == {sites.NO_STACK: 10}
+
+
+def test_a_snapshot_that_contradicts_itself_is_told():
+    snapshot = snapshots.training()
+    snapshot["segments"] = snapshot["segments"][1:]  # where the weights are, and blocks of the trace
+    assert timeline.of_device(snapshot, 0).unexplained_bytes == 0  # the weights are not known, and the rest was freed
+    gpu = Allocator()
+    gpu.alloc(3 * MIB)
+    lacking = gpu.snapshot()
+    lacking["segments"][0]["blocks"][0]["state"] = "inactive"
+    assert timeline.of_device(lacking, 0).unexplained_bytes == 3 * MIB
+
+
+def test_sampling_keeps_the_peak_and_the_sums():
+    gpu = Allocator()
+    for number in range(500):
+        size = (300 if number == 321 else 1 + number % 7) * MIB // 64
+        gpu.free(gpu.alloc(size, FORWARD if number % 2 else LOGITS))
+    found = timeline.of_device(gpu.snapshot(), 0)
+    points = timeline.sampled(found, ["models/gpt2.py:45 forward"], 40)
+    assert len(points) <= 40 + 2
+    assert max(total for _, _, total, _ in points) == found.peak_bytes == 300 * MIB // 64
+    assert all(sum(held.values()) == total for _, held, total, _ in points)
+    assert [entry for entry, *_ in points] == sorted(entry for entry, *_ in points)
+    assert points[-1][2] == found.end_bytes == 0
+
+
+def test_fullness_tells_rounding_gaps_and_whole_free_segments_apart():
+    """20 MiB segments: one with 12 MiB, a gap of 4, 3 MiB + 100 bytes (rounded up by 412); one freed altogether."""
+    gpu = Allocator()
+    gpu.alloc(12 * MIB)
+    gap = gpu.alloc(4 * MIB)
+    gpu.alloc(3 * MIB + 100)
+    gpu.free(gpu.alloc(15 * MIB))
+    gpu.free(gap)
+    found = segments.of_device(gpu.snapshot(), 0)
+    tail = 20 * MIB - 19 * MIB - 512
+    assert found == {
+        "num_segments": 2, "reserved": 40 * MIB, "used": 15 * MIB + 100, "rounding": 412, "waiting": 0, "free": 24 * MIB + tail,
+        "in_gaps": 4 * MIB + tail, "largest_gap": 4 * MIB, "largest_free": 20 * MIB,
+    }  # fmt: skip
+
+
+def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
+    from torch.cuda import _memory_viz
+
+    for made in (snapshots.training(), snapshots.training(num_steps=1, num_layers=9, weights_before=False)):
+        full = segments.of_device(made, 0)
+        text = _memory_viz.segsum(made)
+        reserved, allocated, free = re.search(
+            r"total_reserved: (.*)\ntotal_allocated: (.*)\ntotal_free: (\S*)", text
+        ).groups()
+        assert reserved == _memory_viz._format_size(full["reserved"])
+        assert (
+            allocated
+            == _memory_viz._format_size(full["used"])
+            == _memory_viz._format_size(timeline.of_device(made, 0).end_bytes)
+        )
+        assert free == _memory_viz._format_size(full["rounding"] + full["free"])
+        assert f"{len(made['device_traces'][0])} entries" in _memory_viz.trace(made)
+
+
+# ---- names of places
+
+
+@pytest.mark.parametrize(
+    "stack, name",
+    [
+        (
+            (
+                "/x/site-packages/torch/nn/functional.py:9 linear",
+                "/x/models/gpt2.py:45 forward",
+                "/x/bench/worker.py:1 main",
+            ),
+            "models/gpt2.py:45 forward",
+        ),
+        (("/x/site-packages/torch/optim/adamw.py:9 step", "<frozen runpy>:1 run"), "optim/adamw.py:9 step (torch)"),
+        (("/tmp/torchinductor/ab/cabc.py:33 call", "/x/models/gpt2.py:45 forward"), "compiled cabc.py:33 call"),
+        (("??:0 malloc", "/x/c10/cuda/CUDACachingAllocator.cpp:0 alloc"), sites.NO_STACK),
+        ((), sites.NO_STACK),
+    ],
+)
+def test_a_place_is_the_innermost_line_outside_of_torch(stack, name):
+    assert sites.Sites().of(frames(*stack)) == name
+
+
+# ---- the page
+
+
+def test_an_out_of_memory_says_when_it_was_the_gaps(tmp_path):
+    gpu = Allocator()
+    held = [gpu.alloc(4 * MIB, FORWARD) for _ in range(5)]
+    gpu.free(held[1])
+    gpu.free(held[3])
+    gpu.oom(6 * MIB, device_free=1 * MIB, stack=FORWARD)
+    html = rooms.of_snapshot(gpu.snapshot(speedrun={"where": "step 3", "limit_bytes": 80 * MIB}), "oom")
+    assert "where step 3, limit 80.0 MiB" in html
+    assert "Out of memory: 6.0 MiB were asked for, 1.0 MiB were free on the GPU" in html
+    assert (
+        "8.0 MiB are free, 4.0 MiB of them in one piece. It is in pieces too small: try PYTORCH_ALLOC_CONF=expandable_segments:True"
+        in html
+    )
+    facts = cli.facts_of(gpu.snapshot())["devices"][0]
+    assert facts["ooms"] == [{"size_bytes": 6 * MIB, "device_free_bytes": 1 * MIB}]
+
+
+def test_an_empty_snapshot_has_a_page():
+    assert "The snapshot is empty" in rooms.of_snapshot({"segments": [], "device_traces": [[], []]}, "nothing")
+
+
+def test_nothing_in_a_snapshot_becomes_markup():
+    nasty = "<script>alert(1)</script>\"&'"
+    gpu = Allocator()
+    gpu.alloc(1 * MIB, [{"filename": f"{nasty}.py", "line": nasty, "name": nasty}])
+    about = {"what": nasty, "window": nasty, "marks": [[gpu.now_us, nasty], [1.5], "x"]}
+    html = rooms.of_snapshot(gpu.snapshot(speedrun=about, allocator_settings={nasty: nasty}), nasty)
+    assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
+    assert "http://" not in re.sub(r"https?://www\.w3\.org/\S*", "", html)
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_page_opens_offline_in_light_and_dark_and_shows_the_peak_and_its_places(tmp_path):
+    path = saved(tmp_path, snapshots.training())
+    assert cli.main([str(path)]) == 0
+    with Browser() as browser:
+        for dark in (False, True):
+            page = browser.open(path.with_suffix(".html"), dark=dark)
+            page.until("document.querySelectorAll('.chart canvas').length === 2")
+            assert page.errors == []
+            assert all(url.startswith(("file:", "data:")) for url in page.requests)
+            assert (
+                "Who held memory" in page.text and "models/gpt2.py:45 forward" in page.text and "42.0 MiB" in page.text
+            )
+            assert page.js("document.querySelectorAll('svg rect').length") > 6
+        page = browser.open(path.with_suffix(".html"), width=390)
+        assert page.js("document.documentElement.scrollWidth") <= 390  # a phone: nothing sticks out
+
+
+# ---- the verb
+
+
+def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, capsys):
+    path = saved(tmp_path, snapshots.training())
+    assert cli.main([str(path), "--out", str(tmp_path / "out" / "page.html")]) == 0
+    said = capsys.readouterr().out
+    assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in said and "18.00 MiB  models/gpt2.py:12 __init__" in said
+    assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert cli.main([str(path), "--json"]) == 0
+    assert '"peak_bytes": 44041692' in capsys.readouterr().out
+
+
+def test_of_a_run_all_snapshots_get_a_page_and_a_run_without_one_says_how_to_record_it(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "memory").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds no memory snapshot; record one with instruments="):
+        cli.main([str(run)])
+    saved(run / "memory", snapshots.training())
+    (run / "memory" / "steps_rank1.rss.json").write_text(
+        '{"marks": [[1e15, "step 3"], [1.0e15, "end"]], "rss_bytes": [1048576, 3145728]}'
+    )
+    assert cli.main([str(run)]) == 0
+    assert sorted(path.name for path in (run / "memory").glob("*.html")) == ["steps_rank0.html", "steps_rank1.rss.html"]
+    assert "resident set of the process" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there are 2 snapshots; name one"):
+        cli.main([str(run), "--out", "x.html"])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"marks": [[1, "a"]], "rss_bytes": []}', '{"marks": [], "rss_bytes": []}']
+)
+def test_samples_that_are_none_are_refused(tmp_path, text):
+    path = tmp_path / "x.rss.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="holds no samples of a process"):
+        process.load(path)

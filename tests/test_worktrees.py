@@ -1,0 +1,61 @@
+"""Worktrees of revisions: exactly that commit, invisible to git's own commands, and gone afterwards."""
+
+import subprocess
+
+import pytest
+
+from bench import codestate, worktrees
+
+
+def git(repo, *words):
+    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(words, cwd=repo, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def two_commits(tmp_path):
+    folder = tmp_path / "repo"
+    (folder / "bench").mkdir(parents=True)
+    git(folder, "init", "-q")
+    for number in (1, 2):
+        (folder / "bench" / "a.py").write_text(f"x = {number}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", str(number))
+    (folder / "bench" / "a.py").write_text("x = 3  # not committed\n")
+    return folder
+
+
+def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_commits):
+    commits = {name: worktrees.commit_of(two_commits, rev) for name, rev in (("old", "HEAD~1"), ("new", "HEAD"))}
+    with worktrees.of(two_commits, commits) as paths:
+        assert {name: (path / "bench" / "a.py").read_text() for name, path in paths.items()} == {"old": "x = 1\n", "new": "x = 2\n"}
+        states = {name: codestate.state(path) for name, path in paths.items()}
+        assert {name: (state["commit"], state["dirty"], state["untracked"]) for name, state in states.items()} == {
+            name: (commit, False, []) for name, commit in commits.items()
+        }
+        assert git(two_commits, "status", "--short") == " M bench/a.py\n"
+        assert (two_commits / "bench" / "a.py").read_text() == "x = 3  # not committed\n"
+    assert len(git(two_commits, "worktree", "list").splitlines()) == 1
+    assert not (two_commits / ".git" / worktrees.FOLDER).exists()
+
+
+def test_it_is_removed_when_the_race_fails_and_whatever_was_written_into_it(two_commits):
+    commit = worktrees.commit_of(two_commits, "HEAD")
+    with pytest.raises(RuntimeError), worktrees.of(two_commits, {"a": commit}) as paths:
+        (paths["a"] / "left.txt").write_text("by a run")
+        raise RuntimeError
+    assert not paths["a"].exists()
+
+
+def test_what_a_killed_race_left_behind_is_made_anew(two_commits):
+    path = worktrees.add(two_commits, "a", worktrees.commit_of(two_commits, "HEAD"))
+    (path / "bench" / "a.py").write_text("damaged")
+    with worktrees.of(two_commits, {"a": worktrees.commit_of(two_commits, "HEAD~1")}) as paths:
+        assert (paths["a"] / "bench" / "a.py").read_text() == "x = 1\n"
+
+
+def test_a_revision_that_does_not_exist_and_a_folder_without_git_are_refused(two_commits, tmp_path):
+    with pytest.raises(ValueError, match="nosuch: this repository has no such revision"):
+        worktrees.commit_of(two_commits, "nosuch")
+    with pytest.raises(ValueError, match="does not lie in a git repository"):
+        worktrees.path_of(tmp_path, "a")
