@@ -18,6 +18,7 @@ VERBS = {  # verb: (module in bench/, what it does)
     "dashboard": ("dashboards.cli", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
     "import": ("import_cli", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge -> records"),
+    "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data_cli", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine fit to measure?"),

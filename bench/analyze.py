@@ -12,7 +12,21 @@ from pathlib import Path
 
 from bench import atomic, hardware
 from bench.analyze_text import as_markdown, as_text, diff_text
-from bench.trace import advice, attribution, categories, critical, diff, events, kernels, launches, load, operators, skew, temporal, window
+from bench.trace import (
+    advice,
+    attribution,
+    categories,
+    critical,
+    diff,
+    events,
+    kernels,
+    launches,
+    load,
+    operators,
+    skew,
+    temporal,
+    window,
+)
 
 DTYPES = ("bfloat16", "float16", "float32", "float8")
 MAX_OPERATORS = 50

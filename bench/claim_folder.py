@@ -87,7 +87,7 @@ def summary(claim):
     for race in claim.races:
         for name, found in ((race.result or {}).get("result") or {"against": {}})["against"].items():
             if name == race.arm:
-                parts.append(f"{race.race_id}: {found['words']}")
+                parts.append(grid.escaped(grid.printable(f"{race.race_id}: {found['words']}")))
     return "\n\n".join(parts)
 
 

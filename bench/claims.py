@@ -139,8 +139,8 @@ def _run(results, folder):
 
 
 def _add_race(claim, results, race_id, arm):
-    folder = race_state.folder_of(results, race_id)
     try:
+        folder = race_state.folder_of(results, race_id)
         state = race_state.read(folder, results)
     except ValueError as error:
         claim.races.append(Race(race_id, arm, None, str(error), None))

@@ -80,6 +80,20 @@ def find(device_name):
     return _by_name().get(_key(device_name)) if device_name else None
 
 
+# The SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP a clock and SM), e.g.
+# 989.4e12 / (132 * 4096) for H100 SXM, 312e12 / (108 * 2048) for A100 (NVIDIA's Hopper and Ampere whitepapers).
+PEAK_CLOCK_MHZ = {
+    "H200": 1830, "H100 80GB HBM3": 1830, "H100 SXM5 80GB": 1830, "GH200 480GB": 1830, "H100 PCIe": 1620,
+    "A100-SXM4-80GB": 1410, "A100 80GB PCIe": 1410, "A100-PCIE-80GB": 1410, "A100-SXM4-40GB": 1410, "A100-PCIE-40GB": 1410,
+}  # fmt: skip
+
+
+def peak_clock_mhz(device_name):
+    """The SM clock of peak_flops; None for a device whose clock is not in the table."""
+    clocks = {_key(name): clock_mhz for name, clock_mhz in PEAK_CLOCK_MHZ.items()}
+    return clocks.get(_key(device_name)) if device_name else None
+
+
 def peak_flops(device_name, dtype):
     """Dense peak FLOP/s of one device, or None if device or precision is unknown.  dtype as ours or as torch's."""
     precision = ALIASES.get(dtype, dtype)

@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import json
 
-from bench import claim_folder, claims, ledger, race_state, record, rules
+from bench import claim_folder, claims, grid, ledger, race_state, record, rules
 
 
 def main(argv):
@@ -75,7 +75,8 @@ def text(verdict):
     lines = [f"{marks[rule['passed']]:>8}  {rule['rule']}: {rule['evidence']}" for rule in verdict["rules"]]
     failed = sum(rule["passed"] is False for rule in verdict["rules"])
     last = "accepted" if not failed else f"refused: {failed} of {len(lines)} rules failed"
-    return "\n".join([f"{verdict['claim']} on track {verdict['track']}, {verdict['n']} runs", *lines, f"{'judge':>8}  {last}"])
+    lines = [f"{verdict['claim']} on track {verdict['track']}, {verdict['n']} runs", *lines, f"{'judge':>8}  {last}"]
+    return "\n".join(map(grid.printable, lines))
 
 
 def _parser():

@@ -37,12 +37,14 @@ def metrics(run, steps):
         "tokens_per_s_per_gpu": rate / run["world_size"] if rate is not None and num_gpus else None,
         "mfu": mfu(model.get("flops_per_token"), rate, run["world_size"], peak),
         "mfu_causal": mfu(model.get("flops_per_token_causal"), rate, run["world_size"], peak),
+        "mfu_at_clock": mfu_at_clock(model.get("flops_per_token"), rate, run, peak),
         "peak_mem_gib": max(mem_gib, default=None),
         "peak_mem_gib_min": min(mem_gib, default=None),
         "compile_s": measured.get("compile_s"),
         "goodput_frac": goodput_frac(seconds, measured.get("wall_s")),
         "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if seconds is not None else None,
         "gap_nats": gap_nats,
+        **energy(run, num_steps),
     }
 
 
@@ -94,6 +96,31 @@ def peak_flops(run):
     gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
     peaks = [hardware.peak_flops(gpu["name"], dtype) for gpu in gpus]
     return None if None in peaks else min(peaks, default=None)
+
+
+def mfu_at_clock(flops_per_token, rate, run, peak):
+    """mfu against the peak at the mean SM clock that telemetry saw while the race's clock ran; None without telemetry."""
+    names = {gpu["name"] for gpu in run["environment"].get("gpus") or ()}
+    clock_mhz = _telemetry(run).get("mean_sm_clock_mhz")
+    peak_clock_mhz = hardware.peak_clock_mhz(names.pop()) if len(names) == 1 else None
+    if peak is None or not clock_mhz or peak_clock_mhz is None:
+        return None
+    return mfu(flops_per_token, rate, run["world_size"], peak * clock_mhz / peak_clock_mhz)
+
+
+def energy(run, num_steps):
+    """Joules of the run's GPUs together: energy_j of the whole run, the others while the race's clock ran."""
+    told = _telemetry(run)
+    train_j, num_tokens = told.get("train_energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    return {
+        "energy_j": told.get("energy_j"),
+        "energy_j_per_token": train_j / num_tokens if train_j is not None and num_tokens else None,
+        "mean_power_w": told.get("mean_power_w"),
+    }
+
+
+def _telemetry(run):
+    return (run.get("instrument_summaries") or {}).get("telemetry") or {}
 
 
 def peak_mem_gib(by_rank):

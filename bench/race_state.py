@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from bench import ledger, plan, record
 
 FOLDER = "races"
 LOCK = ".lock.tmp"  # a name that git ignores
+NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from somebody else's record
+RUN = re.compile(rf"{NAME.pattern}/{NAME.pattern}")
 
 
 @dataclass
@@ -82,6 +85,9 @@ class State:
 
 
 def folder_of(results, race_id):
+    """Where a race lies.  ValueError for what cannot be a race's id."""
+    if not NAME.fullmatch(race_id):
+        raise ValueError(f"{race_id!r} is no name of a race")
     return Path(results) / FOLDER / race_id
 
 
@@ -91,17 +97,20 @@ def read(folder, results=None):
     results = folder.parent.parent if results is None else Path(results)
     try:
         found = json.loads((folder / "plan.json").read_text())
-        race_id, order = found["race_id"], found["order"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        places = [Place(position, one["arm"], one["seed"], one["discarded"]) for position, one in enumerate(found["order"])]
+        arms = {place.arm for place in places}
+        assert arms == set(found["arms"]) and found["baseline"] in arms and found["n"] == max(found["looks"])
+        lines = ledger.of_race(ledger.read(results), found["race_id"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise ValueError(f"{folder}/plan.json: is no plan of a race ({error!r})") from None
-    lines = ledger.of_race(ledger.read(results), race_id)
     planned = [line["plan_sha256"] for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(found)]:
         why = "the ledger knows no such plan" if not planned else "it is not the plan that the ledger knows: it was changed"
         raise ValueError(f"{folder}/plan.json: {why}")
-    places = [Place(position, one["arm"], one["seed"], one["discarded"]) for position, one in enumerate(order)]
     for run, told in ledger.runs(lines).items():
         position = told["start"]["race"]["position"]
+        if not RUN.fullmatch(run):
+            raise ValueError(f"{folder}: the ledger knows a run {run!r}, which is no <track>/<run_id>")
         if not 0 <= position < len(places):
             raise ValueError(f"{folder}: the ledger knows a run at place {position}, the plan has {len(places)} places")
         places[position].attempts.append((run, _status(results, run, told["end"])))

@@ -3,7 +3,12 @@
 What real memory does is not shown by this: tests marked gpu do that (tests/test_gpu_memory.py).
 """
 
+from pathlib import Path
+
 from snapshots import Allocator
+
+from bench.instruments.base import Context
+from bench.timers import HostMarks
 
 
 class FakeCuda:
@@ -60,3 +65,17 @@ def install(monkeypatch):
     monkeypatch.setattr(memory_recording, "_oom_callback", None)
     monkeypatch.setattr(memory_recording, "_is_observing", False)
     return FakeCuda(monkeypatch)
+
+
+class Events(list):
+    def __call__(self, name, **facts):
+        self.append({"event": name, **facts})
+
+
+def context(folder, device_type="cuda", rank=0, num_steps=5, peaks=None):
+    events, said = Events(), []
+    return (
+        Context(Path(folder), rank, 2, device_type, num_steps, HostMarks(), 0, events, said.append, peaks),
+        events,
+        said,
+    )

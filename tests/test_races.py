@@ -150,7 +150,7 @@ def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_chan
     monkeypatch.setattr(race.racers, "facts", facts)
     (path,) = (results.folder / "races").glob("*/plan.json")
     made = json.loads(path.read_text())
-    path.write_text(json.dumps(made | {"n": 3}))
+    path.write_text(json.dumps(made | {"alpha": 0.2}))
     with pytest.raises(ValueError, match="not the plan that the ledger knows"):
         race.main(["--resume"])
 
@@ -240,6 +240,23 @@ def test_the_race_leaves_a_page_and_a_text_that_say_the_verdict(results, monkeyp
     (folder,) = (results.folder / "races").iterdir()
     assert {path.name for path in folder.iterdir()} - {race_state.LOCK} == {"plan.json", "race.json", "race.md", "race.html"}
     assert "**SLOWER**" in (folder / "race.md").read_text() and "slower" in (folder / "race.html").read_text()
+
+
+@pytest.mark.parametrize("change", [{"order": [{}]}, {"arms": []}, {"looks": []}, {"baseline": "Z"}, {"n": 9}])
+def test_a_plan_that_is_none_is_refused_even_if_the_ledger_has_its_hash(results, monkeypatch, change):
+    go(results, monkeypatch, "A=", "B=", "n=2")
+    (path,) = (results.folder / "races").glob("*/plan.json")
+    made = json.loads(path.read_text()) | change
+    path.write_text(json.dumps(made))
+    ledger.append(results.folder, "plan", race_id=made["race_id"], plan_sha256=plan.sha256(made))
+    with pytest.raises(ValueError, match="plan"):
+        race_state.read(path.parent)
+
+
+@pytest.mark.parametrize("race_id", ["../../etc", "/etc", ".git", ""])
+def test_a_name_that_leads_out_of_the_folder_is_no_race(results, race_id):
+    with pytest.raises(ValueError, match="no name of a race"):
+        race_state.folder_of(results.folder, race_id)
 
 
 def test_nobody_races_the_same_race_at_once(results, monkeypatch):

@@ -12,7 +12,20 @@ from traces import event, launched, step, write
 
 from bench import analyze
 from bench.analyze_text import as_markdown, as_text
-from bench.trace import attribution, critical, diff, events, intervals, kernels, launches, operators, skew, source, temporal, window
+from bench.trace import (
+    attribution,
+    critical,
+    diff,
+    events,
+    intervals,
+    kernels,
+    launches,
+    operators,
+    skew,
+    source,
+    temporal,
+    window,
+)
 from bench.trace.load import find, load, load_all
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}

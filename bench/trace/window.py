@@ -9,7 +9,6 @@ import numpy as np
 
 from bench.trace import events
 
-
 NOT_LAUNCHED = np.iinfo(np.int64).max
 
 

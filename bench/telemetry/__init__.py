@@ -1,0 +1,1 @@
+"""What the devices of a run did meanwhile: sampled in a process of its own, joined to the run afterwards."""

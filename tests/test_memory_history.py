@@ -1,0 +1,300 @@
+"""The memory history: recorded where it is asked for and nowhere else, whole on disk, also when memory runs out."""
+
+import pickle
+
+import fake_cuda
+import pytest
+from fake_cuda import context
+from snapshots import FORWARD, frames
+
+from bench import compose, memory_recording, memory_rules, snapshot
+from bench.instruments import load
+from bench.instruments.base import Watch
+
+GIB = 2**30
+SETTINGS = {"name": "steps", "first_step": 2, "active_steps": 2, "ranks": None, "max_entries": 1000, "stacks": "python",
+            "whole_race": False, "windows": []}  # fmt: skip
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return fake_cuda.install(monkeypatch)
+
+
+# ---- a recording
+
+
+def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
+    recording = memory_recording.Recording("one", max_entries=77)
+    recording.start()
+    assert cuda.history == [None, {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 77}]
+    with pytest.raises(RuntimeError, match="two: one is recording the memory history"):
+        memory_recording.Recording("two").start()
+    memory_recording.Recording("two").stop()  # who does not record ends nothing
+    assert cuda.is_recording
+    recording.stop()
+    assert not cuda.is_recording
+    memory_recording.Recording("two").start()
+    memory_recording._holder = None  # as if another program's call had begun it
+    with pytest.raises(RuntimeError, match="three: somebody else is recording"):
+        memory_recording.Recording("three").start()
+    with pytest.raises(ValueError, match="stacks=cpp: use python or all"):
+        memory_recording.Recording("three", stacks="cpp")
+
+
+def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/grace")
+    here = str(memory_recording.REPO)
+    stack = frames(
+        f"{here}/models/gpt2.py:45 forward", "/home/grace/lib/x.py:1 f", "/tmp/torchinductor_grace/ab/c.py:3 call"
+    )
+    recording = memory_recording.Recording()
+    recording.start()
+    cuda.gpu.alloc(1000, stack)
+    recording.mark("forward")
+    path = tmp_path / "memory" / "a_rank0.pickle"
+    assert recording.dump(path, rank=0, window="a") == path.stat().st_size
+    content = path.read_bytes()
+    assert content[:2] == b"\x80\x04" and b"grace" not in content and here.encode() not in content
+    found = snapshot.load(path)
+    assert [frame["filename"] for frame in found["device_traces"][0][-1]["frames"]] == [
+        "models/gpt2.py",
+        "~/lib/x.py",
+        "/tmp/torchinductor/ab/c.py",
+    ]
+    assert found["speedrun"]["rank"] == 0 and found["speedrun"]["marks"][0][1] == "forward"
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "memory", path]  # nothing passing is left
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_nothing(cuda, tmp_path, monkeypatch):
+    monkeypatch.setattr(pickle, "dump", lambda *args, **more: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        memory_recording.Recording().dump(tmp_path / "a.pickle")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- the instrument memory_history
+
+
+def history(folder, rank=0, device_type="cuda", num_steps=5, **settings):
+    where, events, said = context(folder, device_type, rank, num_steps)
+    made, warnings = load({"memory_history": SETTINGS | settings}, where)
+    assert warnings == []
+    return made[0], Watch(made), events, said
+
+
+def build_and_warm_up(watch, cuda):
+    watch.on_build_start()
+    cuda.gpu.alloc(3000, frames("models/gpt2.py:12 __init__"))
+    watch.on_build_end()
+    watch.on_warmup_start()
+    watch.on_warmup_end()
+    watch.on_run_start()
+
+
+def run_step(watch, cuda, step, fails=False):
+    watch.on_step_start(step)
+    watch.on_phase("forward")
+    address = cuda.gpu.alloc(1000 + step, FORWARD)
+    if fails:
+        cuda.observer(0, 5000, 80 * GIB, 400)
+    cuda.gpu.free(address)
+    watch.on_step_end(step)
+
+
+def test_the_history_rests_in_the_race_but_for_its_window(cuda, tmp_path):
+    instrument, watch, events, said = history(tmp_path)
+    build_and_warm_up(watch, cuda)
+    assert not cuda.is_recording
+    recorded = []
+    for step in range(5):
+        watch.on_step_start(step)
+        recorded.append(cuda.is_recording)
+        watch.on_phase("forward")
+        cuda.gpu.free(cuda.gpu.alloc(1000 + step, FORWARD))
+        watch.on_step_end(step)
+    watch.on_run_end()
+    assert recorded == [False, True, True, False, False]
+    assert instrument.flags() == dict.fromkeys((2, 3, 4), "memory_history")  # step 4 begins after the file was written
+    found = snapshot.load(tmp_path / "memory" / "steps_rank0.pickle")
+    assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [1001, 1002]
+    assert found["segments"][0]["blocks"][0]["frames"] == frames(
+        "models/gpt2.py:12 __init__"
+    )  # of before the window, with its stack
+    assert [name for _, name in found["speedrun"]["marks"]] == ["step 2", "forward", "step 3", "forward"]
+    (window,) = instrument.summary()["windows"]
+    assert (
+        window["status"] == "recorded"
+        and window["file"] == "memory/steps_rank0.pickle"
+        and (window["first_step"], window["last_step"]) == (2, 3)
+    )
+    assert [event["event"] for event in events] == ["memory_snapshot"] and "./run.sh memory" in said[-1]
+    assert watch.warnings == []
+
+
+def test_several_windows_are_recorded_each_for_itself_and_one_out_of_reach_is_said(cuda, tmp_path):
+    windows = [
+        {"name": "late", "first_step": 4, "active_steps": 1},
+        {"name": "early", "first_step": 1, "active_steps": 1},
+        {"name": "never", "first_step": 90},
+    ]
+    instrument, watch, _, _ = history(tmp_path, windows=windows)
+    build_and_warm_up(watch, cuda)
+    for step in range(5):
+        run_step(watch, cuda, step)
+    watch.on_run_end()
+    status = {window["window"]: window["status"] for window in instrument.summary()["windows"]}
+    assert status == {"early": "recorded", "late": "recorded", "never": "not reached"}
+    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == ["early_rank0.pickle", "late_rank0.pickle"]
+    assert set(instrument.flags()) == {1, 2, 4, 5}
+
+
+def test_a_race_that_stops_within_a_window_writes_what_there_is(cuda, tmp_path):
+    instrument, watch, _, _ = history(tmp_path, active_steps=50)
+    build_and_warm_up(watch, cuda)
+    for step in range(3):
+        run_step(watch, cuda, step)
+    watch.on_run_end()
+    (window,) = instrument.summary()["windows"]
+    assert window["status"] == "recorded" and (tmp_path / "memory" / "steps_rank0.pickle").exists()
+    assert set(instrument.flags()) == {2, 3}
+
+
+def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_told_together(cuda, tmp_path):
+    instrument, watch, _, _ = history(tmp_path, rank=1, ranks=[0])
+    build_and_warm_up(watch, cuda)
+    for step in range(5):
+        run_step(watch, cuda, step)
+    watch.on_run_end()
+    assert instrument.flags() == {} and instrument.summary()["windows"] == []
+    told = {
+        "window": "steps",
+        "status": "recorded",
+        "file": "memory/steps_rank0.pickle",
+        "num_bytes": 10,
+        "dump_ms": 1.0,
+    }
+    silent = {"window": "steps", "status": "not recorded: busy"}
+    ranks = [{"what": "x", "windows": [one], "num_ooms": 1} for one in (silent, told, told | {"dump_ms": 5.0})] + [{}]
+    merged = instrument.merge(ranks)
+    assert merged["windows"] == [told | {"num_bytes": 20, "dump_ms": 5.0, "ranks": [1, 2]}] and merged["num_ooms"] == 3
+
+
+def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_without_one_in_the_race(cuda, tmp_path):
+    instrument, watch, events, said = history(tmp_path)
+    watch.on_build_start()
+    cuda.gpu.alloc(3000, FORWARD)
+    cuda.observer(0, 5000, 80 * GIB, 400)
+    cuda.observer(0, 5000, 80 * GIB, 400)  # torch may call twice for one failure
+    found = snapshot.load(tmp_path / "memory" / "oom_rank0.pickle")
+    assert any(entry["size"] == 3000 for entry in found["device_traces"][0])
+    assert found["speedrun"]["where"] == "build" and found["speedrun"]["requested_bytes"] == 5000
+    watch.on_run_start()
+    for step in range(5):
+        run_step(watch, cuda, step, fails=step == 4)
+    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == [
+        "oom2_rank0.pickle",
+        "oom_rank0.pickle",
+        "steps_rank0.pickle",
+    ]
+    assert snapshot.load(tmp_path / "memory" / "oom2_rank0.pickle")["speedrun"]["where"] == "step 5"
+    assert set(instrument.flags()) == {2, 3, 4, 5}
+    assert [event["step"] for event in events if event["event"] == "out_of_memory"] == [None, 5]
+    assert "ran out of memory (build): 4.9 KiB asked for, 400 B free" in said[0]
+    assert instrument.summary()["num_ooms"] == 2
+
+
+def test_the_whole_race_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path):
+    instrument, watch, _, _ = history(tmp_path, whole_race=True)
+    build_and_warm_up(watch, cuda)
+    for step in range(5):
+        run_step(watch, cuda, step)
+        assert cuda.is_recording
+    cuda.observer(0, 1, 2, 3)
+    watch.on_run_end()
+    assert not cuda.is_recording
+    assert [window["status"] for window in instrument.summary()["windows"]] == ["recorded"]
+    assert set(instrument.flags()) == {1, 2, 3, 4, 5}
+    assert any(
+        entry["size"] == 1004 for entry in snapshot.load(tmp_path / "memory" / "oom_rank0.pickle")["device_traces"][0]
+    )
+
+
+def test_an_observer_that_fails_never_hides_the_races_own_error(cuda, capsys):
+    def fails(*args):
+        raise OSError("the disk is full")
+
+    memory_recording.when_out_of_memory(fails)
+    cuda.observer(0, 1, 2, 3)
+    assert "the disk is full" in capsys.readouterr().err
+    memory_recording.when_out_of_memory(None)
+    cuda.observer(0, 1, 2, 3)  # there is no detaching: it is deaf
+    assert capsys.readouterr().err == ""
+
+
+def test_where_something_else_records_the_window_is_not_recorded_and_says_why(cuda, tmp_path):
+    other = memory_recording.Recording("stages")
+    other.start()
+    instrument, watch, _, said = history(tmp_path)
+    build_and_warm_up(watch, cuda)
+    assert cuda.is_recording  # theirs goes on
+    for step in range(5):
+        run_step(watch, cuda, step)
+    watch.on_run_end()
+    watch.close()
+    assert cuda.is_recording and instrument.flags() == {} and watch.warnings == []
+    assert instrument.summary()["windows"][0]["status"] == (
+        "not recorded: memory_history, steps: stages is recording the memory history, and there is only one"
+    )
+    assert "no memory history of build and warm-up" in said[0]
+
+
+def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path, monkeypatch):
+    instrument, watch, _, _ = history(tmp_path)
+    build_and_warm_up(watch, cuda)
+    (tmp_path / "memory").write_text("in the way")
+    for step in range(4):
+        run_step(watch, cuda, step)
+    assert not cuda.is_recording
+    assert [(one["edge"], one["error"].split(":")[0]) for one in watch.warnings] == [("on_step_end", "FileExistsError")]
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    "override, says",
+    [
+        ("first_step=0", "first_step=0: use a whole number of 1 or more"),
+        ("active_steps=0", "active_steps=0"),
+        ("stacks=cpp", "stacks='cpp': use python or all"),
+        ("name=../x", "name='../x': it begins the names of files"),
+        ("name=oom", "no oom in front"),
+        ("ranks=[-1]", "ranks=\\[-1\\]: give a list of ranks"),
+        ("max_entries=0", "max_entries=0"),
+        (
+            "windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]",
+            "b begins at step 6 and a ends at step 6",
+        ),
+        ("windows=[{first_step:2},{first_step:9}]", "two are called steps"),
+        (
+            "windows=[{step:2}]",
+            "unknown setting instruments.memory_history.windows: step=2: a window has name, first_step",
+        ),
+        ("windows=[3]", "windows=\\[3\\]: give a list"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_the_race(override, says):
+    with pytest.raises(ValueError, match=says):
+        compose.compose(["instruments=[regions,memory_history]", f"instruments.memory_history.{override}"])
+
+
+def test_a_window_takes_from_the_common_settings_what_it_does_not_say():
+    windows = memory_rules.windows_of(
+        SETTINGS | {"windows": [{"name": "late", "first_step": 9, "ranks": [0, 2]}, {"name": "early"}]}
+    )
+    assert [(window.name, window.first_step, window.last_step, window.max_entries) for window in windows] == [
+        ("early", 2, 3, 1000),
+        ("late", 9, 10, 1000),
+    ]
+    assert windows[0].has(1) and not windows[1].has(1)
