@@ -19,9 +19,9 @@ def _lines(found, title, form, mark):
     overall = found["overall"]
     if overall["missing_ranks"]:
         yield f"\n{len(overall['missing_ranks'])} of {overall['world_size']} ranks are missing: {overall['missing_ranks'][:10]}"
-    yield f"\n{mark}Time of the device, ms and % of the span\n"
+    on_device = [_time_line(rank, one) for rank, one in found["ranks"].items() if one["temporal"]["span_us"]]
     head = ("rank", "span", "busy %", "compute %", "non-compute %", "idle %", "overlap %", "exposed comm.", "steps", "device rows")
-    yield _table(head, [_time_line(rank, one) for rank, one in found["ranks"].items()], form)
+    yield from _part(f"{mark}Time of the device, ms and % of the span", head, on_device, form)
     for rank, one in found["ranks"].items():
         if one["cut"] or one["num_bad_events"]:
             yield f"\nrank {rank}: {one['cut'] or 'the file is whole'}; {one['num_events']} events were read, {one['num_bad_events']} could not be"
@@ -32,8 +32,6 @@ def _lines(found, title, form, mark):
 
 def _time_line(rank, one):
     time = one["temporal"]
-    if not time["span_us"]:
-        return [rank, *[None] * 7, len(one["profiler_steps"]), 0]
     exposed = None if one["overlap_pct"] is None else f"{one['exposed_comm_us'] / 1000:.2f}"
     shares = [f"{value:.2f}" if value is not None else None for value in (100 - time["idle_pct"], time["compute_pct"], time["non_compute_pct"], time["idle_pct"], one["overlap_pct"])]
     return [rank, f"{time['span_us'] / 1000:.2f}", *shares, exposed, len(one["profiler_steps"]), one["num_device_rows"]]
@@ -52,6 +50,8 @@ def _of_rank(rank, one, form, mark):
     rates = [(_plain(line["name"]), _plain(line["shapes"], 40), f"{line['tflop_per_s']:.1f}", _one(line["pct_of_peak"]), _one(line["flop_per_byte"]), line["bound"]) for line in one["achieved"][:NUM_LINES]]
     if one["flop_known_frac"] is not None:
         yield from _part(f"{mark}TFLOP/s from shapes, known for {100 * one['flop_known_frac']:.0f} % of device time", ("operator", "shapes", "TFLOP/s", "% of peak", "FLOP/byte", "bound"), rates, form)
+    steps = [(line["step"], _ms(line["host_us"]), _ms(line["busy_us"]), _ms(line["exposed_comm_us"]), line["num_kernels"]) for line in one["steps"][:NUM_LINES]]
+    yield from _part(f"{mark}Steps", ("step", "host ms", "device busy ms", "exposed comm. ms", "kernels"), steps, form)
     yield from _part(f"{mark}Phases", ("phase", "host ms", "device ms", "kernels"), [(line["phase"], _ms(line["host_us"]), _ms(line["device_us"]), line["num_kernels"]) for line in one["phases"]], form)
     yield from _part(f"{mark}Idle time by stream, ms", ("device", "stream", "host wait", "kernel wait", "other"), [(line["device"], line["stream"], *(_ms(line[f"{name}_us"]) for name in ("host_wait", "kernel_wait", "other"))) for line in one["idle"]], form)
     path = one["critical_path"]

@@ -9,6 +9,10 @@ import pytest
 import racing
 from profiled import names, outside_of_steps, read, step_names
 
+from bench import analyze
+from bench.analyze_text import as_text
+from bench.trace import load
+
 pytestmark = pytest.mark.slow
 COMMON = ("goal.num_steps=15", "goal.val_every_steps=8", "hardware.num_processes=2", "instruments=[regions]")
 STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", "stage4-optimizer_step")
@@ -56,6 +60,18 @@ def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(raced):
     assert flagged(folder) == list(range(6, 16))  # warm-up from 6; in 15 the ranks may still wait for each other
     assert run["metrics"]["num_flagged_steps"] == 10
     assert {file["role"] for file in run["artifacts"] if file["path"].startswith("traces/")} == {"trace"}
+
+
+def test_the_traces_of_both_ranks_are_analysed(raced):
+    folder = raced("modded")
+    found = analyze.analyze(load.find(folder))
+    assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
+    for rank in found["ranks"].values():
+        assert rank["profiler_steps"] == [11, 12, 13, 14] and rank["cut"] is None and rank["num_bad_events"] == 0
+        phases = {line["phase"]: line["host_us"] for line in rank["phases"]}
+        assert phases["backward"] > phases["data"] > 0
+        assert rank["operators"][0]["self_cpu_us"] == max(line["self_cpu_us"] for line in rank["operators"])
+    assert "aten::mm" in as_text(found, "x") and "no device rows" in as_text(found, "x")
 
 
 def test_kempners_window_writes_its_summary_and_changes_no_loss(raced):

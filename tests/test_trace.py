@@ -360,6 +360,17 @@ def test_reading_in_parts_gives_every_event_once(tmp_path):
             assert len(stamps) == len(rows) and (stamps == np.sort([one["ts"] * 1000 for one in rows])).all()
 
 
+def test_a_file_made_to_exhaust_memory_is_left_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "MAX_EVENT_BYTES", 2**20)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 2**16)
+    bomb = b'{"traceEvents": [{"name": "' + b"a" * 2**24
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(bomb))
+    read = source.Source(tmp_path / "a.json.gz")
+    assert list(read.chunks()) == [] and read.cut == "there is no end of an event in 1 MiB"
+    (tmp_path / "b.json").write_bytes(b'{"traceEvents": [{"ph": "X", "args": ' + b"[" * 100_000 + b"]" * 100_000 + b'}, {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}]}')
+    assert len(load(tmp_path / "b.json").ts) <= 1
+
+
 def test_blocks_may_end_anywhere(tmp_path, monkeypatch):
     path = write(tmp_path / "a.json", two_streams(), indent=1)
     for size in (64, 65, 100, 333):

@@ -93,7 +93,7 @@ class Collector:
     def _decode(self, chunk):
         try:
             return DECODERS[self._exact].decode(b"[" + chunk + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._decode_one_by_one(chunk)
 
     def _decode_one_by_one(self, chunk):

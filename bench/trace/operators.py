@@ -16,7 +16,7 @@ PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "flo
 
 
 def table(rank, rows, until_ns=None):
-    """[{"name", "shapes", "count", "cpu_us", "self_cpu_us", "device_us", "num_kernels", "flop", "bytes"}] by device, then CPU time.
+    """[{"name", "shapes", "count", "cpu_us", "self_cpu_us", "device_us", "num_kernels", "flop", "bytes"}] by device, then own CPU time.
 
     device_us: of the kernels that the operator itself launched.  self_cpu_us: without the operators inside it.  flop and
     bytes: of all calls, from the shapes; None where the formula or the shapes are unknown.
@@ -45,7 +45,7 @@ def table(rank, rows, until_ns=None):
             "cpu_us": sums[0][num] / US, "self_cpu_us": sums[1][num] / US, "device_us": sums[2][num] / US, "num_kernels": int(sums[3][num]),
             "flop": None if flop is None else flop * int(count[num]), "bytes": None if num_bytes is None else num_bytes * int(count[num]),
         })  # fmt: skip
-    return sorted(lines, key=lambda line: (-line["device_us"], -line["cpu_us"]))
+    return sorted(lines, key=lambda line: (-line["device_us"], -line["self_cpu_us"]))
 
 
 def _sum(place, size, values):

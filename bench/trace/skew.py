@@ -17,6 +17,8 @@ def steps(by_rank):
     """
     own_us = {rank: {line["step"]: line["busy_us"] - line["exposed_comm_us"] for line in lines} for rank, lines in by_rank.items()}
     common = set.intersection(*map(set, own_us.values())) if own_us else set()
+    if not any(time_us for of_step in own_us.values() for time_us in of_step.values()):
+        return []  # traces of the CPU alone
     found = []
     for step in sorted(common) if len(own_us) > 1 else ():
         times = {rank: of_step[step] for rank, of_step in own_us.items()}

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 BLOCK_BYTES = 4 * 2**20
+MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after the events is short
 HEAD_BYTES = 64 * 2**20  # what comes before the events: device properties and the like, kilobytes as a rule
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -66,30 +67,36 @@ class Source:
             while packed := file.read(BLOCK_BYTES // 4):
                 while packed:
                     try:
-                        block = engine.decompress(packed)
+                        block = engine.decompress(packed, BLOCK_BYTES)  # never more: a megabyte may hold a gigabyte
                     except failed as error:
                         self.cut = f"the compressed data are damaged ({error})"
                         return
                     if block:
                         yield block
-                    packed = engine.unused_data if engine.eof else b""
-                    if packed.strip(b"\0"):
-                        engine = inflate()
-                    else:
-                        packed = b""
+                    packed = engine.unconsumed_tail
+                    if engine.eof:
+                        packed = engine.unused_data if engine.unused_data.strip(b"\0") else b""
+                        engine = inflate() if packed else engine
             if not engine.eof:
                 self.cut = "the compressed data end early"
 
     def _whole(self, blocks):
         """Find the array, then give what lies between boundaries."""
-        rest = self._after_head(blocks)
+        rest = yield from self._cut_up(self._after_head(blocks), blocks)
+        if rest is not None:
+            yield from self._last(rest)
+
+    def _cut_up(self, rest, blocks):
+        """Chunks that end where an event ends.  Returns what follows the last one, None where an event has no end."""
         for block in blocks:
             rest += block
-            cut_at = _last_boundary(rest, len(rest) - len(block))
-            if cut_at:
+            if cut_at := _last_boundary(rest, len(rest) - len(block)):
                 yield rest[: cut_at[0]]
                 rest = rest[cut_at[1] :]
-        yield from self._last(rest)
+            elif len(rest) > MAX_EVENT_BYTES:
+                self.cut = f"there is no end of an event in {MAX_EVENT_BYTES // 2**20} MiB"
+                return None
+        return rest
 
     def _after_head(self, blocks):
         head = b""
@@ -126,12 +133,9 @@ class Source:
         stop = self.num_bytes if part == num_parts - 1 else self._boundary_after(base + int(share * (part + 1)))
         if start is None or (stop is not None and start >= stop):
             return
-        rest = b""
-        for block in self._blocks(start, self.num_bytes if stop is None else stop):
-            rest += block
-            if cut_at := _last_boundary(rest, len(rest) - len(block)):
-                yield rest[: cut_at[0]]
-                rest = rest[cut_at[1] :]
+        rest = yield from self._cut_up(b"", self._blocks(start, self.num_bytes if stop is None else stop))
+        if rest is None:
+            return
         if stop is None or stop == self.num_bytes:
             yield from self._last(rest)
         else:
