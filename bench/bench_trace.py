@@ -1,6 +1,7 @@
 """Part of bench-self: trace analysis against HolisticTraceAnalysis, time and peak memory, interleaved, fresh processes.
 
-./run.sh bench-self trace      SPEEDRUN_BENCH_MB=400,1500 (the default: 400), SPEEDRUN_BENCH_TRACE=a real trace to repeat
+./run.sh bench-self trace      python -m bench.bench_trace installs HTA and prints its Python
+SPEEDRUN_BENCH_MB=400,1500 (the default: 400), SPEEDRUN_BENCH_TRACE=a real trace to repeat
 
 HTA 0.6.1 is installed (PyPI: traceinsight) into a folder of its own under the data folder, once.  Both parse the file and do
 the temporal, kernel, idle and overlap breakdowns; ours reads device and runtime rows, as these four need no other.
@@ -20,7 +21,7 @@ from pathlib import Path
 from bench.trace.source import Source
 
 REPO = Path(__file__).resolve().parent.parent
-HTA_PINS = ("pandas==2.2.3", "numpy==2.2.6", "networkx", "plotly==5.24.1", "psutil", "pyyaml")
+HTA_PINS = ("pandas==2.2.3", "numpy==2.2.6", "networkx", "plotly==5.24.1", "psutil", "pyyaml", "pydot")
 TARGETS = {400: (25, 10), 1500: (40, None)}  # MB: (times as fast, times less memory)
 MAX_MIB_AT_1500 = 400
 OURS = """
@@ -48,7 +49,7 @@ def measure(num_rounds=3):
     real = Path(os.environ.get("SPEEDRUN_BENCH_TRACE") or REPO.parent / "shared" / "traces" / "files" / "hta_trace_diff_control" / "control.json.gz")
     if not real.is_file():
         raise ValueError(f"SPEEDRUN_BENCH_TRACE={real}: there is no such trace; name a Kineto trace of a GPU to repeat")
-    python, found = _hta(), []
+    python, found = hta_python(), []
     with tempfile.TemporaryDirectory() as folder:
         for mb in [int(word) for word in os.environ.get("SPEEDRUN_BENCH_MB", "400").split(",")]:
             path = Path(folder) / f"{mb}.json"
@@ -121,7 +122,7 @@ def _shifted(body, number, span, num_steps):
     return re.sub(rb"(ProfilerStep#)(\d+)", by(number * num_steps), body)
 
 
-def _hta():
+def hta_python():
     """The Python of an environment that has HTA 0.6.1; made once."""
     folder = Path(os.environ.get("SPEEDRUN_DATA") or REPO / ".data") / "hta-0.6.1"
     python = folder / "bin" / "python"
@@ -134,3 +135,7 @@ def _hta():
                 raise ValueError(f"bench-self trace: HTA could not be installed: {done.stderr.strip().splitlines()[-1][:200]}")
         (folder / "complete").touch()
     return str(python)
+
+
+if __name__ == "__main__":
+    print(hta_python())
