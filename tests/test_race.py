@@ -100,6 +100,21 @@ def test_instruments_change_no_bit(results, first):
     assert "forward_ms" not in racing.steps(bare)[1]
 
 
+def test_all_instruments_together_change_no_bit(results, first):
+    """But window and stages: each is a profiler of its own, and two at once crash a process; they have tests of theirs."""
+    every = sorted(path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml"))
+    chosen = [name for name in every if name not in ("window", "stages")]
+    folder = racing.race(
+        results, "seed=5", f"instruments=[{','.join(chosen)}]", "instruments.trace.first_step=3", "instruments.trace.warmup_steps=1",
+        "instruments.trace.active_steps=2", "instruments.memory_history.first_step=3",
+    )  # fmt: skip
+    assert racing.losses(folder) == racing.losses(first)
+    run = racing.run_json(folder)
+    assert set(run["instruments"]) == set(chosen) and {"trace", "memory", "telemetry", "regions"} <= set(run["instrument_summaries"])
+    names = {artifact["path"] for artifact in run["artifacts"]}
+    assert any(name.endswith(".pt.trace.json.gz") for name in names) and "telemetry.csv" in names
+
+
 def test_a_plain_loop_without_warm_up_gives_the_same_bits(first):
     """The reference: no warm-up, no instruments, no threads; the harness must add nothing and lose nothing."""
     import yaml
