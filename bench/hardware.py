@@ -81,7 +81,8 @@ def find(device_name):
 
 
 # The SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP a clock and SM), e.g.
-# 989.4e12 / (132 * 4096) for H100 SXM, 312e12 / (108 * 2048) for A100 (NVIDIA's Hopper and Ampere whitepapers).
+# 989.4e12 / (132 * 4096) for H100 SXM, 312e12 / (108 * 2048) for A100.  SM counts and FLOP a clock are from memory, not
+# looked up; H200 and GH200 are assumed to be like the H100 SXM.
 PEAK_CLOCK_MHZ = {
     "H200": 1830, "H100 80GB HBM3": 1830, "H100 SXM5 80GB": 1830, "GH200 480GB": 1830, "H100 PCIe": 1620,
     "A100-SXM4-80GB": 1410, "A100 80GB PCIe": 1410, "A100-PCIE-80GB": 1410, "A100-SXM4-40GB": 1410, "A100-PCIE-40GB": 1410,

@@ -1,8 +1,10 @@
-/* A libnvidia-ml for tests: answers from the file that FAKE_NVML names, read anew at every call of a device.
+/* A libnvidia-ml for tests: answers from the file that FAKE_NVML names, read anew when it is another file (it is
+   replaced, never written in place).
    Lines "uuid power_mw energy_mj clock_mhz temp_c reasons limit_mw lost denied slow_ms unsupported num_processes". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +20,12 @@ static gpu gpus[16];
 static int num_gpus, num_calls;
 
 static void load(void) {
+    static ino_t seen;
+    struct stat now;
+    if (stat(getenv("FAKE_NVML"), &now) == 0) {
+        if (now.st_ino == seen) return;
+        seen = now.st_ino;
+    }
     FILE *file = fopen(getenv("FAKE_NVML"), "r");
     gpu one;
     num_gpus = 0;
