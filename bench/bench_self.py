@@ -123,6 +123,7 @@ class _Loops:
         return self
 
     def __exit__(self, *exc_info):
+        self._sample(True)
         self._watches["instrumented"].on_run_end()
         self._watches["instrumented"].close()
         for warning in self._watches["instrumented"].warnings:
@@ -171,6 +172,7 @@ class _Loops:
         from bench.steplog import StepLog
 
         watch, trainer = self._watches[name], self.trainer
+        self._sample(name == "instrumented")
         log = StepLog(self.marks, self.ranks.device, self.num_block_steps)
         watch.attach(log)
         trainer.attach(watch, log)
@@ -179,8 +181,15 @@ class _Loops:
         watch.attach(None)
         return clock.train_s
 
+    def _sample(self, on):
+        """A sampler that went on beside the blocks without it would cost both sides alike and not be seen."""
+        for instrument in self._watches["instrumented"].instruments:
+            if hasattr(instrument, "pause"):
+                instrument.resume() if on else instrument.pause()
+
     def _bare(self):
         trainer = self.trainer
+        self._sample(False)
         self._sync()
         started = time.perf_counter()
         for step in range(self.num_block_steps):
@@ -253,6 +262,13 @@ def trace():
     return [row(*one) for one in bench_trace.measure()]
 
 
+def telemetry():
+    """The share of a core that the sampler takes."""
+    from bench import bench_telemetry
+
+    return [row(*one) for one in bench_telemetry.measure()]
+
+
 def imports():
     """Reading public logs of modded-nanogpt, half of each the code that they embed; on one core, in memory."""
     from bench import bench_import
@@ -262,6 +278,7 @@ def imports():
 
 PARTS = {
     "loop": loop, "gpu": gpu, "loader": loader, "startup": startup, "results": results, "memory": memory, "imports": imports,
+    "telemetry": telemetry,
     "trace": trace,
 }  # fmt: skip
 ON_REQUEST = ("trace",)

@@ -19,6 +19,15 @@ CLOCKS_EVENT_REASONS = {
     0x100: "display_clocks",
 }
 
+# What a driver that does not know a function calls it instead: R535 renamed throttle reasons, R510 gave processes a _v3,
+# and CUDA 14 is to take nvmlDeviceGetTemperature away.
+OTHER_NAMES = {
+    "CurrentClocksEventReasons": ("CurrentClocksThrottleReasons",),
+    "ComputeRunningProcesses": ("ComputeRunningProcesses_v2",),
+    "Temperature": ("TemperatureV",),
+}
+FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
+
 
 def num_visible():
     """How many GPUs CUDA would show a process started here, without torch: 0 without driver or GPU."""
@@ -61,7 +70,7 @@ def nvml_facts():
         return nothing | {"nvml": str(error)}
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
-        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], _asked_devices(pynvml))
+        order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], asked_devices(pynvml))
         gpus = [
             _gpu(pynvml, handle) | {"visible": order.index(n) if n in order else None}
             for n, handle in enumerate(handles)
@@ -74,7 +83,22 @@ def nvml_facts():
             pynvml.nvmlShutdown()
 
 
-def _asked_devices(nvml):
+def call(nvml, what, handle, *args):
+    """nvmlDeviceGet<what> of one GPU, by another name where the driver knows only that.  Raises nvml.NVMLError."""
+    # nvidia-ml-py raises an error that is no NVMLError where a driver is older than the newest version of a function.
+    mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
+    for name in (what, *OTHER_NAMES.get(what, ())):
+        function = getattr(nvml, f"nvmlDeviceGet{name}", None)
+        if function is not None:
+            try:
+                return function(handle, *args)
+            except (nvml.NVMLError, mismatch) as error:
+                if getattr(error, "value", FUNCTION_NOT_FOUND) != FUNCTION_NOT_FOUND:
+                    raise
+    raise nvml.NVMLError(FUNCTION_NOT_FOUND)
+
+
+def asked_devices(nvml):
     """CUDA_VISIBLE_DEVICES; a MIG slice as the GPU it is part of (CUDA shows a process one slice only)."""
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (asked or "").startswith("MIG-"):
@@ -89,7 +113,7 @@ def _gpu(nvml, handle):
 
     def ask(what, *args):
         try:
-            return getattr(nvml, f"nvmlDeviceGet{what}")(handle, *args)
+            return call(nvml, what, handle, *args)
         except nvml.NVMLError:
             unsupported.append(what)
             return None

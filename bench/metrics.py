@@ -109,12 +109,13 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
 
 
 def energy(run, num_steps):
-    """Joules of the run's GPUs together: energy_j of the whole run, the others while the race's clock ran."""
+    """Joules of the run's GPUs together while the race's clock ran, all steps in it, flagged ones too."""
     told = _telemetry(run)
-    train_j, num_tokens = told.get("train_energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    energy_j, num_tokens = told.get("energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
     return {
-        "energy_j": told.get("energy_j"),
-        "energy_j_per_token": train_j / num_tokens if train_j is not None and num_tokens else None,
+        "energy_j": energy_j,
+        "energy_j_per_step": energy_j / num_steps if energy_j is not None and num_steps else None,
+        "energy_j_per_token": energy_j / num_tokens if energy_j is not None and num_tokens else None,
         "mean_power_w": told.get("mean_power_w"),
     }
 

@@ -7,6 +7,7 @@ import time
 from bench import record
 
 SAID = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
+TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
 
 class Progress:
@@ -65,6 +66,9 @@ class Progress:
             facts["tokens/s"] = f"{progress['tokens_per_s']:,.0f}"
         if progress.get("mfu") is not None:
             facts["MFU"] = f"{100 * progress['mfu']:.1f}%"
+        power_w = self._power_w()
+        if power_w is not None:
+            facts["power"] = f"{power_w:,.0f}W"
         self._bar.n = step
         self._bar.set_postfix(facts, refresh=False)
         self._bar.refresh()
@@ -74,6 +78,18 @@ class Progress:
             return json.loads((self._folder / record.PROGRESS).read_text())
         except (OSError, ValueError):
             return {}
+
+    def _power_w(self):
+        """Of all GPUs together at the last whole tick of telemetry.csv; None without."""
+        try:
+            with open(self._folder / "telemetry.csv", "rb") as file:
+                columns = file.readline().decode().rstrip("\n").split(",")
+                file.seek(max(file.tell(), file.seek(0, 2) - TAIL_BYTES))
+                rows = [dict(zip(columns, line.split(","))) for line in file.read().decode(errors="replace").split("\n")[1:-1]]
+            watts = [float(row["power_w"]) for row in rows if row["t_ns"] == rows[-1]["t_ns"] and row.get("power_w")]
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+        return sum(watts) if watts else None
 
     def _new_lines(self):
         try:

@@ -29,7 +29,7 @@ class StepLog:
     micro-steps.
     """
 
-    def __init__(self, marks, device, num_steps, on_row=None, on_val=None, now_ns=time.perf_counter_ns):
+    def __init__(self, marks, device, num_steps, on_row=None, on_val=None, now_ns=time.perf_counter_ns, rows=None):
         self._marks, self._now_ns = marks, now_ns
         self._on_row, self._on_val = on_row, on_val
         on_gpu = device.type == "cuda"
@@ -38,7 +38,7 @@ class StepLog:
         self._unread = []  # [(step, host's clock, start mark, end mark)], oldest first
         self._segment = (0.0, None)  # train_s at the last validation, and the mark of the first step after it
         self._start = self._start_ns = None
-        self.rows = []
+        self.rows = [] if rows is None else rows
         self.val_losses = {}  # steps done -> nats per token
 
     def on_step_start(self, step):

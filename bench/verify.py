@@ -17,7 +17,8 @@ from bench.metrics import metrics
 SCHEMA = Path(__file__).with_name("run.schema.json")
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little more than the slowest rank's clock
-LATER_METRICS = ("num_flagged_steps", "mfu_at_clock", "energy_j", "energy_j_per_token", "mean_power_w")  # not in the first records: absent there, checked where recorded
+# Not in the first records: absent there, checked where recorded.
+LATER_METRICS = ("num_flagged_steps", "mfu_at_clock", "energy_j", "energy_j_per_step", "energy_j_per_token", "mean_power_w")
 DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze and report: anyone can make them again
 LOCAL_ROLES = ("log", "trace", "memory")  # folders that git ignores: a clone lacks them as a whole
 

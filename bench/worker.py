@@ -55,7 +55,8 @@ def _run(folder, progress):
     shards = _shards(folder)
     emitted = Emitted(ranks.rank)
     peaks = peaks_for(ranks.device.type, ranks.device)
-    watch = _watch(folder, config, ranks, emitted, peaks)
+    rows = []  # of the steps, as the log reads them
+    watch = _watch(folder, config, ranks, emitted, peaks, rows)
     try:
         started = time.perf_counter()
         from bench.trainer import Trainer
@@ -64,7 +65,7 @@ def _run(folder, progress):
         trainer = Trainer(config, ranks, shards["train"], shards["val"])
         watch.on_build_end()
         times["build_s"] = time.perf_counter() - started
-        mine = _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks)
+        mine = _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks, rows)
     except BaseException as error:
         watch.on_failure(error)
         emitted.write(folder)
@@ -110,7 +111,7 @@ class Emitted:
                 steps.append_event(folder, self.kept.pop(0))
 
 
-def _watch(folder, config, ranks, emit, peaks):
+def _watch(folder, config, ranks, emit, peaks, rows):
     """The chosen instruments, made; one that cannot be made is a warning."""
     from bench import instruments
     from bench.instruments.base import Context, Watch
@@ -118,7 +119,7 @@ def _watch(folder, config, ranks, emit, peaks):
 
     device = ranks.device
     marks = marks_for(device.type)
-    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say, peaks)
+    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say, peaks, rows)
     made, warnings = instruments.load(config.instruments, context)
     return Watch(made, warnings=warnings)
 
@@ -128,7 +129,7 @@ def _say(text):
     os.write(1, f"{SAID}{text}\n".encode())
 
 
-def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks):
+def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks, rows):
     """Warm up, race, and return what this rank has to say: {"train_s", "rows", "columns", ...}."""
     from bench import distributed, loop
     from bench.clock import Clock
@@ -152,7 +153,7 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, 
     if scribe:
         emitted.flow_to(scribe.emitted)
     on_val = scribe.validation if scribe else None
-    log = StepLog(marks, ranks.device, goal.num_steps, on_row=_on_row(progress, scribe), on_val=on_val)
+    log = StepLog(marks, ranks.device, goal.num_steps, on_row=_on_row(progress, scribe), on_val=on_val, rows=rows)
     watch.attach(log)
     collector = Collector(config.hardware.gc, config.hardware.gc_every_steps)
     trainer.attach(watch, log, checks=(*((scribe.check,) if scribe else ()), *collector.checks))
@@ -176,6 +177,7 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, 
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
         answers = {what: watch.ask(what) for what in ("columns", "flags", "summary", "doubts")}  # while they still hold all
+        watch.hear()
     except BaseException:
         emitted.flow_to(None)  # what is emitted from here on, Emitted.write() writes
         if scribe:

@@ -66,3 +66,15 @@ def test_the_gpu_agrees_with_the_cpu(results):
     on_gpu = [float(loss) for row in racing.losses(race(results, *exact)) for loss in row[1:] if loss]
     on_cpu = [float(loss) for row in racing.losses(racing.race(results, "seed=5")) for loss in row[1:] if loss]
     assert on_gpu == pytest.approx(on_cpu, rel=1e-3)
+
+
+def test_energy_and_clocks_are_the_gpus_own(results):
+    folder = race(results, "goal.num_steps=60", "goal.val_every_steps=30")
+    run = racing.run_json(folder)
+    told = run["instrument_summaries"]["telemetry"]
+    assert told["source"] == "nvml" and set(told["by_device"]) == {"gpu0"}
+    assert told["mean_sm_clock_mhz"] <= told["limits"]["gpu0"]["max_sm_clock_mhz"]
+    assert told["foreign_processes"] == {}
+    if run["metrics"]["energy_j"] is not None:
+        in_steps = sum(float(row["energy_j"]) for row in racing.steps(folder)[1:])
+        assert in_steps == pytest.approx(run["metrics"]["energy_j"]) and run["metrics"]["mean_power_w"] > 10

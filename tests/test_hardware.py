@@ -89,3 +89,30 @@ def test_faster_precisions_are_not_slower():
     for device in hardware.DEVICES:
         known = [peak for peak in (device.fp32, device.tf32, device.bf16, device.fp8) if peak is not None]
         assert known == sorted(known), device.names
+
+
+@pytest.mark.parametrize(
+    ("name", "num_sms", "flop_per_clock"),
+    [
+        ("NVIDIA H100 80GB HBM3", 132, 4096),
+        ("NVIDIA H200", 132, 4096),
+        ("NVIDIA H100 PCIe", 114, 4096),
+        ("NVIDIA A100-SXM4-80GB", 108, 2048),
+        ("NVIDIA A30", 56, 2048),
+        ("NVIDIA A10", 72, 1024),
+        ("NVIDIA A40", 84, 1024),
+        ("NVIDIA RTX A6000", 84, 1024),
+        ("NVIDIA GeForce RTX 3090", 82, 512),
+        ("NVIDIA L4", 58, 1024),
+        ("NVIDIA L40S", 142, 1024),
+        ("NVIDIA RTX 6000 Ada Generation", 142, 1024),
+        ("NVIDIA GeForce RTX 4090", 128, 512),
+        ("NVIDIA GeForce RTX 5090", 170, 512),
+        ("Tesla V100-SXM2-16GB", 80, 1024),
+        ("Tesla T4", 40, 1024),
+    ],
+)
+def test_the_peak_holds_at_its_clock(name, num_sms, flop_per_clock):
+    """Streaming multiprocessors, and the dense half-precision FLOP that each does a clock with FP32 accumulation."""
+    computed = num_sms * flop_per_clock * hardware.peak_clock_mhz(name) * 1e6
+    assert computed == pytest.approx(hardware.peak_flops(name, "fp16"), rel=0.005)

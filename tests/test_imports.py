@@ -59,7 +59,7 @@ TABLE = {
     "profiling_rules": ((), False),
     "compose": (("config", "memory_rules", "profiling_rules"), False),
     "profiling": (("hardware", "profiling_rules", "trace", "units"), True),
-    "telemetry": (("gpus", "units"), False),
+    "telemetry": (("gpus", "units", "watchdog"), False),
     "instruments": (
         ("dashboards", "memory_recording", "memory_rules", "peaks", "private", "profiling", "profiling_rules", "telemetry", "units"),
         True,
@@ -139,9 +139,10 @@ TABLE = {
     "bench_results": (("index",), False),
     "bench_trace": (("trace",), False),
     "bench_import": (("importers",), False),
+    "bench_telemetry": (("gpus",), False),
     "bench_self": (
         (
-            "bench_import", "bench_results", "bench_trace", "clock", "distributed", "gpus", "hardware", "instruments", "launch", "loader", "loop", "shards", "steplog",
+            "bench_import", "bench_results", "bench_telemetry", "bench_trace", "clock", "distributed", "gpus", "hardware", "instruments", "launch", "loader", "loop", "shards", "steplog",
             "timers", "trainer",
         ),
         LAZY,

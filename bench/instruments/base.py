@@ -8,7 +8,7 @@ still; on_run_end, or on_failure from anywhere.  Record inside these, compute in
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Context:
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
     peaks: Any = None  # bench.peaks, shared with the race: a peak that somebody else resets is lost to it
+    rows: list = field(default_factory=list)  # of the race's own log: {"step", "t_ns", "step_ms", ...}; complete after on_run_end
 
 
 class Instrument:
@@ -89,6 +90,10 @@ class Instrument:
 
     def doubts(self):
         """Sentences, each a reason with its figure why this run should not be trusted: the record becomes suspect."""
+        return []
+
+    def warnings(self):
+        """Sentences on what it could not see, though it went on: they become warnings of the record and spoil nothing."""
         return []
 
     def close(self):
@@ -154,7 +159,7 @@ class Watch:
         self._close(instrument)
 
     def ask(self, what):
-        """{instrument name: its columns(), flags(), summary() or doubts()}; one that raises is left out, with a warning."""
+        """{instrument name: its columns(), flags(), summary(), doubts() or warnings()}; one that raises is left out, with a warning."""
         answers = {}
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
@@ -177,6 +182,11 @@ class Watch:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}
 
+    def hear(self):
+        """What the instruments warn of by themselves joins the warnings."""
+        for name, sentences in self.ask("warnings").items():
+            self.warnings += [{"instrument": name, "edge": "race", "error": sentence} for sentence in sentences]
+
     def close(self):
         for instrument in self.instruments:
             self._close(instrument)
@@ -195,7 +205,7 @@ def warning(name, edge, error):
 
 def _checked(what, answer):
     """An answer that the record can hold, or an exception: plain numbers and words, and no column of the race's own."""
-    kind = list if what == "doubts" else dict
+    kind = list if what in ("doubts", "warnings") else dict
     if not isinstance(answer, kind):
         raise TypeError(f"{what}() gave a {type(answer).__name__}, not a {kind.__name__}")
     json.dumps(answer)

@@ -7,15 +7,19 @@ this instrument does nothing but note when the clock stands still.
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from bench.instruments.base import Instrument
-from bench.telemetry import join
+from bench.telemetry import join, rules, samples
 
+REPO = Path(__file__).resolve().parent.parent.parent
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not hold the race up
+NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsupported": {}, "warnings": []}
 
 
 class Telemetry(Instrument):
@@ -27,13 +31,14 @@ class Telemetry(Instrument):
         self._path = context.folder / "telemetry.csv"
         self._process = None
         self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
-        self._spans, self._since_ns = [], None
+        self._spans, self._ends, self._since_ns = [], [], None  # spans of the clock, and the last row of each
         self._rest = b""
+        self._told = None
 
     def on_warmup_start(self):
         if self.context.rank == 0:
             job = {
-                "path": str(self._path),
+                "path": str(self._path.absolute()),
                 "interval_ms": self._interval_ms,
                 "uuids": self._uuids(),
                 "num_devices": self.context.world_size if self.context.device_type == "cuda" else 0,
@@ -43,7 +48,7 @@ class Telemetry(Instrument):
                 [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                cwd=REPO,
             )
 
     def _uuids(self):
@@ -64,7 +69,6 @@ class Telemetry(Instrument):
             self._answer(READY_S)
             self._sync()
             self._started = self._ask("start")
-            self._since_ns = time.perf_counter_ns()
 
     def on_phase(self, name):
         if name == "validation" and self._since_ns is not None:
@@ -72,21 +76,25 @@ class Telemetry(Instrument):
             self._since_ns = None
 
     def on_validation(self, steps_done, val_loss, train_s):
+        """What came before the first validation is no step; a span's last row is known at the validation that ended it."""
         if self._started is not None:
+            if len(self._ends) < len(self._spans):
+                self._ends.append(steps_done)
             self._since_ns = time.perf_counter_ns()
 
     def on_run_end(self):
         if self._started is not None:
             self._sync()
-            self._stopped = self._ask("stop")
-            for text in self._stopped["report"]["warnings"]:
-                self.context.emit("telemetry_warning", message=text)
+            try:
+                self._stopped = self._ask("stop")
+            except (OSError, RuntimeError, TimeoutError) as error:  # what the file has is still worth something
+                self._stopped = {"t_ns": time.perf_counter_ns(), "energy_j": {}, "report": NOTHING | {"warnings": [str(error)]}}
             self.close()
 
     def _sync(self):
-        if self.context.device_type == "cuda":
-            import torch
-
+        """The race has waited for the device already; this makes the counters' edges independent of that."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def _ask(self, word):
@@ -107,21 +115,56 @@ class Telemetry(Instrument):
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
+    def columns(self):
+        """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them."""
+        if self._stopped is None:
+            return {}
+        steps = join.step_spans(self.context.rows, self._spans, self._ends)
+        return join.columns(samples.read(self._path), steps, self._joined())
+
+    def _joined(self):
+        if self._told is None:
+            self._told = join.summary(samples.read(self._path), self._spans, self._started, self._stopped)
+        return self._told
+
     def summary(self):
         """{} on other ranks; energies of all the run's GPUs together."""
         if self._stopped is None:
             return {}
         report = self._stopped["report"]
         run_s = (self._stopped["t_ns"] - self._started["t_ns"]) / 1e9
+        cpu_s = report.get("sampler_cpu_s")
         return {
-            **join.summary(join.read(self._path), self._spans, self._started, self._stopped),
-            **report,
+            **self._joined(),
+            **{name: value for name, value in report.items() if name != "warnings"},
             "interval_ms": self._interval_ms,
-            "sampler_cpu_frac": report["sampler_cpu_s"] / run_s if run_s > 0 else None,
+            "sampler_cpu_frac": cpu_s / run_s if cpu_s is not None and run_s > 0 else None,
         }
 
     def doubts(self):
-        return join.doubts(self.summary()) if self._stopped else []
+        return rules.doubts(self.summary()) if self._stopped else []
+
+    def warnings(self):
+        if self._stopped is None:
+            return []
+        told, found = self._joined(), list(self._stopped["report"]["warnings"])
+        if told["energy_agrees"] is False:
+            apart = f"{told['energy_disagreement_pct']:.1f} % apart (limit {join.MAX_DISAGREEMENT_PCT:g} %)"
+            found.append(f"the energy counter and integrated power are {apart}")
+        for name, device in told["by_device"].items():
+            for column in ("ecc_uncorrected", "remapped_rows"):
+                if device.get(f"new_{column}"):
+                    found.append(f"{name}: {device[f'new_{column}']} new {column} during the race: its memory fails")
+        return found
+
+    def pause(self):
+        """Stop the sampler where it stands, until resume(): bench-self compares steps with and without it."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
 
     def close(self):
         """Its standard input is closed, which ends it; one that hangs in the driver is killed."""

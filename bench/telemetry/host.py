@@ -1,38 +1,65 @@
-"""The host, where NVML has no device: CPU utilisation, frequency, temperature, the run's resident set, load."""
+"""The host, where NVML has no device: CPU utilisation, frequency, temperature, the run's resident set, load.
+
+Reading a frequency can wake every core, and a temperature many files: both are asked once a second only.
+"""
 
 import os
+import time
 
 import psutil
 
 from bench.units import gib_from_bytes
 
-SLOW_EVERY = 10  # samples: frequency, temperature and the list of processes cost a file for each CPU or process
+SLOW_S = 1.0
+FAMILY_S = 10.0  # looking for processes reads a file for each one of the machine: some 10 ms on a large one
+
+
+class Family:
+    """The processes of the run: root_pid and its descendants, but for the sampler that asks."""
+
+    def __init__(self, root_pid, now_s=time.monotonic):
+        self._root_pid, self._now_s = root_pid, now_s
+        self._found, self._looked_s = [], None
+
+    def processes(self, since_s=FAMILY_S):
+        """As they were at most so many seconds ago; [] when the first of them is gone."""
+        if self._looked_s is None or self._now_s() - self._looked_s >= since_s:
+            self._found, self._looked_s = _descendants(self._root_pid), self._now_s()
+        return self._found
+
+    def pids(self, since_s=FAMILY_S):
+        return {process.pid for process in self.processes(since_s)}
+
+
+def _descendants(root_pid):
+    try:
+        root = psutil.Process(root_pid)
+        found = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+    return [process for process in found if process.pid != os.getpid()]
 
 
 class Host:
-    """sample(t_ns) -> a row of device "cpu"."""
+    """sample(t_ns, now_ns) -> a row of device "cpu"."""
 
     name = "cpu"
 
-    def __init__(self, root_pid):
-        """root_pid: the process whose descendants, itself included, are the run."""
-        self._root_pid = root_pid
-        self._slow = {}
-        self._processes = []
-        self._num_samples = 0
+    def __init__(self, family):
+        self._family = family
+        self._slow, self._slow_ns = {}, None
         self._util_pct()  # the first call of psutil's has nothing to compare with
 
-    def sample(self, t_ns):
-        if self._num_samples % SLOW_EVERY == 0:
-            self._processes = run_processes(self._root_pid)
-            self._slow = {"cpu_freq_mhz": _frequency_mhz(), "temp_c": _temperature_c()}
-        self._num_samples += 1
+    def sample(self, t_ns, now_ns):
+        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
+            self._slow_ns = now_ns
+            self._slow = {"cpu_freq_mhz": _frequency_mhz(), "temp_c": _temperature_c(), "load": os.getloadavg()[0]}
         return {
             "t_ns": t_ns,
             "device": self.name,
+            "late_ms": round((now_ns - t_ns) / 1e6, 3),
             "cpu_util_pct": self._util_pct(),
             "rss_gib": self._rss_gib(),
-            "load": os.getloadavg()[0],
             **self._slow,
         }
 
@@ -44,22 +71,12 @@ class Host:
     def _rss_gib(self):
         """Resident sets added up: pages shared by several processes count in each."""
         rss_bytes = 0
-        for process in self._processes:
+        for process in self._family.processes():
             try:
                 rss_bytes += process.memory_info().rss
             except psutil.Error:  # it has just ended
                 continue
         return gib_from_bytes(rss_bytes) if rss_bytes else None
-
-
-def run_processes(root_pid):
-    """The process and its descendants, but for the sampler that asks; [] when it is gone."""
-    try:
-        root = psutil.Process(root_pid)
-        found = [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
-    return [process for process in found if process.pid != os.getpid()]
 
 
 def _frequency_mhz():

@@ -6,11 +6,12 @@ not used because it blocks for 20 ms a call (nvml.h); the field values' byte cou
 
 import os
 
-from bench.gpus import reason_names, visible_order
-from bench.units import gib_from_bytes
+from bench.gpus import asked_devices, call, reason_names, visible_order
+from bench.units import MIB, gib_from_bytes
 
-MIB = 2**20
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
+SLOW_S = 1.0  # between two looks at what hardly changes in a run
+RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 
 
 class Gpu:
@@ -21,65 +22,83 @@ class Gpu:
         self.unsupported, self.denied = [], []
         self.lost = None  # why it cannot be asked any more
         self.num_failed_calls = 0
+        self.pids = None  # of the processes that computed on it at the last look; None: not told
         self._off = set()
-        self._counters = {}  # column: (ns, bytes) of the sample before
+        self._before = {}  # column: (ns, count) of the sample before
+        self._slow, self._slow_ns = {}, None
         self._fields = {
-            "power_instant_w": (nvml.NVML_FI_DEV_POWER_INSTANT, 0),
+            "power_w": (nvml.NVML_FI_DEV_POWER_INSTANT, 0),
+            "power_average_w": (nvml.NVML_FI_DEV_POWER_AVERAGE, 0),
+            "mem_temp_c": (nvml.NVML_FI_DEV_MEMORY_TEMP, 0),
             "pcie_tx_mib_s": (nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0),
             "pcie_rx_mib_s": (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0),
             "nvlink_tx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
             "nvlink_rx_mib_s": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
         }
-        self._limit_w = None
+        self._no_fields = set()
 
-    def sample(self, t_ns):
-        """Its row at t_ns, or None when it is lost."""
+    def sample(self, t_ns, now_ns):
+        """Its row of the tick at t_ns, read at now_ns; None when it is lost."""
         nvml = self.nvml
+        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
+            self._slow, self._slow_ns = self._look(), now_ns
+        fields = self._field_values(now_ns)
+        if "power_w" in self._no_fields:
+            fields["power_w"] = _over(self._ask("power_w", "PowerUsage"), 1e3)  # NVML gives mW
         utilisation = self._ask("util_pct", "UtilizationRates")
         memory = self._ask("mem_gib", "MemoryInfo")
         reasons = self._ask("throttle_reasons", "CurrentClocksEventReasons")
-        if self._limit_w is None:  # does not change in a run
-            self._limit_w = _over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3)
         row = {
             "t_ns": t_ns,
             "device": self.name,
-            "power_w": _over(self._ask("power_w", "PowerUsage"), 1e3),  # NVML gives mW
+            "late_ms": round((now_ns - t_ns) / 1e6, 3),
             "energy_j": self.energy_j(),
             "sm_clock_mhz": self._ask("sm_clock_mhz", "ClockInfo", nvml.NVML_CLOCK_SM),
             "mem_clock_mhz": self._ask("mem_clock_mhz", "ClockInfo", nvml.NVML_CLOCK_MEM),
             "temp_c": self._ask("temp_c", "Temperature", nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": None if reasons is None else "|".join(reason_names(reasons)) or "none",
             "util_pct": None if utilisation is None else utilisation.gpu,
+            "mem_util_pct": None if utilisation is None else utilisation.memory,
             "mem_gib": None if memory is None else gib_from_bytes(memory.used),
-            "power_limit_w": self._limit_w,
-            "ecc_uncorrected": self._ask(
-                "ecc_uncorrected", "TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-            ),
-            **self._field_values(t_ns),
         }
-        return None if self.lost else row
+        return None if self.lost else row | fields | self._slow
+
+    def _look(self):
+        """What is asked once a second."""
+        nvml = self.nvml
+        rows = self._ask("remapped_rows", "RemappedRows")  # (corrected, uncorrected, pending, failed)
+        found = self._ask("num_processes", "ComputeRunningProcesses")
+        self.pids = None if found is None else [process.pid for process in found]
+        kinds = {"ecc_corrected": nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, "ecc_uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED}
+        return {
+            "power_limit_w": _over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3),
+            "remapped_rows": None if rows is None else rows[0] + rows[1],
+            "num_processes": None if found is None else len(found),
+            **{column: self._ask(column, "TotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for column, kind in kinds.items()},
+        }
+
+    def limits(self):
+        """Clocks that it may reach, MHz; asked once."""
+        nvml, kinds = self.nvml, {"max_sm_clock_mhz": "CLOCK_SM", "max_mem_clock_mhz": "CLOCK_MEM"}
+        found = {name: self._ask(name, "MaxClockInfo", getattr(nvml, f"NVML_{kind}")) for name, kind in kinds.items()}
+        return found | {"set_sm_clock_mhz": self._ask("set_sm_clock_mhz", "ApplicationsClock", nvml.NVML_CLOCK_SM)}
 
     def energy_j(self):
         """Joules since the driver was loaded; None where it is not counted (before Volta)."""
         energy_mj = self._ask("energy_j", "TotalEnergyConsumption")
         return None if energy_mj is None else energy_mj / 1e3
 
-    def process_ids(self):
-        """Of the processes that have a CUDA context on it; None where that is not told."""
-        found = self._ask("processes", "ComputeRunningProcesses")
-        return None if found is None else [process.pid for process in found]
-
     def _ask(self, column, what, *args):
         if self.lost or column in self._off:
             return None
         try:
-            return getattr(self.nvml, f"nvmlDeviceGet{what}")(self.handle, *args)
+            return call(self.nvml, what, self.handle, *args)
         except self.nvml.NVMLError as error:
             self._failed(column, error)
 
     def _failed(self, column, error):
         nvml = self.nvml
-        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_RESET_REQUIRED):
+        if error.value in [getattr(nvml, f"NVML_ERROR_{name}") for name in RETURNS_OF_LOSS]:
             self.lost = str(error)
         elif error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
             self._off.add(column)
@@ -90,36 +109,57 @@ class Gpu:
         else:  # perhaps the next call works
             self.num_failed_calls += 1
 
-    def _field_values(self, t_ns):
+    def _field_values(self, now_ns):
         """Columns that come as field values, in one call; counters as rates since the sample before."""
-        wanted = [column for column in self._fields if column not in self._off]
+        wanted = [column for column in self._fields if column not in self._off | self._no_fields]
         if not wanted or self.lost:
             return {}
         try:
             values = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self._fields[column] for column in wanted])
         except self.nvml.NVMLError as error:
-            for column in wanted:
-                self._failed(column, error)
+            if error.value == self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                self._without_fields(wanted)
+            else:
+                self._failed("field values", error)
             return {}
         row = {}
         for column, value in zip(wanted, values):
             if value.nvmlReturn:
-                # a scope or field that this driver does not know is an invalid argument to it
-                unknown = value.nvmlReturn == self.nvml.NVML_ERROR_INVALID_ARGUMENT
-                code = self.nvml.NVML_ERROR_NOT_SUPPORTED if unknown else value.nvmlReturn
-                self._failed(column, self.nvml.NVMLError(code))
-            elif column == "power_instant_w":
-                row[column] = value.value.uiVal / 1e3
+                self._field_failed(column, value.nvmlReturn)
+            elif column.endswith("_mib_s"):
+                row[column] = self._rate(column, now_ns, *_number(self.nvml, value))
             else:
-                size = 1024 if column.startswith("nvlink") else 1  # KiB, or bytes
-                row[column] = self._rate(column, t_ns, value.value.ullVal * size)
+                row[column] = _number(self.nvml, value)[0] / (1e3 if column.endswith("_w") else 1)
         return row
 
-    def _rate(self, column, t_ns, num_bytes):
-        """MiB/s since the sample before; None for the first one and where the counter has wrapped."""
-        before_ns, before = self._counters.get(column, (t_ns, num_bytes))
-        self._counters[column] = t_ns, num_bytes
-        return (num_bytes - before) / MIB / ((t_ns - before_ns) / 1e9) if t_ns > before_ns and num_bytes >= before else None
+    def _field_failed(self, column, code):
+        """A field or scope that this driver does not know is an invalid argument to it."""
+        nvml = self.nvml
+        if code in (nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_SUPPORTED):
+            self._without_fields([column])
+        else:
+            self._failed(column, nvml.NVMLError(code))
+
+    def _without_fields(self, columns):
+        self._no_fields.update(columns)
+        self.unsupported += [column for column in columns if column != "power_w"]  # which has another source
+
+    def _rate(self, column, now_ns, count, num_bits):
+        """MiB/s since the sample before; None for the first one."""
+        before_ns, before = self._before.get(column, (now_ns, count))
+        self._before[column] = now_ns, count
+        size = 1024 if column.startswith("nvlink") else 1  # KiB, or bytes
+        moved = (count - before) % (1 << num_bits)  # a counter that has run over begins anew at 0
+        return moved * size / MIB / ((now_ns - before_ns) / 1e9) if now_ns > before_ns else None
+
+
+def _number(nvml, value):
+    """A field value -> (number, bits of its type)."""
+    if value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return value.value.uiVal, 32
+    if value.valueType == nvml.NVML_VALUE_TYPE_DOUBLE:
+        return value.value.dVal, 64
+    return value.value.ullVal, 64
 
 
 def open_gpus(uuids, num_devices):
@@ -128,24 +168,22 @@ def open_gpus(uuids, num_devices):
         import pynvml as nvml
     except ImportError:
         return [], ["nvidia-ml-py is not installed"]
+    by_uuid, warnings = {}, []
     try:
         nvml.nvmlInit()
-        by_uuid = {}
         for num in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(num)
             by_uuid[nvml.nvmlDeviceGetUUID(handle)] = handle
+        if (os.environ.get("CUDA_VISIBLE_DEVICES") or "").startswith("MIG-"):
+            uuids, warnings = [], ["a MIG slice: power, energy and clocks are those of the whole GPU"]
         if not uuids:
             known = list(by_uuid)
-            uuids = [known[num] for num in visible_order(known, os.environ.get("CUDA_VISIBLE_DEVICES"))][:num_devices]
+            uuids = [known[num] for num in visible_order(known, asked_devices(nvml))][:num_devices]
     except nvml.NVMLError as error:
         return [], [f"NVML: {error}"]
-    found, warnings = [], []
-    for num, uuid in enumerate(uuids):
-        if uuid in by_uuid:
-            found.append(Gpu(nvml, by_uuid[uuid], f"gpu{num}"))
-        else:
-            warnings.append(f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it")
-    return found, warnings
+    found = [Gpu(nvml, by_uuid[uuid], f"gpu{num}") for num, uuid in enumerate(uuids) if uuid in by_uuid]
+    strange = [f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it" for num, uuid in enumerate(uuids) if uuid not in by_uuid]
+    return found, warnings + strange
 
 
 def _over(value, size):

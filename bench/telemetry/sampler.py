@@ -1,60 +1,77 @@
 """The sampling process: python -m bench.telemetry.sampler '{"path", "interval_ms", "uuids", "num_devices", "root_pid"}'.
 
 Started by rank 0's instrument.  Lines on its standard input steer it: "start" and "stop" are each answered by a line of
-JSON with the energy counters read at that moment; the end of the pipe, which is also what a killed parent leaves, ends
-it.  No torch, no CUDA context, no lock shared with the training process.
+JSON with the energy counters read at that moment; the end of the pipe ends it, and so does the end of its parent, which
+is looked for besides because somebody else may hold the pipe open.  No torch, no CUDA context, no lock shared with the
+training process.  It is nice and not pinned: the scheduler finds it an idle core, and where there is none the race goes
+first; a sample that comes late is stamped late.
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
 import sys
 import time
 
+from bench import watchdog
 from bench.telemetry import host, nvml
 from bench.telemetry.fields import FIELDS, line
 
+NICE = 10
 FOREIGN_EVERY_S = 1.0
-MAX_LATE_TICKS = 1  # a slow call loses ticks; it is not made up for by a burst
+PARENT_EVERY_S = 1.0
 
 
 class Sampler:
     def __init__(self, path, interval_ms, uuids, num_devices, root_pid):
         self.interval_s = interval_ms / 1e3
-        self.root_pid = root_pid
+        self.family = host.Family(root_pid)
         self.gpus, self.warnings = nvml.open_gpus(uuids, num_devices) if num_devices else ([], [])
-        self.devices = self.gpus or [host.Host(root_pid)]
+        self.devices = self.gpus or [host.Host(self.family)]
+        self.limits = {gpu.name: gpu.limits() for gpu in self.gpus}
         self.num_samples = {device.name: 0 for device in self.devices}
         self.foreign = {}  # device: the most foreign processes seen at once
-        self.max_tick_ms = 0.0
+        self.max_tick_ms, self.num_missed = 0.0, 0
+        self._strangers = set()  # pids that are known to be none of the run's
         self._cpu_before_s = 0.0
-        self._warned = set()
         self._looked_s = 0.0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.write(self._file, (",".join(FIELDS) + "\n").encode())
+        self._write(",".join(FIELDS) + "\n")
 
     def tick(self):
         """One row for each device, written at once: a kill cuts no line."""
-        began_ns = time.perf_counter_ns()
+        t_ns = time.perf_counter_ns()
         text = ""
         for device in self.devices:
-            row = device.sample(time.perf_counter_ns())
+            row = device.sample(t_ns, time.perf_counter_ns())
             if row is not None:
                 self.num_samples[device.name] += 1
                 text += line(row)
-        os.write(self._file, text.encode())
+        self._write(text)
         if self.gpus and time.monotonic() - self._looked_s >= FOREIGN_EVERY_S:
             self._looked_s = time.monotonic()
             self._look_for_foreign()
-        self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - began_ns) / 1e6)
+        self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
+
+    def _write(self, text):
+        if self._file is None:
+            return
+        try:
+            os.write(self._file, text.encode())
+        except OSError as error:  # a full disk: the counters at both ends are still read
+            self.warnings.append(f"telemetry.csv ends early: {error.strerror}")
+            self._file = None
 
     def _look_for_foreign(self):
-        ours = {process.pid for process in host.run_processes(self.root_pid)}
         for gpu in self.gpus:
-            pids = gpu.process_ids()
-            if pids:
-                self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(pids, ours))
+            if gpu.pids and not gpu.lost:
+                ours = self.family.pids()
+                if set(gpu.pids) - ours - self._strangers:  # somebody new: perhaps a child of the run's
+                    ours = self.family.pids(since_s=0.0)
+                    self._strangers |= set(gpu.pids) - ours
+                self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, ours))
 
     def energy(self):
         """{"t_ns", "energy_j": {device: joules or None}}: the counters now."""
@@ -64,32 +81,29 @@ class Sampler:
         """What the file does not say."""
         for gpu in self.gpus:
             if gpu.lost:
-                self._warn(f"{gpu.name} was lost: {gpu.lost}")
+                self.warnings.append(f"{gpu.name} was lost: {gpu.lost}")
             if gpu.denied:
-                self._warn(f"{gpu.name}: no permission to read {', '.join(gpu.denied)}")
+                self.warnings.append(f"{gpu.name}: no permission to read {', '.join(gpu.denied)}")
             if gpu.num_failed_calls:
-                self._warn(f"{gpu.name}: {gpu.num_failed_calls} calls of NVML failed")
+                self.warnings.append(f"{gpu.name}: {gpu.num_failed_calls} calls of NVML failed")
         return {
             "source": "nvml" if self.gpus else "host",
             "num_samples": self.num_samples,
+            "num_missed_ticks": self.num_missed,
             "unsupported": {gpu.name: gpu.unsupported for gpu in self.gpus if gpu.unsupported},
+            "limits": self.limits,
             "foreign_processes": {name: num for name, num in self.foreign.items() if num},
             "max_tick_ms": self.max_tick_ms,
             "sampler_cpu_s": time.process_time() - self._cpu_before_s,  # without its start
             "warnings": self.warnings,
         }
 
-    def _warn(self, text):
-        if text not in self._warned:
-            self._warned.add(text)
-            self.warnings.append(text)
-
-    def run(self):
-        """Serve until "stop" or the end of standard input."""
+    def run(self, parent_pid):
+        """Serve until "stop", the end of standard input or the end of the parent."""
         _say({"ready": True})
         due_s, sampling, rest = 0.0, False, b""
-        while True:
-            wait_s = max(0.0, due_s - time.monotonic()) if sampling else None
+        while os.getppid() == parent_pid:
+            wait_s = min(PARENT_EVERY_S, max(0.0, due_s - time.monotonic())) if sampling else PARENT_EVERY_S
             if select.select([0], [], [], wait_s)[0]:
                 data = os.read(0, 4096)
                 if not data:
@@ -105,12 +119,12 @@ class Sampler:
                         self.tick()
                         _say(ended | {"report": self.report()})
                         return
-                continue
-            self.tick()
-            now_s = time.monotonic()
-            due_s += self.interval_s
-            if due_s < now_s - MAX_LATE_TICKS * self.interval_s:
-                due_s = now_s + self.interval_s
+            elif sampling and time.monotonic() >= due_s:
+                self.tick()
+                due_s += self.interval_s
+                while due_s < time.monotonic() - self.interval_s:  # a slow call loses ticks: no burst makes up for them
+                    due_s += self.interval_s
+                    self.num_missed += 1
 
 
 def num_foreign(pids, ours):
@@ -126,6 +140,16 @@ def _say(answer):
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
+def main(job, parent_pid):
+    watchdog.die_with_parent()  # also out of a driver that hangs
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    sampler = Sampler(**job)
+    gc.collect()
+    gc.freeze()  # what follows makes no cycles
+    sampler.run(parent_pid)
+
+
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # an interrupt is the parent's to handle
-        Sampler(**json.loads(sys.argv[1])).run()
+        main(json.loads(sys.argv[1]), os.getppid())

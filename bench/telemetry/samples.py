@@ -1,0 +1,90 @@
+"""telemetry.csv as rows, and as curves over time.  A figure that no sample gives is None."""
+
+import csv
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+
+TEXT = ("device", "throttle_reasons")
+MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
+
+
+def read(path):
+    """telemetry.csv -> rows, numbers as numbers and empty cells as None; a line that was cut is left out.
+
+    read_ns is when the device was read: t_ns of its tick and late_ms.
+    """
+    rows = []
+    with open(path, newline="", errors="replace") as file:
+        for cells in csv.DictReader(file):
+            try:
+                row = {name: _cell(name, text) for name, text in cells.items()}
+                row["t_ns"] = int(cells["t_ns"])
+                row["read_ns"] = row["t_ns"] + round(1e6 * (row.get("late_ms") or 0.0))
+                rows.append(row)
+            except (TypeError, ValueError, KeyError):
+                continue
+    return rows
+
+
+def _cell(name, text):
+    if not text:
+        return None
+    return text if name in TEXT else float(text)
+
+
+def by_device(samples):
+    """{device: its samples, in time}."""
+    found = {}
+    for row in sorted(samples, key=lambda row: row["read_ns"]):
+        found.setdefault(row["device"], []).append(row)
+    return found
+
+
+def inside(samples, spans):
+    """The samples taken while the clock ran; samples in time, spans too."""
+    begins = [begin_ns for begin_ns, _ in spans]
+    places = [(bisect_right(begins, row["read_ns"]) - 1, row) for row in samples]
+    return [row for place, row in places if place >= 0 and row["read_ns"] <= spans[place][1]]
+
+
+def mean(samples, column):
+    values = [row[column] for row in samples if row.get(column) is not None]
+    return sum(values) / len(values) if values else None
+
+
+class Curve:
+    """A quantity of one device over time: straight between its samples, constant for a little beyond them, then unknown."""
+
+    def __init__(self, samples, column):
+        points = [(row["read_ns"], row[column]) for row in samples if row.get(column) is not None]
+        self._ns, self._values = [ns for ns, _ in points], [value for _, value in points]
+        pieces = [(w0 + w1) / 2 * (t1 - t0) / 1e9 for (t0, w0), (t1, w1) in pairwise(points)]
+        self._sums = list(accumulate(pieces, initial=0.0))  # the integral from the first sample to each
+        longest_ns = max((later - earlier for earlier, later in pairwise(self._ns)), default=0)
+        self._may_miss_ns = max(MAX_GAP_S * 1e9, 3 * longest_ns)
+
+    def integral(self, begin_ns, end_ns):
+        """Values times seconds; None where the device was not seen."""
+        if not self._ns or end_ns <= begin_ns:
+            return None
+        if self._ns[0] - begin_ns > self._may_miss_ns or end_ns - self._ns[-1] > self._may_miss_ns:  # it was lost
+            return None
+        return self._until(end_ns) - self._until(begin_ns)
+
+    def mean(self, begin_ns, end_ns):
+        total = self.integral(begin_ns, end_ns)
+        return None if total is None else total / ((end_ns - begin_ns) / 1e9)
+
+    def _until(self, ns):
+        place = min(max(bisect_right(self._ns, ns) - 1, 0), len(self._ns) - 1)
+        t0, w0, since_s = self._ns[place], self._values[place], (ns - self._ns[place]) / 1e9
+        if ns <= self._ns[0] or place == len(self._ns) - 1:
+            return self._sums[place] + w0 * since_s
+        t1, w1 = self._ns[place + 1], self._values[place + 1]
+        return self._sums[place] + (w0 + (w1 - w0) * (ns - t0) / (t1 - t0) / 2) * since_s
+
+
+def curves(samples, column):
+    """One of each device that has the column anywhere."""
+    devices = by_device(samples).values()
+    return [Curve(rows, column) for rows in devices if any(row.get(column) is not None for row in rows)]
