@@ -7,8 +7,8 @@ Measured causes first, each with the milliseconds that it took, the longest lead
     late_rank                        what the latest rank did before the others could wait for it, above the usual
 then, as far as these do not explain the stall, what the process did in the rest of it:
     computing, waiting               cpu_ms above its running median, or time off the CPU: asleep, I/O, a lock, a device
-then what only coincides, without milliseconds: throttling, after_validation, first_step.  Causes that overlap are each
-given in full, so they may add up to more than the stall.
+then what only coincides, without milliseconds: throttling (slowed_frac of the step), after_validation, first_step.
+Causes that overlap are each given in full, so they may add up to more than the stall.
 """
 
 from bench import skew, stalls
@@ -19,21 +19,21 @@ COLUMNS = {"loader_wait": "data_ms", "foreign_load": "runqueue_ms"}
 SHARE = 0.1  # of a stall: what explains less of it is not named
 
 
-def explain(found, rows, events=(), by_rank=None, throttled=()):
+def explain(found, rows, events=(), by_rank=None):
     """found: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
 
-    rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank; throttled: [(t_ns, reason)] of telemetry
-    samples that say so.  "what" is the first cause, or unknown; rank is the latest one, None where it cannot be told.
+    rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
+    rank is the latest one, None where it cannot be told.
     """
     columns = {name: stalls.excess(rows, name) for name in (*REGIONS, *COLUMNS.values(), "cpu_ms")}
     lateness = skew.lateness((by_rank or {}).get("own_ms", ()))
     late_ms = stalls.excess([{"step": step, "late_ms": ms} for step, (ms, _) in sorted(lateness.items())], "late_ms")
     by_step = {row["step"]: row for row in rows}
     late = {step: (ms, lateness[step][1]) for step, ms in late_ms.items()}
-    return [stall | _explained(stall, by_step, events, columns, late, throttled) for stall in found]
+    return [stall | _explained(stall, by_step, events, columns, late) for stall in found]
 
 
-def _explained(stall, by_step, events, columns, late, throttled):
+def _explained(stall, by_step, events, columns, late):
     step, enough_ms = stall["step"], SHARE * stall["ms"]
     measured = {name: _event_ms(name, by_step[step], events) for name in EVENTS}
     measured |= {name: min(stall["ms"], columns[column].get(step, 0.0)) for name, column in COLUMNS.items()}
@@ -43,7 +43,7 @@ def _explained(stall, by_step, events, columns, late, throttled):
     measured |= {name: min(ms, rest_ms) for name, ms in _rest(stall, columns["cpu_ms"].get(step), measured).items()}
     causes = [{"what": name, "ms": ms} for name, ms in measured.items() if ms >= enough_ms]
     causes.sort(key=lambda cause: -cause["ms"])
-    causes += [{"what": name, "ms": None} for name in _coincident(by_step, step, throttled)]
+    causes += [{"what": name, "ms": None} for name in _coincident(by_step, step)]
     return {
         "what": causes[0]["what"] if causes else "unknown",
         "causes": causes,
@@ -80,9 +80,8 @@ def _rest(stall, cpu_ms, measured):
     }
 
 
-def _coincident(by_step, step, throttled):
-    row = by_step[step]
-    if row.get("t_ns") is not None and any(0 <= t_ns - row["t_ns"] < row["step_ms"] * 1e6 for t_ns, _ in throttled):
+def _coincident(by_step, step):
+    if by_step[step].get("slowed_frac"):
         yield "throttling"
     if step == min(number for number in by_step if number > 0):
         yield "first_step"

@@ -10,24 +10,19 @@
 They overlap: a collection that stalls a step is in both.  No sum is given because it would count milliseconds twice.
 """
 
-import csv
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from bench import causes, skew, stalls, steps
 
 WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recompiles", "allocator_retry": "memory"}
 NO_DURATION = ("graph_break", "non_finite_loss")
-# Of clocks event reasons, in names and in bits (nvml.h: 0x8 hw_slowdown, 0x20 sw_thermal, 0x40 hw_thermal, 0x80
-# hw_power_brake); a power cap is normal under load.
-SLOWED_BY, SLOWED_BITS = ("thermal", "slowdown", "brake"), 0x8 | 0x20 | 0x40 | 0x80
 
 
 def of(folder, run, rows):
     """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
     events = steps.read_events(folder)
     by_rank = steps.read_by_rank(folder)
-    found = causes.explain(stalls.find(rows), rows, events, by_rank, _throttled(folder))
+    found = causes.explain(stalls.find(rows), rows, events, by_rank)
     skewed = skew.summary(by_rank)
     costs = {"stall": {"count": len(found), "ms": sum(stall["ms"] for stall in found)}}
     for kind, instrument in WATCHED_BY.items():
@@ -72,23 +67,3 @@ def _utc(t_ns, events):
             then = known + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3)
             return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return None
-
-
-def _throttled(folder):
-    """[(t_ns, reason)] of the telemetry samples in which something slowed a GPU down.  No telemetry: []."""
-    try:
-        with open(Path(folder) / "telemetry.csv", newline="") as file:
-            return [
-                (int(row["t_ns"]), row["throttle_reasons"])
-                for row in csv.DictReader(file)
-                if _slows(row.get("throttle_reasons") or "")
-            ]
-    except (OSError, ValueError, KeyError):
-        return []
-
-
-def _slows(reasons):
-    """Names joined by anything, or a bit mask, decimal or 0x."""
-    if reasons.isdigit() or reasons.startswith("0x"):
-        return bool(int(reasons, 0) & SLOWED_BITS)
-    return any(word in reasons.lower() for word in SLOWED_BY)

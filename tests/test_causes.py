@@ -19,8 +19,8 @@ def race(odd_ms, **odd):
     return made
 
 
-def explained(rows, *events, by_rank=None, throttled=()):
-    (stall,) = causes.explain(stalls.find(rows), rows, events, by_rank, throttled)
+def explained(rows, *events, by_rank=None):
+    (stall,) = causes.explain(stalls.find(rows), rows, events, by_rank)
     return stall
 
 
@@ -76,7 +76,8 @@ def test_without_columns_events_or_ranks_nothing_is_known():
 def test_what_only_coincides_is_named_last_and_without_milliseconds():
     rows = [row(step, 300.0 if step == 10 else 100.0) for step in range(1, 21)]
     rows[8]["val_loss"] = 3.0  # after 9 steps
-    stall = explained(rows, throttled=[(9_950 * MS, "hw_thermal"), (10_299 * MS, "hw_thermal")])
+    rows[9]["slowed_frac"], rows[3]["slowed_frac"] = 0.2, 0.0
+    stall = explained(rows)
     assert stall["causes"] == [{"what": "throttling", "ms": None}, {"what": "after_validation", "ms": None}]
     assert stall["what"] == "throttling"
     assert explained(rows, event("gc", 190.0))["causes"][0] == {"what": "gc", "ms": 190.0}

@@ -75,19 +75,5 @@ def test_what_ranks_measured_is_read_as_it_was_written(tmp_path):
     assert steps.read_by_rank(tmp_path / "none") == {}
 
 
-def test_only_slowdowns_in_the_telemetry_are_throttling(folder):
-    (folder / "telemetry.csv").write_text(
-        "t_ns,device,throttle_reasons\n7010000000,0,sw_power_cap\n7020000000,0,gpu_idle;hw_slowdown\nx,0,hw_thermal\n"
-    )
-    assert costs._throttled(folder) == []  # a damaged file says nothing
-    (folder / "telemetry.csv").write_text("t_ns,device,throttle_reasons\n7010000000,0,sw_power_cap\n7020000000,0,gpu_idle;hw_slowdown\n")
-    assert costs.of(folder, run(), rows())["events"][0]["what"] == "throttling"
-
-
-@pytest.mark.parametrize(("reasons", "slows"), [("", False), ("4", False), ("0x44", True), ("8", True), ("sw_thermal_slowdown", True)])
-def test_reasons_are_read_as_names_or_bits(reasons, slows):
-    assert costs._slows(reasons) is slows
-
-
 def test_the_record_can_hold_it(folder):
     json.dumps(costs.of(folder, run("garbage"), rows()), allow_nan=False)

@@ -327,6 +327,15 @@ def test_energies_of_the_steps_add_up_to_that_of_the_run():
     assert join.columns(rows, {1: (0, S)}, {"energy_j": None}).keys() == {"sm_clock_mhz"}
 
 
+def test_a_step_has_the_share_of_it_in_which_the_worst_gpu_was_slowed_down():
+    """gpu1 is held down from its second sample to its third; between two samples that differ, half of the time is taken."""
+    rows = gpu_rows([100] * 5, throttle_reasons="sw_power_cap")
+    reasons = ["none", "hw_thermal", "sw_power_cap|hw_thermal", "none", "none"]
+    rows += [row | {"device": "gpu1", "throttle_reasons": reason} for row, reason in zip(gpu_rows([100] * 5), reasons)]
+    steps = {number: ((number - 1) * S, number * S) for number in (1, 2, 3, 4)}
+    assert join.columns(rows, steps, {"energy_j": None})["slowed_frac"] == {1: 0.5, 2: 1.0, 3: 0.5, 4: 0.0}
+
+
 def test_energy_in_the_steps_is_the_counters_shared_out_by_power():
     rows = gpu_rows([100] * 30 + [200] * 31)
     ends = [{"t_ns": 0, "energy_j": {"gpu0": 1000.0}}, {"t_ns": 60 * S, "energy_j": {"gpu0": 10900.0}}]

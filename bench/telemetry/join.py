@@ -6,7 +6,7 @@ A figure that no sample gives is None.
 
 from itertools import accumulate, pairwise
 
-from bench.telemetry.rules import reason_shares, slowed_frac
+from bench.telemetry.rules import reason_shares, slowed_frac, slows
 from bench.telemetry.samples import Curve, by_device, curves, inside, mean
 
 MAX_DISAGREEMENT_PCT = 5.0  # between the energy counter and integrated power
@@ -55,7 +55,9 @@ def step_spans(rows, spans, ends):
 
 
 def columns(samples, steps, told):
-    """{column: {row: value}} of steps.csv: energy_j of all GPUs, adding up to told["energy_j"], and clocks, mean of the devices."""
+    """{column: {row: value}} of steps.csv: energy_j of all GPUs, adding up to told["energy_j"]; clocks, mean of the devices;
+    slowed_frac, the share of the step in which heat or hardware held the clocks of the worst device down, 0 to 1.
+    """
     found = {}
     of_power = curves(samples, "power_w") if told["energy_j"] is not None else []
     joules = {row: [curve.integral(*span) for curve in of_power] for row, span in steps.items()}
@@ -69,7 +71,10 @@ def columns(samples, steps, told):
         means = {row: round(sum(each) / len(each), 3) for row, each in means.items() if each and None not in each}
         if means:
             found[column] = means
-    return found
+    slowed = curves([row | {"slowed": slows(row)} for row in samples], "slowed")
+    shares = {row: [curve.mean(*span) for curve in slowed] for row, span in steps.items()}
+    shares = {row: round(max(each), 3) for row, each in shares.items() if each and None not in each}
+    return found | ({"slowed_frac": shares} if shares else {})
 
 
 def summary(samples, spans, started, stopped):

@@ -16,10 +16,16 @@ def reason_shares(samples):
     return {reason: count / len(told) for reason, count in sorted(counts.items())}
 
 
+def slows(sample):
+    """Whether heat or hardware held the clocks down, by whatever reason; None where it is not told."""
+    reasons = sample.get("throttle_reasons")
+    return any(reason in SLOWDOWNS for reason in reasons.split("|")) if reasons else None
+
+
 def slowed_frac(samples):
-    """Share of the samples in which heat or hardware held the clocks down, by whatever reason; None where it is not told."""
-    told = [row["throttle_reasons"].split("|") for row in samples if row.get("throttle_reasons")]
-    return sum(any(reason in SLOWDOWNS for reason in reasons) for reasons in told) / len(told) if told else None
+    """Share of the samples in which something slowed the device down, 0 to 1; None where it is not told."""
+    told = [slowed for sample in samples if (slowed := slows(sample)) is not None]
+    return sum(told) / len(told) if told else None
 
 
 def doubts(told):
