@@ -3,16 +3,19 @@
 import base64
 import hashlib
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import snapshots
 from browser import Browser, needs_browser
 
 from bench import record, steps
-from bench.report import cli, race_page, run_page, site, spec
-from bench.report.page import json_block, page, tag
+from bench.report import cli, memory, race_page, run_page, site, spec
+from bench.web.chart import chart, mark_of, series_of, thin
+from bench.web.page import json_block, page, tag
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -34,6 +37,16 @@ def add(results, seed, **changes):
     folder = results / "cpu_nano" / run["run_id"]
     shutil.copytree(COMPLETE, folder)
     (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def with_snapshots(results):
+    """A run that recorded its memory: three readable snapshots of rank 0, one damaged, one of rank 1."""
+    folder = results / "cpu_nano" / COMPLETE.name
+    (folder / "memory").mkdir()
+    for name in ("steps_rank0", "steps_rank1", "oom_rank0"):
+        (folder / "memory" / f"{name}.pickle").write_bytes(pickle.dumps(snapshots.training()))
+    (folder / "memory" / "alike_rank0.pickle").write_bytes(b"cut")
     return folder
 
 
@@ -67,9 +80,9 @@ def test_the_distribution_counts_every_step_once():
 def test_thinning_keeps_the_extremes():
     values = [1.0] * 50_000
     values[33_333], values[44_444] = 9.0, -9.0
-    keep = spec.thin(values, 1000)
+    keep = thin(values, 1000)
     assert len(keep) <= 1002 and {33_333, 44_444, 0, 49_999} <= set(keep)
-    assert spec.thin([1.0] * 1000, 1000) is None
+    assert thin([1.0] * 1000, 1000) is None
 
 
 # ---- what a page holds
@@ -101,6 +114,26 @@ def test_a_failed_run_says_how_it_ended_and_what_to_try(results):
     failure = {"kind": "out_of_memory", "message": "2 TB wanted", "rank": 0, "step": 3, "hint": "lower the batch"}
     folder = add(results, 7, status="failed", validity="invalid", failure=failure, metrics={"val_loss": None})
     assert "out_of_memory at step 3: 2 TB wanted Try: lower the batch" in run_page.of_run(folder)
+
+
+def test_a_run_that_recorded_its_memory_says_who_held_it(results):
+    """The damaged one is said to be, and of what does not fit the number is told."""
+    html = run_page.of_run(with_snapshots(results))
+    shown = html[html.index("<h2>Memory</h2>") : html.index("Where and with what")]
+    assert re.findall(r"<h3>(.*?)</h3>", shown) == ["alike_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
+    assert "It cannot be read" in shown and "Not shown: 1 more in the folder." in shown
+    assert shown.count("models/gpt2.py:45 forward") == 2 and shown.count("<dd>42.0 MiB</dd>") == 2
+    assert "<h2>Memory</h2>" not in run_page.of_run(COMPLETE)
+
+
+def test_a_run_without_a_gpu_shows_what_its_process_held(results):
+    folder = results / "cpu_nano" / COMPLETE.name
+    (folder / "memory").mkdir()
+    marks = {"marks": [[1000.0, "step 1"], [3000.0, "backward"]], "rss_bytes": [2**20, 3 * 2**20], "what": "rss", "rank": 0}
+    (folder / "memory" / "steps_rank0.rss.json").write_text(json.dumps(marks))
+    charts, html = memory.of_run(folder)
+    assert (charts[0]["x"], charts[0]["series"][0]["y"]) == ([0.0, 2.0], [1.0, 3.0])
+    assert "largest 3.0 MiB" in html and "keeps no history of allocations" in html
 
 
 def test_a_run_in_markdown_cannot_break_out_of_its_table():
@@ -158,9 +191,10 @@ def browser():
 @needs_browser
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_runs_page_draws_its_charts_offline_and_says_nothing_on_the_console(browser, tmp_path, dark):
+def test_a_runs_page_draws_its_charts_offline_and_says_nothing_on_the_console(browser, results, tmp_path, dark):
     path = tmp_path / "report.html"
-    cli.main([str(COMPLETE), "--out", str(path)])
+    cli.main([str(with_snapshots(results)), "--out", str(path)])
+    assert path.stat().st_size < 2e6
     shown = browser.open(path, width=390, dark=dark)  # a narrow screen
     assert shown.errors == [] and len(shown.requests) == 1
     num_charts = shown.js("document.querySelectorAll('[data-chart]').length")
@@ -209,9 +243,9 @@ def test_every_kind_of_series_becomes_a_picture(tmp_path, kind):
 
     from bench.report import png
 
-    series = [spec.series_of("$a$", [1.0, None, 3.0], kind), spec.series_of("b", [2.0, 2.0, 2.0], kind)]
-    marks = [spec.mark_of(1.5, "gc", "stall")]
-    path = png.draw(spec.chart("x", "cost in $", "", "s", "ms", [0, 1, 2], series, marks), tmp_path / "deep" / "x.png")
+    series = [series_of("$a$", [1.0, None, 3.0], kind), series_of("b", [2.0, 2.0, 2.0], kind)]
+    marks = [mark_of(1.5, "gc", "stall")]
+    path = png.draw(chart("x", "cost in $", "", "s", "ms", [0, 1, 2], series, marks), tmp_path / "deep" / "x.png")
     picture = imread(path)
     assert picture.shape[:2] == (640, 1280) and picture[..., :3].std() > 0.01  # something is drawn
 

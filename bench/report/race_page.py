@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from bench import record, steps
-from bench.report import spec
-from bench.report.page import Safe, figure, page, section, table, tag
+from bench.web.chart import chart, series_of
+from bench.web.page import Safe, figure, page, section, table, tag
 
 COLOUR = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
 
@@ -57,11 +57,11 @@ def charts_of(folder):
 
     def series(value_of):
         values = [(arm, value_of(run, path)) for arm, run, path in found]
-        return [spec.series_of(name, [value if arm == name else None for arm, value in values], "points") for name in names]
+        return [series_of(name, [value if arm == name else None for arm, value in values], "points") for name in names]
 
     caption = "each run in the order it was started; warm-up runs are not drawn"
-    times = spec.chart("train-time", "Train time", caption, "run", "s", places, series(lambda run, path: run["metrics"].get("train_s")))
-    losses = spec.chart("val-loss", "Final val_loss", caption, "run", "nats per token", places, series(lambda run, path: run["metrics"].get("val_loss")))
+    times = chart("train-time", "Train time", caption, "run", "s", places, series(lambda run, path: run["metrics"].get("train_s")))
+    losses = chart("val-loss", "Final val_loss", caption, "run", "nats per token", places, series(lambda run, path: run["metrics"].get("val_loss")))
     return [times, losses, *_curves(found, names)]
 
 
@@ -76,8 +76,8 @@ def _curves(found, names):
     series = []
     for name, runs in by_arm.items():
         means = [[run[step] for run in runs if step in run] for step in places]
-        series.append(spec.series_of(name, [sum(ms) / len(ms) if ms else None for ms in means], "line"))
-    yield spec.chart("step-ms", "Step time over the race", "mean over the runs of an arm (within-run: for diagnosis, not for the verdict)", "step", "ms", places, series)
+        series.append(series_of(name, [sum(ms) / len(ms) if ms else None for ms in means], "line"))
+    yield chart("step-ms", "Step time over the race", "mean over the runs of an arm (within-run: for diagnosis, not for the verdict)", "step", "ms", places, series)
 
 
 def results_of(folder):

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 from bench import record, steps
-from bench.report import spec
-from bench.report.page import Safe, figure, page, section, table, tag
+from bench.report import memory, spec
 from bench.units import format_bytes
+from bench.web.page import Safe, figure, page, section, table, tag
 
 TELEMETRY = (
     ("power_w", "power, W"), ("sm_clock_mhz", "SM clock, MHz"), ("temp_c", "temperature, °C"), ("util_pct", "utilisation, %"),
@@ -29,6 +29,7 @@ def of_run(folder, assets=None, back=None):
     run = record.effective(record.read(folder))
     events = steps.read_events(folder)
     charts = charts_of(folder)
+    memory_charts, memory_section = memory.of_run(folder)
     title = f"{run['name']} seed {run['seed']}, {run['track']}"
     body = [
         tag("p", tag("a", "All runs", href=back)) if back else "",
@@ -40,10 +41,11 @@ def of_run(folder, assets=None, back=None):
         _happened(run, events),
         _summaries(run),
         _kernels(folder),
+        memory_section,
         _where(run),
         _files(folder, run),
     ]
-    return page(title, *body, data={"charts": charts}, assets=assets)
+    return page(title, *body, data={"charts": charts + memory_charts}, assets=assets)
 
 
 def _verdict(run):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from bench import atomic
 from bench import table as results_table
-from bench.report import run_page, spec
-from bench.report.page import ASSETS, figure, page, section, tag
+from bench.report import run_page
+from bench.web.chart import chart, series_of
+from bench.web.page import ASSETS, figure, page, section, tag
 
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "tabulator.min.js", "site.js")
 STYLES = ("uPlot.min.css", "tabulator_simple.min.css", "style.css", "site.css")
@@ -48,9 +49,9 @@ def history(track, rows):
         best = min(best, row["train_s"])
         line.append(best)
     when_s = [_seconds(row["started_at"]) for row in counted]
-    series = [spec.series_of("record", line, "line"), spec.series_of("run", [row["train_s"] for row in counted], "points")]
+    series = [series_of("record", line, "line"), series_of("run", [row["train_s"] for row in counted], "points")]
     caption = f"{len(counted)} runs reached the target, the fastest in {best:.2f} s ({counted[line.index(best)]['run_id']})"
-    return spec.chart(f"history-{track}", track, caption, "date", "train time, s", when_s, series) | {"dates": True}
+    return chart(f"history-{track}", track, caption, "date", "train time, s", when_s, series) | {"dates": True}
 
 
 def _counts(row, track):

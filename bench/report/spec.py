@@ -1,17 +1,9 @@
-"""A record's rows -> chart specs: plain dicts that assets/charts.js draws in a page and png.py on paper.
-
-A spec: {"id", "title", "caption", "x_label", "y_label", "x": [...], "series": [{"name", "y": [...], "kind"}],
-"marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds}.  kind of a series: line, points,
-bars or area (areas are stacked); of a mark: stall, flag, validation or event.  None in y is a gap.
-"""
-
-import math
+"""A record's rows -> chart specs (bench/web/chart.py)."""
 
 from bench import stats
 from bench.units import NS_PER_S, s_from_ms
+from bench.web.chart import chart, mark_of, series_of
 
-MAX_POINTS = 4000  # of a series on a page: a screen has fewer columns
-MAX_MARKS = 200
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 NUM_BINS = 60
 
@@ -106,50 +98,3 @@ def telemetry(table, run_start_ns, columns):
         x = [(t_ns - run_start_ns) / NS_PER_S for t_ns in points]
         charts.append(chart(f"telemetry-{column}", label, "", "seconds since the start", label, x, series, (), "time"))
     return charts
-
-
-def chart(id, title, caption, x_label, y_label, x, series, marks=(), sync=None):
-    """A spec, thinned to what a page can show."""
-    keep = thin(series[0]["y"] if len(series) == 1 else _envelope(series), MAX_POINTS)
-    if keep is not None:
-        x = [x[num] for num in keep]
-        series = [one | {"y": [one["y"][num] for num in keep]} for one in series]
-        caption = f"{caption}; {len(x)} of its points are drawn, extremes kept" if caption else f"{len(x)} points drawn, extremes kept"
-    return {
-        "id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label,
-        "x": [_short(value) for value in x],
-        "series": [one | {"y": [_short(value) for value in one["y"]]} for one in series],
-        "marks": list(marks)[:MAX_MARKS], "sync": sync,
-    }  # fmt: skip
-
-
-def thin(values, max_points):
-    """Indices to keep: the smallest and largest of each of max_points / 2 buckets, in order; None: all."""
-    if len(values) <= max_points:
-        return None
-    keep, size = set(), len(values) / (max_points // 2)
-    for bucket in range(max_points // 2):
-        places = range(int(bucket * size), min(len(values), int((bucket + 1) * size)))
-        known = [place for place in places if values[place] is not None] or [places[0]]
-        keep.update((min(known, key=lambda place: values[place] or 0), max(known, key=lambda place: values[place] or 0)))
-    return sorted(keep | {0, len(values) - 1})
-
-
-def _envelope(series):
-    """What thinning must keep of several series: the sum of what is there."""
-    return [sum(value for value in column if value is not None) for column in zip(*(one["y"] for one in series))]
-
-
-def series_of(name, values, kind):
-    return {"name": name, "y": values, "kind": kind}
-
-
-def mark_of(x, label, kind):
-    return {"x": _short(x), "label": label, "kind": kind}
-
-
-def _short(value):
-    """Six significant digits: more than a screen shows, half the bytes.  What is not a number is a gap."""
-    if value is None or isinstance(value, (int, str)):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None

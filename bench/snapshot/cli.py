@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 from bench import atomic, record
-from bench.snapshot import page, pickles, process, segments, timeline
+from bench.snapshot import files, page, pickles, process, segments, timeline
 from bench.units import MIB, format_bytes
 
-PATTERNS = ("memory/*.pickle", "memory/*" + process.SUFFIX, "traces/**/*_mem.pickle")
 NUM_SHOWN = 8
 
 
@@ -82,7 +81,7 @@ def _found(word):
     if path.is_file():
         return [path]
     folder = Path(record.locate(word))
-    paths = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+    paths = files.in_folder(folder)
     if not paths:
         raise ValueError(
             f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"

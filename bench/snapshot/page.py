@@ -1,11 +1,12 @@
 """A snapshot -> one page that needs nothing else: who held the GPU's memory, when, and how full its segments are."""
 
-from bench.report.page import Safe, figure, join, page, section, table, tag
 from bench.snapshot import picture, segments, timeline
 from bench.snapshot.sites import BEFORE, NO_STACK, Sites
 from bench.units import MIB, format_bytes
+from bench.web.page import Safe, figure, join, page, section, table, tag
 
 MAX_ROWS = 50
+NUM_SUMMARY_ROWS = 10
 MAX_STACKS = 20
 
 
@@ -23,6 +24,18 @@ def of_snapshot(snapshot, title):
         body.append(tag("p", "The snapshot is empty: nothing was allocated, and no history was recorded."))
     body.append(_settings(snapshot))
     return page(title, *body, data={"charts": [chart for of_one in charts.values() for chart in of_one]})
+
+
+def summary(snapshot, id):
+    """Snapshot, a word for the charts' ids -> (chart specs, html of what was held and who held it), to be a part of a page."""
+    sites = Sites()
+    about = snapshot.get("speedrun") if isinstance(snapshot.get("speedrun"), dict) else {}
+    charts, parts = [], []
+    for found in [timeline.of_device(snapshot, device, sites) for device in timeline.devices(snapshot)]:
+        drawn = picture.charts(found, _marks(about, found), id)
+        charts += drawn
+        parts += [_tiles(found, segments.of_device(snapshot, found.device)), *(figure(chart) for chart in drawn), _by_phase(found, about), _places(found, NUM_SUMMARY_ROWS)]
+    return charts, join(parts)
 
 
 def _recorded(about):
@@ -126,7 +139,7 @@ def _by_phase(found, about):
     )
 
 
-def _places(found):
+def _places(found, max_rows=MAX_ROWS):
     """Everybody who held something at the peak or asked for something, who held most first."""
     end = timeline.held_at(found, found.num_entries)
     names = sorted(
@@ -134,12 +147,12 @@ def _places(found):
         key=lambda place: (-found.at_peak.get(place, 0), -found.allocated.get(place, (0, 0))[1], place),
     )
     rows = []
-    for place in names[:MAX_ROWS]:
+    for place in names[:max_rows]:
         held, (count, asked) = found.at_peak.get(place, 0), found.allocated.get(place, (0, 0))
         share = round(100 * held / found.peak_bytes, 1) if found.peak_bytes else None
         rows.append([place, _mib(held), share, _mib(end.get(place, 0)), count, _mib(asked)])
     head = ("place", "at the largest moment, MiB", "%", "at the end, MiB", "allocations", "asked for in all, MiB")
-    more = f", the first {MAX_ROWS} of {len(names)}" if len(names) > MAX_ROWS else ""
+    more = f", the first {max_rows} of {len(names)}" if len(names) > max_rows else ""
     return table(head, rows, caption="Places in the code" + more)
 
 

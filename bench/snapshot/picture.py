@@ -1,10 +1,10 @@
 """Drawings of a device's memory: chart specs over time, and a map of its segments as SVG."""
 
-from bench.report import spec
-from bench.report.page import Safe, join, tag
 from bench.snapshot import segments, timeline
 from bench.snapshot.sites import OTHER
 from bench.units import GIB, MIB, format_bytes
+from bench.web.chart import chart, mark_of, series_of
+from bench.web.page import Safe, join, tag
 
 NUM_PLACES = 6  # told apart in the picture; the rest is one area
 MAX_POINTS = 1600  # moments; each is drawn as a step of two points
@@ -22,7 +22,7 @@ def unit_of(num_bytes):
     return (GIB, "GiB") if num_bytes >= 4 * GIB else (MIB, "MiB")
 
 
-def charts(found, marks=()):
+def charts(found, marks=(), id="memory"):
     """Timeline -> two specs: who held how much, and what was used of what was reserved.  marks: [(x, label)]."""
     if not found.changes and not found.reserved_changes:
         return []
@@ -31,23 +31,23 @@ def charts(found, marks=()):
     scale, unit = unit_of(max(found.peak_bytes, max(point[3] for point in points)))
     x, x_label = axis(found)
     at = [x[entry] for entry, _, _, _ in points]
-    lines = [spec.mark_of(where, label, "validation") for where, label in marks]
-    lines += [spec.mark_of(x[oom["entry"]], "out of memory", "stall") for oom in found.ooms]
-    areas = [spec.series_of(place, [held[place] / scale for _, held, _, _ in points], "area") for place in places]
+    lines = [mark_of(where, label, "validation") for where, label in marks]
+    lines += [mark_of(x[oom["entry"]], "out of memory", "stall") for oom in found.ooms]
+    areas = [series_of(place, [held[place] / scale for _, held, _, _ in points], "area") for place in places]
     if any(held[None] for _, held, _, _ in points):
-        areas.append(spec.series_of(OTHER, [held[None] / scale for _, held, _, _ in points], "area"))
+        areas.append(series_of(OTHER, [held[None] / scale for _, held, _, _ in points], "area"))
     peak = f"largest {format_bytes(found.peak_bytes)}" + (
         "; dashed lines are the marks of the table below" if marks else ""
     )
-    first = spec.chart(
-        f"held-{found.device}", "Who held memory", peak, x_label, unit, at, areas, lines, f"memory-{found.device}"
+    first = chart(
+        f"{id}-held-{found.device}", "Who held memory", peak, x_label, unit, at, areas, lines, f"{id}-{found.device}"
     )
     if not any(point[3] for point in points):
         return [first]
-    used = spec.series_of("used", [total / scale for _, _, total, _ in points], "line")
-    reserved = spec.series_of("reserved by the allocator", [grown / scale for _, _, _, grown in points], "line")
-    second = spec.chart(f"reserved-{found.device}", "Used and reserved", "what lies between them is rounding, gaps and cache",
-                        x_label, unit, at, [used, reserved], lines, f"memory-{found.device}")  # fmt: skip
+    used = series_of("used", [total / scale for _, _, total, _ in points], "line")
+    reserved = series_of("reserved by the allocator", [grown / scale for _, _, _, grown in points], "line")
+    second = chart(f"{id}-reserved-{found.device}", "Used and reserved", "what lies between them is rounding, gaps and cache",
+                        x_label, unit, at, [used, reserved], lines, f"{id}-{found.device}")  # fmt: skip
     return [first, second]
 
 

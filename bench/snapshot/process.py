@@ -6,9 +6,9 @@ It says what the whole process held, the interpreter and its libraries included;
 
 import json
 
-from bench.report import spec
-from bench.report.page import figure, page, section, table, tag
 from bench.units import MIB, format_bytes
+from bench.web.chart import chart, mark_of, series_of
+from bench.web.page import figure, page, section, table, tag
 
 SUFFIX = ".rss.json"
 WHAT = "resident set of the process: without a GPU, torch keeps no history of allocations"
@@ -35,21 +35,30 @@ def facts(found):
     return {"what": WHAT, "num_samples": len(rss_bytes), "peak_bytes": max(rss_bytes), "end_bytes": rss_bytes[-1]}
 
 
+def chart_of(found, id="rss"):
+    """Samples as load() gives them -> a chart spec."""
+    marks, rss_bytes = found["marks"], found["rss_bytes"]
+    x = _ms(marks)
+    series = [series_of("resident set", [size / MIB for size in rss_bytes], "line")]
+    lines = [mark_of(where, name, "validation") for where, (_, name) in zip(x, marks) if name.startswith("step")]
+    caption = f"largest {format_bytes(max(rss_bytes))}, at the end {format_bytes(rss_bytes[-1])}"
+    return chart(id, "Resident set", caption, "ms since the first mark", "MiB", x, series, lines)
+
+
 def of_samples(found, title):
     """Samples as load() gives them -> html."""
-    marks, rss_bytes = found["marks"], found["rss_bytes"]
-    x = [(time_us - marks[0][0]) / 1e3 for time_us, _ in marks]
-    series = [spec.series_of("resident set", [size / MIB for size in rss_bytes], "line")]
-    lines = [spec.mark_of(where, name, "validation") for where, (_, name) in zip(x, marks) if name.startswith("step")]
-    caption = f"largest {format_bytes(max(rss_bytes))}, at the end {format_bytes(rss_bytes[-1])}"
-    chart = spec.chart("rss", "Resident set", caption, "ms since the first mark", "MiB", x, series, lines)
-    rows = [[name, round(where, 3), round(size / MIB, 2)] for where, (_, name), size in zip(x, marks, rss_bytes)]
+    drawn = chart_of(found)
+    rows = [[name, round(where, 3), round(size / MIB, 2)] for where, (_, name), size in zip(_ms(found["marks"]), found["marks"], found["rss_bytes"])]
     head = ("mark", "ms", "resident set, MiB")
     return page(
         title,
         tag("h1", title),
         tag("p", WHAT + ".", class_="soft"),
-        figure(chart),
+        figure(drawn),
         section("Marks", table(head, rows)),
-        data={"charts": [chart]},
+        data={"charts": [drawn]},
     )
+
+
+def _ms(marks):
+    return [(time_us - marks[0][0]) / 1e3 for time_us, _ in marks]

@@ -46,7 +46,7 @@ def section(title, *children, id=None):
 
 
 def figure(chart):
-    """A place for a chart spec (bench/report/spec.py); its data travel in the page's JSON."""
+    """A place for a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
     place = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=f"{chart['title']}. {chart['caption']}")
     hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
     return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), place, hint)
