@@ -32,7 +32,7 @@ def main(argv):
         print(compare_csv.text([(name, result) for name, result in against]), end="")
     else:
         form = "md" if args.md else "terminal"
-        print("\n\n".join(compare_text.render(result, (arms[0].name, name), form) for name, result in against))
+        print("\n\n".join(compare_text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against))
     return max(exit_code(result, fail_on) for _, result in against)
 
 
@@ -87,11 +87,21 @@ def _one(a, b, diagnose, options):
     } | options
     result = comparison.of_rows(a.rows, b.rows, **options)
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
+    result["code_change"] = _code_change(a, b)
     if diagnose:
         shown = result["comparable"] or options.get("force")
         result["diagnosis"] = diagnosis.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])))
         result["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
     return result
+
+
+def _code_change(a, b):
+    """The source of B's first run against A's; None where it is the same, or where no folder says it."""
+    if a.rows[0]["source_sha256"] == b.rows[0]["source_sha256"] or None in (a.folders[0], b.folders[0]):
+        return None
+    from bench import code_change
+
+    return code_change.of_folders(a.folders[0], b.folders[0])
 
 
 def _traces(a, b):
@@ -203,6 +213,7 @@ def _parser():
         "--margin", type=float, metavar="NATS", help="a rise of val_loss that still is no worse; default 0.002"
     )
     parser.add_argument("--no-diagnosis", action="store_true", help="leave out where the time went")
+    parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")

@@ -3,6 +3,7 @@
 from bench import diagnosis_text, grid
 
 MAX_DIFFERENCES = 40
+MAX_FILES = 12
 MAX_CHARS = 44  # of a value in the list of differences
 METRICS = {  # key of the comparison: (what a row is called, key of the means, unit, decimals)
     "time": ("time", "mean_s", "s", 3),
@@ -32,11 +33,12 @@ MARKS = {  # flag: what it means, for someone who meets it the first time
 }
 
 
-def render(result, names=("A", "B"), form="terminal", heading="##"):
-    """The comparison as text; form terminal or md, heading: of Markdown."""
+def render(result, names=("A", "B"), form="terminal", heading="##", patch=False):
+    """The comparison as text; form terminal or md, heading: of Markdown; patch: the change of the source in full."""
     is_md = form == "md"
     parts = [_head(result, names, is_md, heading)]
     parts += [part(result, is_md) for part in (_differences, _numbers, _verdict)]
+    parts[2:2] = [_code(result.get("code_change"), is_md, patch)]
     parts.append(diagnosis_text.text(result.get("diagnosis") or {}, is_md))
     return "\n\n".join(part for part in parts if part)
 
@@ -73,6 +75,24 @@ def _differences(result, is_md):
     more = len(found) - len(cells)
     table = _table(["what differs", "", "A", "B"], cells, [False] * 4, is_md)
     return table + (f"\nand {more} more differences: --json has all" if more else "")
+
+
+def _code(change, is_md, patch):
+    """Which files of the source differ and by how many lines; nothing where the code is the same."""
+    if not change:
+        return ""
+    if change["unknown"]:
+        return grid.line(f"source: what changed is unknown: {change['unknown']}", is_md)
+    files = sorted(change["files"], key=lambda one: -(one["added"] or 0) - (one["removed"] or 0))
+    cells = [[one["path"], *("binary" if one[key] is None else f"{sign}{one[key]}" for key, sign in (("added", "+"), ("removed", "-")))]
+             for one in files[:MAX_FILES]]  # fmt: skip
+    more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
+    found = _table(["source", "added", "removed"], cells, [False, True, True], is_md) + more
+    if not patch:
+        return found + ("" if is_md else "\n--diff shows the lines")
+    text = "\n".join(grid.printable(line.replace("\t", "    ")) for line in change["patch"].split("\n"))
+    text += "... and more\n" if change["is_cut"] else ""
+    return f"{found}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
 
 
 def _values(values):

@@ -93,6 +93,7 @@ TABLE = {
     "comparable": (("stats",), False),
     "effects": (("stats",), False),
     "differences": ((), False),
+    "code_change": (("codestate",), False),
     "comparison": (("comparable", "differences", "effects", "grid", "rows", "stats"), False),
     "calibration": (("comparison", "record", "stats"), False),
     "diagnosis": (("stalls", "stats"), False),
@@ -102,7 +103,7 @@ TABLE = {
     "compare_csv": (("compare_text",), False),
     "trace_change": (("trace",), False),
     "compare": (
-        ("arms", "calibration", "compare_csv", "compare_text", "comparison", "diagnosis", "differences", "steps", "trace_change"),
+        ("arms", "calibration", "code_change", "compare_csv", "compare_text", "comparison", "diagnosis", "differences", "steps", "trace_change"),
         False,
     ),
     "calibrate": (("arms", "atomic", "calibration", "grid", "launch", "progress", "record", "rows"), False),
@@ -138,7 +139,7 @@ TABLE = {
     "speedrun": (("compose", "environment", "launch", "preflight", "progress", "record", "table", "units", "verdict"), False),
     "data_cli": (("config", "shards", "sources", "units"), False),
     "bench_results": (("index",), False),
-    "bench_trace": (("trace",), False),
+    "bench_trace": (("trace", "units"), False),
     "bench_import": (("importers",), False),
     "bench_telemetry": (("gpus",), False),
     "bench_self": (

@@ -122,10 +122,23 @@ def _details(name, one):
     if one.get("differences"):
         lines = [[found.get("kind"), found.get("what"), json.dumps(found.get("a")), json.dumps(found.get("b"))] for found in one["differences"]]
         parts.append(tag("details", tag("summary", "what differs"), table(("kind", "what", "A", name), lines)))
+    parts += _source(one.get("code_change"))
     if one.get("left_out"):
         lines = [[left.get("arm"), left.get("run_id"), "; ".join(left.get("reasons") or [])] for left in one["left_out"]]
         parts.append(table(("arm", "run left out", "by which rule"), lines))
     return section(f"{name} against the baseline", *parts)
+
+
+def _source(change):
+    """The change of the source, in full as far as the record has it."""
+    if not change:
+        return
+    if change["unknown"]:
+        yield tag("p", f"What changed in the source is unknown: {change['unknown']}", class_="soft")
+        return
+    lines = [[one["path"], one["added"], one["removed"]] for one in change["files"]]
+    end = tag("p", "It is longer; the rest is left out.", class_="soft") if change["is_cut"] else ""
+    yield tag("details", tag("summary", f"source: {len(lines)} files differ"), table(("file", "lines added", "removed"), lines), tag("pre", change["patch"]), end)
 
 
 def _peeks(race):

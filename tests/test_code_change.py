@@ -1,0 +1,105 @@
+"""What changed in the source between two runs: rebuilt from commits, patches and untracked files, in a repository of its own."""
+
+import json
+import subprocess
+
+import pytest
+
+from bench import code_change, codestate, compare_text
+
+
+def git(repo, *words):
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=repo, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """One commit of models/a.py (three lines) and results/x; the patches come from real changes of the work tree."""
+    root = tmp_path / "repo"
+    (root / "models").mkdir(parents=True)
+    (root / "results").mkdir()
+    (root / "models" / "a.py").write_text("one = 1\ntwo = 2\nthree = 3\n")
+    (root / "results" / "x").write_text("x")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def run_of(repo, tmp_path, name):
+    """A run folder of the work tree as it is now."""
+    codestate.write(repo, tmp_path / name / "code")
+    return tmp_path / name
+
+
+def test_the_same_code_has_no_change(repo, tmp_path):
+    a, b = run_of(repo, tmp_path, "a"), run_of(repo, tmp_path, "b")
+    assert code_change.of_folders(a, b, repo) == {"files": [], "patch": "", "is_cut": False, "unknown": None}
+
+
+def test_commits_uncommitted_changes_and_untracked_sources_are_all_in_it(repo, tmp_path):
+    a = run_of(repo, tmp_path, "a")
+    (repo / "models" / "a.py").write_text("one = 1\ntwo = 22\nthree = 3\n")
+    git(repo, "commit", "-qam", "second")
+    (repo / "models" / "a.py").write_text("one = 1\ntwo = 22\nthree = 33\n")
+    (repo / "models" / "new.py").write_text("new = True\n")
+    (repo / "results" / "x").write_text("y")
+    b = run_of(repo, tmp_path, "b")
+    objects = sorted(path.name for path in (repo / ".git").rglob("*"))
+    found = code_change.of_folders(a, b, repo)
+    assert found["unknown"] is None
+    assert found["files"] == [
+        {"path": "models/a.py", "added": 2, "removed": 2},
+        {"path": "models/new.py", "added": 1, "removed": 0},
+    ]
+    assert "-two = 2\n-three = 3\n+two = 22\n+three = 33\n" in found["patch"] and "+new = True\n" in found["patch"]
+    assert sorted(path.name for path in (repo / ".git").rglob("*")) == objects  # nothing was written there
+    back = code_change.of_folders(b, a, repo)
+    assert back["files"][1] == {"path": "models/new.py", "added": 0, "removed": 1}
+
+
+def test_a_long_change_is_cut_at_a_line(repo, tmp_path, monkeypatch):
+    a = run_of(repo, tmp_path, "a")
+    (repo / "models" / "a.py").write_text("\n".join(f"line = {num}" for num in range(100)))
+    b = run_of(repo, tmp_path, "b")
+    monkeypatch.setattr(code_change, "MAX_PATCH_CHARS", 300)
+    found = code_change.of_folders(a, b, repo)
+    assert found["is_cut"] and len(found["patch"]) <= 300 and found["patch"].endswith("\n")
+
+
+def changed(folder, **facts):
+    path = folder / "code" / "commit.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"commit": "0" * 40}, "commit 000000000000 is not in this repository: fetch it"),
+        ({"commit": None}, "b ran outside of git"),
+        ({"commit": "--upload-pack=touch x"}, "b names no commit"),
+        ({"untracked": ["../../a/code/commit.json"]}, "b does not hold its untracked source"),
+        ({"untracked": ["missing.py"]}, "b does not hold its untracked source missing.py"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_said(repo, tmp_path, facts, why):
+    a, b = run_of(repo, tmp_path, "a"), run_of(repo, tmp_path, "b")
+    changed(b, **facts)
+    assert why in code_change.of_folders(a, b, repo)["unknown"]
+
+
+def test_a_patch_that_does_not_fit_and_a_run_without_code_are_said(repo, tmp_path):
+    a, b = run_of(repo, tmp_path, "a"), run_of(repo, tmp_path, "b")
+    (b / "code" / "diff.patch").write_text("--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-x\n+y\n")
+    assert "the patch of b does not fit its commit" in code_change.of_folders(a, b, repo)["unknown"]
+    assert "none does not say which code ran" in code_change.of_folders(tmp_path / "none", b, repo)["unknown"]
+
+
+def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
+    change = {"files": [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}],
+              "patch": "+a\x1b[31m\n-b\n", "is_cut": False, "unknown": None}  # fmt: skip
+    words = compare_text._code(change, False, False)
+    assert words.splitlines()[2:] == ["models/a.py      +2       -1", "x.bin        binary   binary", "--diff shows the lines"]
+    assert compare_text._code(change, False, True).endswith("\n\n+a[31m\n-b\n")  # no escape sequence reaches the terminal
+    assert compare_text._code(None, False, True) == ""
+    assert compare_text._code({"files": [], "patch": "", "is_cut": False, "unknown": "why"}, False, True).endswith("unknown: why")
