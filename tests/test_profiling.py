@@ -7,7 +7,7 @@ import pytest
 import torch
 from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
 
-from bench.profiling import files, recording, shrink
+from bench.profiling import files, recording, shrink, tables
 from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
 from bench.profiling_rules import Options
 
@@ -208,6 +208,35 @@ def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
     assert memory == sorted(memory, reverse=True) and memory[0] > 0
     text = (tmp_path / "traces" / "ops" / "trace_rank0.txt").read_text()
     assert "window trace, rank 0, steps 5 to 7" in text and "Self CPU" in text and "aten::addmm" in text
+
+
+def test_one_call_with_a_name_in_no_encoding_does_not_cost_the_op_table(tmp_path):
+    """As torch 2.13 now and then names a Python call; without the others' help torch refuses the whole profile."""
+
+    class Damaged:
+        def name(self):
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+        def __getattr__(self, name):
+            return getattr(whole_events[0], name)
+
+    one = Recording("steps", Options(), "cpu", 0, 1)
+    one.start()
+    torch.ones(4, 4) @ torch.ones(4, 4)
+    one.stop()
+    whole = one.profile.profiler.kineto_results
+    whole_events = whole.events()
+
+    class Results:
+        def events(self):
+            return [*whole_events, Damaged()]
+
+        def __getattr__(self, name):
+            return getattr(whole, name)
+
+    one.profile.profiler.kineto_results = Results()
+    _, path = tables.write(one, tmp_path / "steps_rank0")
+    assert "aten::mm" in [row["name"] for row in json.loads(path.read_text())["ops"]]
 
 
 def test_a_trace_names_no_machine_and_no_private_path(tmp_path, repo):

@@ -3,10 +3,12 @@
 import json
 import re
 
+import fake_cuda
 import pytest
 import torch
 from browser import Browser, needs_browser
 from profiled import Spy, names, race, read, watch_of
+from snapshots import frames
 
 from bench.profiling import allocations, memory_page
 from bench.profiling.allocations import Timeline
@@ -161,36 +163,32 @@ def test_the_page_opens_in_a_browser_offline(staged):
         assert page.errors == []
 
 
-def test_on_a_gpu_the_memory_history_is_on_before_a_stage_and_off_after_it(tmp_path, monkeypatch):
-    """CUDA played by a list of what is asked of it; the sister in test_profiling_gpu.py has the real one."""
+def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snapshot_names_no_private_path(tmp_path, monkeypatch):
+    """CUDA played by fake_cuda.py; the sister in test_profiling_gpu.py has the real one."""
     import dataclasses
     import warnings
-    from pathlib import Path
 
-    asked = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 5 * MIB)
-    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **kwargs: asked.append(kwargs))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: asked.append(Path(path).name))
+    from bench import memory_recording, snapshot
+
+    cuda = fake_cuda.install(monkeypatch)
     watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})
     (stages,) = watch.instruments
     stages.context = dataclasses.replace(stages.context, device_type="cuda")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CUDA is not available")
         watch.on_build_start()
+        cuda.gpu.alloc(MIB, frames(f"{memory_recording.REPO}/models/gpt2.py:12 __init__"))
         watch.on_build_end()
-    assert asked == [
-        {"max_entries": 1000, "stacks": "python"},
-        "synchronize",
-        "stage1-model_init_mem.pickle",
-        {"enabled": None},
-    ]
-    assert stages.flags() == {} and not watch.warnings
-    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)  # somebody else's: it stays on
-    asked.clear()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "CUDA is not available")
+        assert cuda.history == [None, {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000}, None]
+        other = memory_recording.Recording("memory_history")
+        other.start()  # somebody else's history stays on, and is what the stage writes
         watch.on_phase("validation")
         watch.on_validation(0, 1.0, 0.0)
-    assert asked == ["synchronize", "stage2-eval_bpb_mem.pickle"]
+    assert other.is_running and cuda.is_recording
+    assert stages.flags() == {} and not watch.warnings
+    first, second = sorted(tmp_path.rglob("*_mem.pickle"))
+    assert (first.name, second.name) == ("stage1-model_init_mem.pickle", "stage2-eval_bpb_mem.pickle")
+    assert str(memory_recording.REPO).encode() not in first.read_bytes()
+    found = snapshot.load(first)
+    assert found["speedrun"]["what"] == "CUDA memory while model_init was recorded"
+    assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [MIB]

@@ -9,12 +9,11 @@ Each gives _trace.json, _memory_timeline.html, _mem.pickle (CUDA's memory histor
 operators.  A stage is written when it is left; files of ranks above 0 have the rank in their names.
 """
 
+import contextlib
 import re
 import time
 
-import torch
-
-from bench import profiling_rules
+from bench import memory_recording, profiling_rules
 from bench.instruments.base import Instrument
 from bench.profiling import allocations, files, memory_page, tables
 from bench.profiling.recording import Recording
@@ -31,7 +30,7 @@ class Stages(Instrument):
         self._settings = settings
         self._mine = context.rank in (settings["ranks"] or range(context.world_size))
         self._folder = context.folder / "traces" / _timestamp(context.folder.name)
-        self._recording = None
+        self._recording = self._memory = None  # a profile and CUDA's memory history
         self._flagged, self._done = {}, {}  # phase: what the record says of it
         self._tables = []  # (phase, recording, stem): written after the race
 
@@ -87,10 +86,9 @@ class Stages(Instrument):
         options = profiling_rules.stage_options(self._settings)
         self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
         if context.device_type == "cuda":
-            self._keeps_history = not torch._C._cuda_isHistoryEnabled()
-            if self._keeps_history:
-                history = {"max_entries": self._settings["max_entries"], "stacks": self._settings["stacks"]}
-                torch.cuda.memory._record_memory_history(**history)
+            self._memory = memory_recording.Recording(phase, self._settings["max_entries"], self._settings["stacks"])
+            with contextlib.suppress(RuntimeError):  # somebody else keeps a history: that one is written
+                self._memory.start()
         self._recording.start()
         for name in ranges:
             self._recording.ranges.open(name)
@@ -143,9 +141,8 @@ class Stages(Instrument):
             return
         path = stem.with_name(f"{stem.name}_mem.pickle")
         self._say(phase, f"Dumping CUDA memory snapshot to {self._shown(path)}")
-        torch.cuda.memory._dump_snapshot(str(path))
-        if self._keeps_history:
-            torch.cuda.memory._record_memory_history(enabled=None)
+        self._memory.dump(path, what=f"CUDA memory while {phase} was recorded", rank=self.context.rank)
+        self._memory.stop()
         found["files"].append(self._shown(path))
 
     # ---- answers
@@ -165,6 +162,8 @@ class Stages(Instrument):
         if self._recording is not None:
             self._recording.cancel()
             self._recording = None
+        if self._memory is not None:
+            self._memory.stop()
 
     def _flag(self, row):
         self._flagged[row] = FLAG

@@ -5,6 +5,7 @@ Reading a profile's events takes torch seconds for 100,000 of them: this runs af
 MAX_EVENTS not at all, because the other ranks wait meanwhile.
 """
 
+import contextlib
 import json
 
 from torch.autograd.profiler_util import EventList
@@ -21,15 +22,10 @@ def readable(saved):
 
 
 def write(recording, stem, **facts):
-    """recording: a stopped Recording; stem: its trace's path without suffix.  Returns what was written.
-
-    That is nothing for a profile that torch cannot read itself (allocations._name).
-    """
+    """recording: a stopped Recording; stem: its trace's path without suffix.  Returns what was written."""
     profile = recording.profile
-    try:
+    with _readable_names(profile.profiler):
         averages = _operators(profile, profile.key_averages())
-    except UnicodeDecodeError:
-        return []
     shaped = _operators(profile, profile.key_averages(group_by_input_shape=True)) if profile.record_shapes else averages
     rows = sorted((_row(one, profile) for one in shaped), key=_cost, reverse=True)
     found = facts | {"ops": rows, "most_memory": _most_memory(rows)}
@@ -38,6 +34,35 @@ def write(recording, stem, **facts):
     text_path.write_text(_text(averages, profile, facts))
     json_path.write_text(json.dumps(found, indent=1) + "\n")
     return [text_path, json_path]
+
+
+@contextlib.contextmanager
+def _readable_names(profiler):
+    """torch reads no profile in which one Python call has a name in no encoding (allocations._name): such calls are left out."""
+    whole = profiler.kineto_results
+    profiler.kineto_results = _Readable(whole)
+    try:
+        yield
+    finally:
+        profiler.kineto_results = whole
+
+
+class _Readable:
+    def __init__(self, results):
+        self._results = results
+
+    def __getattr__(self, name):
+        return getattr(self._results, name)
+
+    def events(self):
+        return [event for event in self._results.events() if _has_name(event)]
+
+
+def _has_name(event):
+    try:
+        return bool(event.name())
+    except UnicodeDecodeError:
+        return False
 
 
 def _operators(profile, averages):
