@@ -9,7 +9,7 @@ import re
 import zlib
 from pathlib import Path
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
 MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after the events is short
 HEAD_BYTES = 64 * 2**20  # what comes before the events: device properties and the like, kilobytes as a rule
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
