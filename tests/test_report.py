@@ -156,6 +156,9 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     site.write(results, results / "site")
     after = {path: path.stat().st_mtime_ns for path in (results / "site" / "runs").glob("*.html")}
     assert {path for path in after if after[path] != before.get(path)} == {results / "site" / "runs" / f"{new.name}.html"}
+    (new / "analysis.json").write_text(json.dumps({"ranks": {"0": {"kernels": [{"name": "sgemm", "count": 1, "sum_us": 5.0}]}}}))
+    site.write(results, results / "site")
+    assert "sgemm" in (results / "site" / "runs" / f"{new.name}.html").read_text()
 
 
 def test_the_history_is_the_best_so_far_of_runs_that_count(results):

@@ -96,7 +96,7 @@ def _write_pages(rows, out, say):
     for done, row in enumerate(rows, 1):
         folder = Path(os.path.join(os.getcwd(), row["folder"]))
         name = f"runs/{row['run_id']}.html"
-        stamp = [version, (folder / "run.json").stat().st_mtime_ns]
+        stamp = [version, *map(_changed_ns, (folder / "run.json", folder / "analysis.json", folder / "memory"))]
         if made.get(row["run_id"]) != stamp or not (out / name).exists():
             try:
                 atomic.write_text(out / name, run_page.of_run(folder, assets="../assets", back="../index.html"), durable=False)
@@ -116,11 +116,18 @@ def _made(path):
         return {}
 
 
-def _version():
-    """A hash over this room: pages of another version are made again."""
-    found = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".js", ".css"):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+def _changed_ns(path):
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
+
+def _version():
+    """A hash over the rooms that make pages: those of another version are made again."""
+    found = hashlib.sha256()
+    for room in ("report", "snapshot", "web"):
+        for path in sorted((Path(__file__).parent.parent / room).rglob("*")):
+            if path.is_file() and path.suffix in (".py", ".js", ".css"):
+                found.update(path.read_bytes())
+    return found.hexdigest()[:16]
