@@ -6,6 +6,9 @@ is in exactly one link, so the links add up to it.  It is a path through what wa
 for, without a row of its own, is not seen.
 """
 
+import bisect
+import itertools
+
 import numpy as np
 
 from bench.trace import attribution, events, intervals, window
@@ -24,34 +27,28 @@ def path(rank, rows, kinds):
     found = dict.fromkeys(KINDS, 0)
     if not len(rows):
         return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
-    start, end = rank.ts[rows], rank.end[rows]
-    launched = window.launch_times(rank, rows)
-    by_end = np.argsort(end, kind="stable")
-    ends = end[by_end]
-    place, moment, first, num_links = int(by_end[-1]), int(ends[-1]), int(start.min()), 0
+    order = np.argsort(rank.end[rows], kind="stable")
+    start, end, launched = (column[order].tolist() for column in (rank.ts[rows], rank.end[rows], window.launch_times(rank, rows)))
+    kinds = kinds[order].tolist()
+    begun = _Begun(start, end)
+    place, moment, first, num_links = len(end) - 1, end[-1], min(start), 0
     while True:
         num_links += 1
-        found[KINDS[kinds[place]]] += max(0, moment - int(start[place]))
-        moment = min(moment, int(start[place]))
+        found[KINDS[kinds[place]]] += max(0, moment - start[place])
+        moment = min(moment, start[place])
         if moment <= first:
             break
-        before = int(np.searchsorted(ends, moment, side="right")) - 1
-        while before >= 0 and start[by_end[before]] >= moment:  # rows without a duration lead nowhere
-            before -= 1
-        if before < 0:
-            running = np.flatnonzero((start < moment) & (end > moment))
-            if not len(running):
-                break
-            place = int(running[np.argmin(start[running])])
+        previous = bisect.bisect_right(end, moment) - 1
+        while previous >= 0 and start[previous] >= moment:  # rows without a duration lead nowhere
+            previous -= 1
+        gap_from = end[previous] if previous >= 0 else None
+        if gap_from != moment and (running := begun.running_at(moment)) is not None:
+            place = running  # something still ran: that is what the time went to
             continue
-        previous = int(by_end[before])
-        gap_from = int(end[previous])
-        overlapping = np.flatnonzero((start < moment) & (end > moment)) if gap_from < moment else ()
-        if len(overlapping):  # something still ran: that is what the time went to
-            place = int(overlapping[np.argmax(start[overlapping])])
-            continue
+        if gap_from is None:
+            break
         if gap_from < moment:
-            called = int(launched[place])
+            called = launched[place]
             if called != window.NOT_LAUNCHED and called > gap_from:
                 called = min(called, moment)
                 found["host"] += called - gap_from
@@ -60,7 +57,26 @@ def path(rank, rows, kinds):
                 found["wait"] += moment - gap_from
             moment = gap_from
         place = previous
-    return {f"{kind}_us": ns / US for kind, ns in found.items()} | {"span_us": int(ends[-1] - first) / US, "num_links": num_links}
+    return {f"{kind}_us": ns / US for kind, ns in found.items()} | {"span_us": (end[-1] - first) / US, "num_links": num_links}
+
+
+class _Begun:
+    """Rows in order of their start, to find what ran at a moment."""
+
+    def __init__(self, start, end):
+        self._places = sorted(range(len(start)), key=start.__getitem__)
+        self._starts = [start[place] for place in self._places]
+        self._end = end
+        self._latest_end = list(itertools.accumulate((end[place] for place in self._places), max))
+
+    def running_at(self, moment):
+        """The row that began last of those that began before the moment and ended after it; None without one."""
+        number = bisect.bisect_left(self._starts, moment) - 1
+        while number >= 0 and self._latest_end[number] > moment:
+            if self._end[self._places[number]] > moment:
+                return self._places[number]
+            number -= 1
+        return None
 
 
 def gaps(rank, rows, limit=NUM_GAPS):
