@@ -94,7 +94,7 @@ def _run(command):
         process = psutil.Popen([*command], cwd=REPO, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | {"PYTHONPATH": str(REPO)})
         while process.poll() is None:
             peak_bytes = max(peak_bytes, _resident_bytes(process))
-                time.sleep(0.05)
+            time.sleep(0.05)
         seconds = time.perf_counter() - started
         errors.seek(0)
         if process.returncode:

@@ -144,7 +144,7 @@ TABLE = {
     "bench_telemetry": (("gpus",), False),
     "bench_self": (
         (
-            "bench_import", "bench_results", "bench_telemetry", "bench_trace", "clock", "distributed", "gpus", "hardware", "instruments", "launch", "loader", "loop", "shards", "steplog",
+            "bench_import", "bench_results", "bench_telemetry", "bench_trace", "clock", "distributed", "gpus", "hardware", "instruments", "launch", "loader", "loop", "shards", "stats", "steplog",
             "timers", "trainer",
         ),
         LAZY,

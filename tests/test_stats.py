@@ -75,6 +75,13 @@ def test_the_t_test_of_equal_losses_is_decided_by_where_they_lie():
     assert stats.one_sample_t_less([3.29, 3.29], 3.28) == (None, 1.0)
 
 
+def test_the_interval_of_a_median_is_made_of_order_statistics():
+    """n = 6: outside of all lies the median 2 * 0.5^6 = 3.1 % of the time; n = 24: ranks 7 and 18 (2 * 0.0113)."""
+    assert stats.median_interval([6, 1, 5, 2, 4, 3]) == (1, 6)
+    assert stats.median_interval(range(1, 25)) == (7, 18)
+    assert stats.median_interval([1, 2, 3, 4, 5]) is None
+
+
 def test_the_interval_of_two_values_is_wide():
     """mean 2, sd sqrt(2), n 2: 2 -+ 12.7062 * sqrt(2) / sqrt(2)."""
     low, high = stats.mean_interval([1.0, 3.0])

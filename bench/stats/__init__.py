@@ -3,7 +3,7 @@
 Written without scipy, which is not needed at run time; the tests compare every function with it to 1e-9.
 """
 
-from bench.stats.describe import cv_pct, mean, mean_interval, percentile, sd
+from bench.stats.describe import cv_pct, mean, mean_interval, median_interval, percentile, sd
 from bench.stats.distributions import noncentral_t_cdf, normal_cdf, student_t_cdf, student_t_quantile, student_t_sf
 from bench.stats.hypotheses import (
     Welch,
@@ -19,7 +19,7 @@ from bench.stats.hypotheses import (
 from bench.stats.resolution import needed_n, power, smallest_difference
 
 __all__ = [
-    "Welch", "cv_pct", "equivalence_p", "holm", "interval", "mean", "mean_interval", "needed_n", "non_inferiority_p",
-    "noncentral_t_cdf", "normal_cdf", "one_sample_t_less", "percentile", "power", "sd", "smallest_difference",
+    "Welch", "cv_pct", "equivalence_p", "holm", "interval", "mean", "mean_interval", "median_interval", "needed_n",
+    "non_inferiority_p", "noncentral_t_cdf", "normal_cdf", "one_sample_t_less", "percentile", "power", "sd", "smallest_difference",
     "student_t_cdf", "student_t_quantile", "student_t_sf", "welch", "welch_df", "welch_of_samples",
 ]  # fmt: skip

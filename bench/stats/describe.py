@@ -51,5 +51,18 @@ def mean_interval(values, confidence=0.95):
     return mean(values) - half_width, mean(values) + half_width
 
 
+def median_interval(values, confidence=0.95):
+    """(low, high) of the median: the order statistics that hold it at least that often, whatever the distribution.
+
+    The k-th from either end, where 2 * P(Binomial(n, 1/2) < k) <= 1 - confidence; None for too few values (5 at 0.95).
+    """
+    ordered, n = sorted(values), len(values)
+    k, tail = 0, 0.5**n  # tail: P(X <= k)
+    while 2 * tail <= 1 - confidence:
+        k += 1
+        tail += math.comb(n, k) * 0.5**n
+    return None if k == 0 else (ordered[k - 1], ordered[n - k])
+
+
 def is_constant(values):
     return all(value == values[0] for value in values)
