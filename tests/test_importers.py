@@ -2,13 +2,14 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench import import_cli, importers, record, steps, verify
-from bench.importers import consoles, modded_nanogpt
+from bench.importers import consoles, modded_nanogpt, records
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
@@ -143,6 +144,41 @@ def test_code_in_a_log_is_no_metric_line():
     assert (runs, facts["unmatched"], facts["format_id"]) == ([], [], "not_a_run")
 
 
+def plain_log(last="3.2790"):
+    head = f"import os\n{'=' * 100}\nRunning PyTorch 2.6.0 compiled for CUDA 12.6\n{'=' * 100}\n"
+    steps = "".join(f"step:{step}/3 train_time:{90 * step}ms step_avg:90.00ms\n" for step in (1, 2, 3))
+    return f"{head}step:0/3 val_loss:10.8258 train_time:0ms step_avg:nanms\n{steps}step:3/3 val_loss:{last} train_time:270ms step_avg:90.00ms\n"
+
+
+@pytest.mark.parametrize(
+    "dressed",
+    [
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.rstrip("\n").encode(),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: re.sub("^step", "\x1b[32mstep", text, flags=re.M).replace("ms\n", "ms\x1b[0m\n").encode(),
+        lambda text: re.sub("^step", "[rank0]: step", text, flags=re.M).encode(),
+        lambda text: re.sub("^step", "[default0]:step", text, flags=re.M).encode(),
+        lambda text: re.sub("^step", "0: step", text, flags=re.M).encode(),
+        lambda text: re.sub("^step", "  step", text, flags=re.M).encode(),
+    ],
+)
+def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(dressed):
+    ((run,), facts) = modded_nanogpt.read(dressed(plain_log()), "x.txt")
+    assert (run.val_loss, run.train_time_ms, run.complete, run.facts["torch"], facts["unmatched"]) == (3.279, 270.0, True, "2.6.0", [])
+
+
+@pytest.mark.parametrize("word", ["nan", "inf"])
+def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
+    ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode(), "x.txt")
+    record, rows = records.of_run(run, "x.txt", "0" * 64, "modded-nanogpt", 1, "ms")
+    assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == ("non_finite_loss", 3, "failed", [])
+    json.dumps([record, rows], allow_nan=False)
+    ((run,), _) = consoles.read(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
+    assert run.diverged_step == 1 and not run.complete
+
+
 def test_a_tail_average_is_understood_and_no_step():
     runs, facts = modded_nanogpt.read(log("tailavg step:10 tau:5 lambda:0.5 val_loss:3.3", "step:10/10 val_loss:3.4 train_time:1.0s step_avg:100.00ms"), "x")
     assert (facts["num_tail_lines"], facts["unmatched"], runs[0].val_loss) == (1, [], 3.4)
@@ -151,20 +187,84 @@ def test_a_tail_average_is_understood_and_no_step():
 # ---- consoles
 
 
-def test_nanogpt_has_step_times():
-    text = b"step 0: train loss 10.9, val loss 10.8\niter 0: loss 10.9001, time 300.00ms, mfu -100.00%\niter 1: loss 10.1, time 200.00ms, mfu 12.30%\nstep 2: train loss 4.0, val loss 4.1\niter 2: loss 4.0, time 100.00ms, mfu 12.3%\n"
-    ((run,), facts) = consoles.read(text, "nanogpt")
-    assert (run.val_loss, run.train_time_ms, run.num_steps, facts["unmatched"]) == (4.1, 600.0, 2, [])
+NANOGPT = """tokens per iteration will be: 491,520
+step 0: train loss 10.9876, val loss 10.9865
+iter 0: loss 10.9883, time 14528.66ms, mfu -100.00%
+iter 1: loss 10.1000, time 200.00ms, mfu -100.00%
+step 2: train loss 4.0001, val loss 4.1000
+iter 2: loss 4.0500, time 5100.00ms, mfu 12.30%
+iter 3: loss 4.0000, time 210.00ms, mfu 12.31%
+step 4: train loss 3.9000, val loss 4.0500
+iter 4: loss 3.9500, time 5000.00ms, mfu 12.30%
+"""
+NANOCHAT = """GPU: NVIDIA H100 80GB HBM3 | Peak FLOPS (BF16): 9.89e+14
+2026-03-16 22:43:15,107 - nanochat.common - INFO - Distributed world size: 8
+Total batch size 524,288 => gradient accumulation steps: 1
+Step 00000 | Validation bpb: 3.228247
+{steps}
+Step 00014 | Validation bpb: 1.329710
+Step 00014 | CORE metric: 0.1234
+Peak memory usage: 75422.02MiB
+Total training time: 0.03m
+Minimum validation bpb: 1.329710
+"""
+NANOCHAT_STEP = "step {num:05d}/00014 ({num}.00%) | loss: 9.012936 | lrm: 0.00 | dt: {ms:.2f}ms | tok/sec: 11,405 | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 1 | total time: {total}m"
+FORGE = "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[0m \x1b[36mloss\x1b[0m=\x1b[1m{loss:.4f}\x1b[0m | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem={mem}/80GB | step_time=0.64s\n"
 
 
-def test_nanochat_and_kempnerforge_lines_are_read():
-    chat = b"Step 00000 | Validation bpb: 3.1\nstep 00001/00003 (33.33%) | loss: 9.100000 | lrm: 1.00 | dt: 800.00ms | tok/sec: 1,000 | mfu: 40.1\nstep 00002/00003 (66.67%) | loss: 8.1 | lrm: 1.00 | dt: 400.00ms | tok/sec: 2,000\nStep 00003 | Validation bpb: 1.05\n"
-    ((run,), _) = consoles.read(chat, "nanochat")
-    assert (run.val_loss, run.train_time_ms, run.batch_tokens, run.declared_steps, run.complete) == (1.05, 1200.0, 800, 3, True)
-    forge = b"\x1b[32m[step 1] loss=7.10 | lr=3.00e-04 | grad_norm=1.2 | tok/s=51,200 | step_time=0.64s\x1b[0m\n[step 2] loss=6.9 | step_time=0.60s\n[step 3] lost\n[step 4] loss=abc\n"
-    ((run,), facts) = consoles.read(forge, "kempnerforge")
-    assert run.train_time_ms == pytest.approx(1240.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
-    assert facts["unmatched"] == ["[step 4] loss=abc"]
+def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_inside_are_flagged():
+    ((run,), facts) = consoles.read(NANOGPT.encode(), "nanogpt")
+    assert (run.val_loss, run.val_step, run.num_steps, run.complete, run.batch_tokens, facts["unmatched"]) == (4.05, 4, 5, True, 491_520, [])
+    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, "nanogpt")
+    assert [(row["step"], row.get("train_loss"), row.get("val_loss"), row.get("step_ms"), row["flags"]) for row in rows] == [
+        (0, None, 10.9865, None, ""), (1, 10.9883, None, 14528.66, "validation"), (2, 10.1, 4.1, 200.0, ""),
+        (3, 4.05, None, 5100.0, "validation"), (4, 4.0, 4.05, 210.0, ""), (5, 3.95, None, 5000.0, "validation"),
+    ]  # fmt: skip
+    assert record["metrics"]["step_avg_ms"] == pytest.approx(205.0)  # of the two iterations that hold nothing else
+
+
+def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
+    text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
+    ((run,), _) = consoles.read(text, "nanogpt")
+    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, "nanogpt")
+    assert record["metrics"]["train_s"] is None and [row["step_ms"] for row in rows] == [300.0, 200.0]
+
+
+def nanochat(every=1):
+    steps = (NANOCHAT_STEP.format(num=num, ms=9000.0 if num < 11 else 500.0 + num, total="0.03" if num == 13 else "0.02") for num in range(0, 14, every))
+    return NANOCHAT.format(steps="\n".join(steps)).encode()
+
+
+def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
+    ((run,), facts) = consoles.read(nanochat(), "nanochat")
+    assert (run.val_loss, run.headline, run.val_step, run.declared_steps, run.complete) == (None, {"val_bpb": "1.32971"}, 14, 14, True)
+    assert run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02} and run.batch_tokens == 524_288
+    assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
+    assert facts["unmatched"] == []
+
+
+def test_nanochat_that_prints_every_other_step_has_the_time_that_it_prints():
+    ((run,), _) = consoles.read(nanochat(every=2), "nanochat")
+    assert run.train_time_ms == pytest.approx(0.03 * 60e3)
+    ((run,), _) = consoles.read(nanochat().replace(b"Step 00014 | Validation", b"Step 00014 | Lost"), "nanochat")
+    assert not run.complete
+
+
+def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off():
+    text = FORGE.format(num=1, loss=7.1, mem=40.5) + FORGE.format(num=2, loss=6.9, mem="71.2") + "[step 2] moe/aux_loss=0.01\n"
+    text += "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining complete: 2 steps, 65,536 tokens\n"
+    ((run,), facts) = consoles.read(text.encode(), "kempnerforge")
+    assert run.train_time_ms == pytest.approx(1280.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
+    assert run.columns["lr"].tolist() == [3e-4, 3e-4] and run.facts["peak_mib"] == pytest.approx(71.2 * 1024)
+    assert (run.val_loss, run.complete, run.batch_tokens) == (6.8, True, 32_768)
+    assert facts["unmatched"] == ["[step 3] loss=abc"]
+
+
+def test_a_run_that_was_resumed_is_one_and_one_that_began_anew_is_another():
+    first = "".join(f"iter {num}: loss {num + 1}.0, time 200.00ms, mfu 1.00%\n" for num in (0, 1, 2, 3))
+    resumed = "".join(f"iter {num}: loss 0.{num}, time 200.00ms, mfu 1.00%\n" for num in (2, 3, 4))
+    runs, _ = consoles.read((first + resumed + first).encode(), "nanogpt")
+    assert [run.columns["train_loss"].tolist() for run in runs] == [[1.0, 2.0, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]]
 
 
 # ---- records
@@ -188,7 +288,7 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
     data = log("step:10/12 train_loss:7.0 train_time:54881ms step_avg:nanms", "step:11/12 train_loss:6.9 train_time:176ms step_avg:nanms", "step:12/12 train_loss:6.8 train_time:353ms step_avg:nanms",
                "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms")  # fmt: skip
     (run,), _ = modded_nanogpt.read(data, "x")
-    _, rows = importers.records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, "ms")
+    _, rows = records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, "ms")
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]
 
 

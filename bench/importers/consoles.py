@@ -1,5 +1,10 @@
-"""Console logs of nanoGPT, nanochat and KempnerForge -> runs.  Each has one kind of line a step; colours are taken off."""
+"""Console logs of nanoGPT, nanochat and KempnerForge -> runs.  Each has one kind of line a step; colours are taken off.
 
+Row k of a run is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so their
+line of step k is row k + 1; their validation k comes before step k and is row k.  KempnerForge numbers from 1.
+"""
+
+import math
 import re
 
 import numpy as np
@@ -9,77 +14,169 @@ from bench.importers.run import Run
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
-# form -> {kind of line: (regular expression, what its groups are)}
-FORMS = {
-    "nanogpt": {  # train.py: "iter 10: loss 5.9, time 210.5ms, mfu 12.3%" and "step 250: train loss 4.1, val loss 4.2"
-        "step": (re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms(?:, mfu {FLOAT}%)?"), ("step", "train_loss", "step_ms", None)),
-        "val": (re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}"), ("step", None, "val_loss")),
-    },
-    "nanochat": {  # base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | ... | dt: 812.30ms | tok/sec: 645,280 | ..."
-        "step": (
-            re.compile(rf"step (\d+)/(\d+) \([\d.]+%\) \| loss: {FLOAT} \|.*?\bdt: {FLOAT}ms \| tok/sec: {FLOAT}"),
-            ("step", "total", "train_loss", "step_ms", "tokens_per_s"),
-        ),
-        "val": (re.compile(rf"Step (\d+) \| Validation (?:bpb|loss): {FLOAT}"), ("step", "val_loss")),
-    },
-    "kempnerforge": {  # "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.2 | tok/s=51,200 | mfu=31.2% | mem=..GB | step_time=0.64s"
-        "step": (re.compile(rf"\[step (\d+)\] loss={FLOAT}(?P<rest>.*)"), ("step", "train_loss")),
-        "val": (re.compile(rf"\[eval (?:at )?step (\d+)\].*?loss={FLOAT}"), ("step", "val_loss")),
-    },
-}
-STEP_TIME = re.compile(rf"step_time={FLOAT}(ms|s)\b")
-LOOKS_LIKE = {
-    "nanogpt": re.compile(r"^(?:iter|step) \d+: "), "nanochat": re.compile(r"^[Ss]tep \d+[/ ]"), "kempnerforge": re.compile(r"\[(?:step|eval)[ \d]"),
-}  # fmt: skip
+GIB_MIB = 1024
+NUM_UNTIMED = 11  # nanochat's total time has no step up to number 10 (base_train.py)
+
+
+class NanoGpt:
+    """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
+
+    An iteration's time is from the end of the one before it, so that one after a validation holds the validation: flagged.
+    """
+
+    looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
+    step = re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms")
+    val = re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}")
+    facts = {"batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)")}
+
+    def row(self, line):
+        if found := self.step.search(line):
+            return {"step": int(found[1]) + 1, "train_loss": _number(found[2]), "step_ms": _number(found[3])}
+        if found := self.val.search(line):
+            return {"step": int(found[1]), "val_loss": _number(found[3])}
+        return None
+
+    def clock(self, by_step):
+        """Their sum, where every iteration was printed; with validations in it."""
+        for step in [step for step, row in by_step.items() if "val_loss" in row]:
+            by_step.get(step + 1, {})["flags"] = "validation"
+        _summed(by_step, untimed=0)
+        return "sum of the iterations' times, validations included"
+
+
+class NanoChat:
+    """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total time:
+    0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not val_loss.
+    """
+
+    looks_like = re.compile(r"^\s*(?:step \d+/\d+|Step \d+ \|)")
+    step = re.compile(rf"step (\d+)/(\d+) \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?")
+    val = re.compile(rf"Step (\d+) \| Validation (bpb|loss): {FLOAT}")
+    other = re.compile(rf"Step (\d+) \| [^|]+: {FLOAT}\s*$")
+    facts = {
+        "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"), "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
+        "world_size": re.compile(r"Distributed world size: (\d+)"), "peak_mib": re.compile(r"Peak memory usage: ([\d,.]+)MiB"),
+        "total_min": re.compile(r"Total training time: ([\d.]+)m"),
+    }  # fmt: skip
+
+    def row(self, line):
+        if found := self.step.search(line):
+            row = {"step": int(found[1]) + 1, "total": int(found[2]), "train_loss": _number(found[3]), "step_ms": _number(found[4])}
+            return row | ({"train_time_ms": 60e3 * _number(found[5])} if found[5] else {})
+        if found := self.val.search(line):
+            return {"step": int(found[1]), "val_loss" if found[2] == "loss" else "val_bpb": _number(found[3])}
+        return {"step": int(found[1])} if (found := self.other.search(line)) else None
+
+    def clock(self, by_step):
+        """As the program counts it: steps after its 11th; to the millisecond where every step was printed, else in hundredths of a minute."""
+        _summed(by_step, untimed=NUM_UNTIMED)
+        return f"time of the steps, the first {NUM_UNTIMED} untimed"
+
+
+class KempnerForge:
+    """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
+    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and not kept.
+    """
+
+    looks_like = re.compile(r"\[step \d+\]")
+    line = re.compile(r"\[step (\d+)\] (\S+=.*)$")
+    facts = {"num_tokens": re.compile(r"Training complete: (\d+) steps, ([\d,]+) tokens")}
+    keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
+
+    def row(self, line):
+        found = self.line.search(line)
+        words = [word.strip().partition("=") for word in found[2].split("|")] if found else []
+        row = {"step": int(found[1])} if found else {}
+        for key, equals, text in words:
+            if not equals or (key in self.keys and _number(text) is None):
+                return None
+            if key in self.keys:
+                row[self.keys[key]] = _number(text)
+            elif key == "step_time" and text.endswith("s"):
+                row["step_ms"] = _number(text[:-2]) if text.endswith("ms") else 1e3 * _number(text[:-1])
+            elif key == "mem" and "/" in text:
+                row["peak_mib"] = GIB_MIB * _number(text.split("/")[0])
+        return row or None
+
+    def clock(self, by_step):
+        """Their sum, where every step was printed (log_interval 1); in hundredths of a second each."""
+        _summed(by_step, untimed=0)
+        return "sum of the steps' times, printed in hundredths of a second"
+
+
+FORMS = {"nanogpt": NanoGpt(), "nanochat": NanoChat(), "kempnerforge": KempnerForge()}
 
 
 def read(data, form):
     """The bytes of a console log -> (list of Run, {"unmatched": lines, ...}).  A metric line that cannot be read is reported."""
-    rows, unmatched = [], []
-    for line in COLOUR.sub("", data.decode("utf-8", "replace")).splitlines():
-        row = _row(line, form)
-        if row:
-            rows.append(row)
-        elif LOOKS_LIKE[form].search(line) and ("loss" in line):
-            unmatched.append(line[:200])
-    runs, start = [], 0
-    for place in range(1, len(rows) + 1):
-        if place == len(rows) or rows[place]["step"] < rows[place - 1]["step"]:
-            runs.append(_run(rows[start:place], len(runs), form))
-            start = place
-    return runs, {"unmatched": unmatched, "num_tail_lines": 0, "format_id": form if rows else "not_a_run"}
+    text, reader = COLOUR.sub("", data.decode("utf-8", "replace")), FORMS[form]
+    runs, unmatched, latest = [], [], 0
+    for line in text.splitlines():
+        try:
+            row = reader.row(line)
+        except (TypeError, ValueError):  # a number that is none, in a line that looks right
+            row = None
+        if row is None:
+            if reader.looks_like.search(line):
+                unmatched.append(line[:200])
+            continue
+        if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # back at the first step: another run
+            runs.append({})
+        latest = row["step"]
+        runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
+    facts = {name: found[found.re.groups] for name, pattern in reader.facts.items() if (found := pattern.search(text))}
+    made = [_run(by_step, number, form, facts if len(runs) == 1 else {}) for number, by_step in enumerate(runs)]
+    return made, {"unmatched": unmatched, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
 
 
-def _row(line, form):
-    for pattern, names in FORMS[form].values():
-        if found := pattern.search(line):
-            row = {}
-            for name, text in zip(names, found.groups()):
-                if name and text is not None:
-                    row[name] = float(text.replace(",", ""))
-            if form == "kempnerforge" and (time := STEP_TIME.search(line)):
-                row["step_ms"] = float(time.group(1).replace(",", "")) * (1 if time.group(2) == "ms" else 1000)
-            return row
-    return None
+def _number(text):
+    """"1,234" -> 1234.0; None for what is none."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
 
 
-def _run(rows, number, form):
-    columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in COLUMNS}
-    step_ms = {int(row["step"]): row["step_ms"] for row in rows if "step_ms" in row}
-    steps = columns["step"]
-    every_step = len(step_ms) > 1 and set(range(min(step_ms), max(step_ms) + 1)) == set(step_ms)
-    val = np.flatnonzero(~np.isnan(columns["val_loss"]))
-    total = next((int(row["total"]) for row in rows if "total" in row), None)
-    last = int(steps.max())
-    tokens = [row["tokens_per_s"] * row["step_ms"] / 1e3 for row in rows if "tokens_per_s" in row and "step_ms" in row]
-    if every_step:  # step times are printed, not a running total
-        elapsed = np.cumsum([step_ms[step] for step in sorted(step_ms)])
-        by_step = dict(zip(sorted(step_ms), elapsed))
-        columns["train_time_ms"] = np.array([by_step.get(int(step), np.nan) for step in steps])
-    complete = bool(len(val)) and int(steps[val[-1]]) >= (last if total is None else total - 1)
+def _finite(row):
+    """Without losses that are no numbers; "diverged" says that there was one."""
+    kept = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
+    return kept | ({"diverged": 1} if len(kept) < len(row) else {})
+
+
+def _summed(by_step, untimed):
+    """train_time_ms of each step by adding up step_ms after the untimed ones; left as printed unless every step was printed."""
+    last = max(by_step)
+    times_ms = [by_step.get(step, {}).get("step_ms") for step in range(1, last + 1)]
+    if None in times_ms[untimed:] or not times_ms[untimed:]:
+        return
+    total_ms = 0.0
+    for step, step_ms in enumerate(times_ms, 1):
+        total_ms += step_ms if step > untimed else 0.0
+        if step in by_step:
+            by_step[step]["train_time_ms"] = total_ms
+
+
+def _run(by_step, number, form, facts):
+    meaning = FORMS[form].clock(by_step)
+    rows = [by_step[step] for step in sorted(by_step)]
+    columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
+    last, total = rows[-1]["step"], next((row["total"] for row in rows if "total" in row), None)
+    if "num_tokens" in facts:
+        facts = facts | {"batch_tokens": _number(facts["num_tokens"]) / last}
+    validated = [row for row in rows if "val_loss" in row or "val_bpb" in row]
+    timed = [row["train_time_ms"] for row in rows if "train_time_ms" in row]
+    if "total_min" in facts and (rows[-1].get("train_time_ms") is None or len(timed) < last):
+        timed.append(60e3 * _number(facts["total_min"]))
+    val_step = validated[-1]["step"] if validated else None
+    diverged = next((row["step"] for row in rows if "diverged" in row), None)
+    peaks_mib = [row["peak_mib"] for row in rows if "peak_mib" in row] + [_number(facts[name]) for name in ("peak_mib",) if name in facts]
+    known = {"gpu_name": facts.get("gpu_name"), "world_size": int(facts["world_size"]) if "world_size" in facts else None, "peak_mib": max(peaks_mib, default=None)}
     return Run(
-        number=number, columns=columns, num_steps=last, declared_steps=total, complete=complete,
-        val_loss=float(columns["val_loss"][val[-1]]) if len(val) else None, val_step=int(steps[val[-1]]) if len(val) else None,
-        train_time_ms=float(elapsed[-1]) if every_step else None, step_avg_ms=None,
-        step_avg_meaning=None, facts={}, extras={}, model=form, batch_tokens=round(float(np.median(tokens))) if tokens else None,
+        number=number, columns=columns, num_steps=last, declared_steps=total, val_step=val_step,
+        diverged_step=diverged, complete=diverged is None and val_step is not None and val_step >= (last - (form == "nanogpt") if total is None else total),
+        val_loss=next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None), train_time_ms=timed[-1] if timed else None,
+        step_avg_ms=None, step_avg_meaning=meaning if timed else None, facts=known, extras={}, model=form,
+        headline={"val_bpb": str(validated[-1]["val_bpb"])} if validated and "val_bpb" in validated[-1] else {},
+        flags={row["step"]: row["flags"] for row in rows if "flags" in row},
+        batch_tokens=round(_number(str(facts["batch_tokens"]))) if "batch_tokens" in facts else None,
     )  # fmt: skip

@@ -4,7 +4,9 @@ A line that begins with "step:7/", "s:7 " or "tailavg step:" is a metric line; t
 A line's shape is what is left of it without digits: lines of one shape are read together.
 """
 
+import codecs
 import itertools
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -13,6 +15,8 @@ import numpy as np
 
 IS_METRIC = re.compile(rb"(?:step|s):\d|tailavg step:")
 FIRST = re.compile(rb"\n(?:(?:step|s):\d|tailavg step:\d)")  # with a newline first, which is looked for quickly
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t]+)+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)  # "[rank0]: ", "0: "
 # shape -> columns; train_time in ms. "-" is a number that is not kept
 SHAPES = {
     b"s: trl: lr: norm:": ("step", "train_loss", "lr", "grad_norm"),
@@ -30,6 +34,7 @@ SHAPES = {
     b"step:/ val_loss: train_time:s step_avg:nanms": ("step", "total", "val_loss", "train_time_s"),
 }
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
+NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
 KNOWN = {"train_loss": "train_loss", "val_loss": "val_loss"}
 NOT_DIGITS = bytes(byte if chr(byte) in "0123456789.-\n" else 32 for byte in range(256))
 DIGITS = b"0123456789."
@@ -50,8 +55,22 @@ class Metrics:
         return len(self.columns["step"])
 
 
+def plain(data):
+    """The bytes of a log without what a terminal, an editor or a launcher put around its lines."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data = data.decode("utf-16", "replace").encode()
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n")
+    if b"\x1b[" in data:
+        data = COLOUR.sub(b"", data)
+    if not IS_METRIC.match(data) and FIRST.search(data) is None:
+        data = BEHIND_PREFIX.sub(b"", data)
+    return data
+
+
 def read(data):
-    """The bytes of a log -> (Metrics, what stands before the first metric line, all other lines that are none)."""
+    """The bytes of a plain log -> (Metrics, what stands before the first metric line, all other lines that are none)."""
     first = None if IS_METRIC.match(data) else FIRST.search(data)
     start = 0 if IS_METRIC.match(data) else len(data) if first is None else first.start() + 1
     head, data = data[:start], data[start:]
@@ -72,7 +91,7 @@ def read(data):
 def _metrics(lines, groups):
     """Metric lines, {shape: places} -> Metrics."""
     found = Metrics({})
-    columns = {name: np.full(len(lines), np.nan) for name in COLUMNS}
+    columns = {name: np.full(len(lines), np.nan) for name in (*COLUMNS, *NOT_FINITE.values())}
     drop = []
     for shape, places in groups.items():
         found.shapes[shape.decode("utf-8", "replace")] = len(places)
@@ -128,7 +147,7 @@ def _one(line, place, columns, found):
             words = []
             break
         if key in KNOWN and number is not None:
-            values[KNOWN[key]] = number
+            values |= {KNOWN[key]: number} if math.isfinite(number) else {NOT_FINITE[KNOWN[key]]: 1.0}
         elif key == "train_time" and _time_ms(text) is not None:
             values["train_time_ms"] = _time_ms(text)
         elif key == "step_avg" and text.endswith(b"ms"):

@@ -34,7 +34,7 @@ def read(data, name):
 
     facts: {"unmatched": lines, "format_id", "num_tail_lines"}.  No run: the file is no training log.
     """
-    found, head, other = lines.read(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
+    found, head, other = lines.read(lines.plain(data))
     source, rest = _source(head)
     facts = _environment(rest + b"\n" + other)
     runs = []
@@ -48,7 +48,7 @@ def _split(found):
     if not len(found):
         return []
     step, total = found.columns["step"], found.columns["total"]
-    kind = np.where(np.isnan(found.columns["val_loss"]), 0, 1)
+    kind = np.where(np.isnan(found.columns["val_loss"]) & np.isnan(found.columns["val_diverged"]), 0, 1)
     again = (step[1:] == step[:-1]) & (kind[1:] == kind[:-1])
     another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
     starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | again | another) + 1)]
@@ -64,7 +64,8 @@ def _run(found, places, facts, source, number):
     last_step = int(columns["step"].max())
     final = int(val[-1]) if len(val) else None
     declared = None if np.isnan(total) else int(total)
-    complete = final is not None and int(columns["step"][final]) == (last_step if declared is None else declared)
+    diverged = np.flatnonzero(~np.isnan(columns["train_diverged"]) | ~np.isnan(columns["val_diverged"]))
+    complete = not len(diverged) and final is not None and int(columns["step"][final]) == (last_step if declared is None else declared)
     time_ms = None if not len(timed) else float(columns["train_time_ms"][final if final is not None and not np.isnan(columns["train_time_ms"][final]) else timed[-1]])
     printed = columns["step_avg_ms"][final] if final is not None else np.nan
     headline = {}
@@ -77,7 +78,7 @@ def _run(found, places, facts, source, number):
         val_loss=None if final is None else float(columns["val_loss"][final]), val_step=None if final is None else int(columns["step"][final]),
         train_time_ms=time_ms, step_avg_ms=None if np.isnan(printed) else float(printed), step_avg_meaning=_meaning(columns),
         extras={str(int(columns["step"][place - places[0]])): extra for place, extra in found.extras.items() if places[0] <= place <= places[-1]},
-        headline=headline, facts=facts, source_sha256=source,
+        headline=headline, facts=facts, source_sha256=source, diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
     )  # fmt: skip
 
 

@@ -63,6 +63,9 @@ def _measured(run):
 
 
 def _failure(run):
+    if run.diverged_step is not None:
+        return {"kind": "non_finite_loss", "rank": None, "step": run.diverged_step, "signal": None, "exit_code": None,
+                "message": f"the log prints a loss that is no number at step {run.diverged_step}", "hint": "nothing can be imported of it"}  # fmt: skip
     reached = run.val_step if run.val_step is not None else run.num_steps
     words = f"the log ends at step {reached}" + (f" of {run.declared_steps}" if run.declared_steps else ", without a validation of its last step")
     return {"kind": "incomplete_log", "rank": None, "step": reached, "signal": None, "exit_code": None, "message": words,
@@ -70,19 +73,19 @@ def _failure(run):
 
 
 def _rows(run):
-    """Rows by step; step_ms is the difference of printed train times of neighbouring steps, which nothing synchronised."""
+    """Rows by step; step_ms as printed, or the difference of printed train times of neighbouring steps, which nothing synchronised."""
     columns, rows, tokens = run.columns, {}, run.batch_tokens
     steps = columns["step"].astype(int).tolist()
     for step in steps:
         if step not in rows:
-            rows[step] = {"step": step, "flags": "", "tokens": None if tokens is None else step * tokens}
-    for name in ("train_loss", "val_loss", "lr", "train_time_ms"):
-        values = columns[name]
+            rows[step] = {"step": step, "flags": run.flags.get(step, ""), "tokens": None if tokens is None else step * tokens}
+    for name in ("train_loss", "val_loss", "lr", "train_time_ms", "step_ms"):
+        values = columns.get(name, np.empty(0))
         for place in np.flatnonzero(~np.isnan(values)).tolist():
             rows[steps[place]].setdefault(name, float(values[place]))
     ordered = [rows[step] for step in sorted(rows)]
     for before, row in zip(ordered, ordered[1:]):
-        if row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:
+        if "step_ms" not in row and row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:
             step_ms = row["train_time_ms"] - before["train_time_ms"]
             if step_ms >= 0:  # where the clock was set back after untimed steps there is none
                 row["step_ms"] = step_ms

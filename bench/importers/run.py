@@ -19,5 +19,7 @@ class Run:
     extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
     headline: dict = field(default_factory=dict)  # the result that the log's author goes by, where it is not val_loss
     source_sha256: str | None = None
+    diverged_step: int | None = None  # the first whose loss is printed as nan or inf
+    flags: dict = field(default_factory=dict)  # step -> why its time is not its own
     model: str = "unknown"
     batch_tokens: int | None = None
