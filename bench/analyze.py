@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import atomic, hardware
+from bench import atomic, hardware, places
 from bench.analyze_text import as_markdown, as_text, diff_text
 from bench.trace import (
     advice,
@@ -37,7 +37,7 @@ def main(argv):
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    rules = categories.load_rules(args.rules) if args.rules else categories.RULES
+    rules = categories.load_rules(places.of_user(args.rules)) if args.rules else categories.RULES
     for word in args.path:
         path = _locate(word)
         found = analyze(load.find(path), rules, args.include_last_step)
@@ -166,7 +166,7 @@ def _one_rank(word, number):
 
 def _locate(word):
     """A path from where the user stands; or a run id."""
-    path = Path(os.environ.get("SPEEDRUN_CWD", os.getcwd()), os.path.expanduser(word))
+    path = places.of_user(word)
     if path.exists():
         return path
     from bench import record

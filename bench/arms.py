@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import index, record
+from bench import index, places, record
 from bench.comparable import identity
 from bench.rows import row_of
 
@@ -93,7 +93,7 @@ def _of_word(word, paths, rows, on_error):
 
 
 def _bases():
-    return os.environ.get("SPEEDRUN_CWD", os.getcwd()), record.REPO, record.results_root()
+    return places.working_folder(), record.REPO, record.results_root()
 
 
 def _paths(word):

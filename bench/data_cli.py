@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from bench import config, shards, sources
+from bench import config, places, shards, sources
 from bench.units import format_bytes
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "data"
@@ -104,7 +104,7 @@ def _is_file(name):
 
 
 def _path(name):
-    return Path(os.path.join(sources.working_folder(), os.path.expanduser(name)))
+    return places.of_user(name)
 
 
 def _listed(name):

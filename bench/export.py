@@ -11,9 +11,8 @@ import json
 import os
 import sys
 from datetime import datetime
-from pathlib import Path
 
-from bench import atomic, record, steps
+from bench import atomic, places, record, steps
 from bench import table as results_table
 
 FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
@@ -26,7 +25,7 @@ def main(argv):
     folders = list(dict.fromkeys(record.find_runs([record.locate(word) for word in args.run])))
     if not folders:
         raise ValueError(f"{' '.join(args.run)}: there is no run in there: ./run.sh table lists the runs")
-    out = args.out and Path(os.environ.get("SPEEDRUN_CWD", os.getcwd()), args.out)
+    out = args.out and places.of_user(args.out)
     if args.to == "parquet":
         if out is None:
             raise ValueError("--to parquet: it is no text: say where with --out FILE.parquet")

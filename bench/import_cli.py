@@ -10,13 +10,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench import atomic, importers, record, steps
+from bench import atomic, importers, places, record, steps
 
 
 def main(argv):
     """Exit codes: 0 every metric line was understood, 1 some were not, 2 wrong use."""
     args = _parser().parse_args(argv)
-    files = importers.files(args.path)
+    files = importers.files([places.of_user(word) for word in args.path])
     summary = {"files": 0, "runs": 0, "complete": 0, "incomplete": 0, "not_a_run": 0, "unmatched_metric_lines": 0, "duplicates": 0}
     seen, unmatched, written = set(), [], 0
     for done, (path, part_of) in enumerate(files, 1):

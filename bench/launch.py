@@ -28,6 +28,7 @@ from bench import (
     flight,
     gpus,
     ledger,
+    places,
     preflight,
     private,
     record,
@@ -73,7 +74,7 @@ def prepare(overrides, fetch=False, say=print):
     for name in ("train_glob", "val_glob"):
         pattern = getattr(asked.data, name)
         if pattern is not None:
-            pattern = os.path.join(os.environ.get("SPEEDRUN_CWD", os.getcwd()), os.path.expanduser(pattern))
+            pattern = str(places.of_user(pattern))
             setattr(asked.data, name, pattern)
     dataset = sources.prepare(asked.data, fetch=fetch, say=say)
     sources.check_val_tokens(dataset, asked.goal.val_tokens)

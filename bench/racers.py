@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import codestate, record
+from bench import codestate, places, record
 from bench.watchdog import die_with_parent
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
@@ -31,7 +31,7 @@ def environment(results):
     return os.environ | {
         "SPEEDRUN_RESULTS": str(Path(results).absolute()),
         "SPEEDRUN_DATA": str(sources.data_root().absolute()),
-        "SPEEDRUN_CWD": sources.working_folder(),
+        "SPEEDRUN_CWD": places.working_folder(),
     }
 
 

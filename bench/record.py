@@ -15,7 +15,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from bench import atomic, private
+from bench import atomic, places, private
 
 SCHEMA_VERSION = 1
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
@@ -33,7 +33,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 def results_root():
     """SPEEDRUN_RESULTS, else results/ of the repository."""
-    return Path(os.environ.get("SPEEDRUN_RESULTS", REPO / "results")).expanduser()
+    return places.of_user(os.environ.get("SPEEDRUN_RESULTS", REPO / "results"))
 
 
 def run_id(utc, name, config_id, seed):
@@ -81,7 +81,7 @@ def _below(folder):
 
 def locate(word):
     """What a user typed -> a folder: a path from where they stand or from the repository, or (part of) a run id."""
-    for base in (os.environ.get("SPEEDRUN_CWD", os.getcwd()), REPO, results_root()):
+    for base in (places.working_folder(), REPO, results_root()):
         path = Path(base, os.path.expanduser(word))
         if path.is_dir():
             return path

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import atomic, record
+from bench import atomic, places, record
 
 
 def main(argv):
@@ -24,7 +24,7 @@ def main(argv):
         raise ValueError(f"--md {folder}: it is for one run or race; ./run.sh table --md prints a table of many")
     from bench.report import site
 
-    index = site.write(folder, Path(args.out) if args.out else folder / "site", say=_progress)
+    index = site.write(folder, places.of_user(args.out) if args.out else folder / "site", say=_progress)
     _say(index)
     return 0
 
@@ -38,10 +38,10 @@ def _run(folder, args):
     if args.png:
         from bench.report import png
 
-        for path in png.of_run(folder, Path(args.out) if args.out else folder / "plots"):
+        for path in png.of_run(folder, places.of_user(args.out) if args.out else folder / "plots"):
             _say(path)
         return 0
-    return _write(Path(args.out) if args.out else folder / "report.html", run_page.of_run(folder))
+    return _write(places.of_user(args.out) if args.out else folder / "report.html", run_page.of_run(folder))
 
 
 def _race(folder, args):
@@ -53,10 +53,10 @@ def _race(folder, args):
     if args.png:
         from bench.report import png
 
-        for path in png.of_race(folder, Path(args.out) if args.out else folder / "plots"):
+        for path in png.of_race(folder, places.of_user(args.out) if args.out else folder / "plots"):
             _say(path)
         return 0
-    return _write(Path(args.out) if args.out else folder / "race.html", race_page.of_race(folder))
+    return _write(places.of_user(args.out) if args.out else folder / "race.html", race_page.of_race(folder))
 
 
 def _write(path, html):

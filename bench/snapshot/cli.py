@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import atomic, record
+from bench import atomic, places, record
 from bench.snapshot import files, page, pickles, process, segments, timeline
 from bench.units import MIB, format_bytes
 
@@ -26,7 +26,7 @@ def main(argv):
     told = []
     for path in paths:
         facts, html = read(path)
-        place = Path(args.out) if args.out else path.with_suffix(".html")
+        place = places.of_user(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
             _write(place, html)
             print(_words(os.path.relpath(place), facts))
@@ -77,7 +77,7 @@ def _words(place, facts):
 
 def _found(word):
     """A file, or a run folder with snapshots in it -> their paths."""
-    path = Path(os.environ.get("SPEEDRUN_CWD", os.getcwd()), os.path.expanduser(word))
+    path = places.of_user(word)
     if path.is_file():
         return [path]
     folder = Path(record.locate(word))

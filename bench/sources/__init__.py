@@ -12,11 +12,11 @@ from typing import Any
 from bench import shards
 from bench.shards import CheckFailed
 from bench.sources import checked
-from bench.sources.base import Source, data_root, working_folder
+from bench.sources.base import Source, data_root
 
 __all__ = [
     "SOURCES", "CheckFailed", "Dataset", "ShardFile", "check_val_tokens", "data_root", "find", "floor_nats", "prepare",
-    "source", "working_folder",
+    "source",
 ]  # fmt: skip
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed

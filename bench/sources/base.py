@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import shards
+from bench import places, shards
 from bench.shards import CheckFailed
 from bench.units import format_bytes
 
@@ -33,12 +33,7 @@ class Expected:
 
 def data_root():
     """Where data live: SPEEDRUN_DATA, or .data beside bench/."""
-    return Path(os.path.join(working_folder(), os.path.expanduser(os.environ.get("SPEEDRUN_DATA", REPO / ".data"))))
-
-
-def working_folder():
-    """What the user's relative paths start from; run.sh changes folder and says here where it was called."""
-    return os.environ.get("SPEEDRUN_CWD", os.getcwd())
+    return places.of_user(os.environ.get("SPEEDRUN_DATA", REPO / ".data"))
 
 
 def need_bytes(folder, num_bytes, what):

@@ -7,8 +7,9 @@ import glob
 import os
 from pathlib import Path
 
+from bench import places
 from bench.shards import CheckFailed
-from bench.sources.base import Expected, Source, working_folder
+from bench.sources.base import Expected, Source
 
 
 class UserShards(Source):
@@ -38,7 +39,7 @@ def split_globs(data):
 
 
 def _matches(name, pattern):
-    pattern = os.path.join(working_folder(), os.path.expanduser(pattern))
+    pattern = str(places.of_user(pattern))
     found = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
     if not found:
         raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote it for the shell")
