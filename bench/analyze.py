@@ -100,6 +100,7 @@ def of_rank(rank, rows, kinds, until_ns, rules):
         "modules": attribution.modules(rank, rows),
         "sources": attribution.sources(rank, rows)[:MAX_OPERATORS],
         "critical_path": critical.path(rank, on_main, main_kinds),
+        "critical_path_of_steps": critical.steps(rank, on_main, main_kinds),
         "gaps": critical.gaps(rank, on_main),
         "synchronisations": critical.synchronisations(rank, until_ns),
         "num_items": critical.items(rank, until_ns),

@@ -54,11 +54,19 @@ def _of_rank(rank, one, form, mark):
     yield from _part(f"{mark}Steps", ("step", "host ms", "device busy ms", "exposed comm. ms", "kernels"), steps, form)
     yield from _part(f"{mark}Phases", ("phase", "host ms", "device ms", "kernels"), [(line["phase"], _ms(line["host_us"]), _ms(line["device_us"]), line["num_kernels"]) for line in one["phases"]], form)
     yield from _part(f"{mark}Idle time by stream, ms", ("device", "stream", "host wait", "kernel wait", "other"), [(line["device"], line["stream"], *(_ms(line[f"{name}_us"]) for name in ("host_wait", "kernel_wait", "other"))) for line in one["idle"]], form)
-    path = one["critical_path"]
-    if path["span_us"]:
-        words = ", ".join(f"{name} {100 * path[f'{name}_us'] / path['span_us']:.1f} %" for name in ("compute", "communication", "memory", "launch", "host", "wait"))
-        yield f"\nCritical path of {path['span_us'] / 1000:.2f} ms: {words}"
+    yield from _critical_path(one["critical_path"], one["critical_path_of_steps"])
     yield from _part(f"{mark}Largest gaps of the device", ("at ms", "us", "the host was in", "next kernel"), [(_ms(gap["start_us"]), f"{gap['us']:.1f}", _plain(gap["host"] or "nothing recorded"), _plain(gap["after"])) for gap in one["gaps"][:5]], form)
+
+
+def _critical_path(whole, of_steps):
+    """Of the whole span, and of a step: the mean over the steps, whose shares say what bounds it."""
+    parts = ("compute", "communication", "memory", "launch", "host", "wait")
+    sums = {key: sum(path[key] for path in of_steps) for key in (*(f"{part}_us" for part in parts), "span_us")}
+    paths = [("Critical path", whole, 1)] + [(f"Critical path of a step, mean of {len(of_steps)}", sums, len(of_steps))] * bool(of_steps)
+    for title, path, num in paths:
+        if path["span_us"]:
+            words = ", ".join(f"{part} {100 * path[f'{part}_us'] / path['span_us']:.1f} %" for part in parts)
+            yield f"\n{title}: {path['span_us'] / num / 1000:.2f} ms: {words}"
 
 
 def _over_ranks(overall, form, mark):

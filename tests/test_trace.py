@@ -163,6 +163,15 @@ def test_the_critical_path_adds_up_to_the_span(tmp_path):
     assert (found["memory_us"], found["host_us"], found["launch_us"]) == (5.0, 5.0, 5.0)  # the copy was called at 155, the rest ended at 150
 
 
+def test_each_step_has_a_critical_path_of_what_its_host_launched(tmp_path):
+    """Step 1 runs 10 us of gemm; step 2 10 us, a gap in which the host had launched nothing until 145, and 5 us more."""
+    rows = [step(1, 80, 40), step(2, 120, 40), step(3, 160, 10), *launched("gemm", 100, 10, 90, 1),
+            *launched("gemm", 130, 10, 125, 2), *launched("gemm", 150, 5, 145, 3)]  # fmt: skip
+    first, second = analysed(write(tmp_path / "a.json", rows))["critical_path_of_steps"]
+    assert (first["step"], first["span_us"], first["compute_us"]) == (1, 10.0, 10.0)
+    assert (second["step"], second["span_us"], second["compute_us"], second["host_us"], second["launch_us"]) == (2, 25.0, 15.0, 5.0, 5.0)
+
+
 def test_the_largest_gap_says_what_the_host_was_doing(tmp_path):
     rows = [*two_streams()[:-2], *launched("Memcpy HtoD", 160, 5, 157, 4), event("cpu_op", "aten::item", 148, 12)]
     gap = analysed(write(tmp_path / "a.json", rows))["gaps"][0]

@@ -60,6 +60,16 @@ def path(rank, rows, kinds):
     return {f"{kind}_us": ns / US for kind, ns in found.items()} | {"span_us": (end[-1] - first) / US, "num_links": num_links}
 
 
+def steps(rank, rows, kinds):
+    """[{"step"} | path()] of each ProfilerStep that launched rows: the chain through the rows that its host launched.
+
+    A step begins with the first of its rows, so what the host did before that is the end of the step before.
+    """
+    launched = window.launch_times(rank, rows)
+    mine = [(number, (launched >= start) & (launched < end)) for number, start, end in rank.steps()]
+    return [{"step": number} | path(rank, rows[mask], kinds[mask]) for number, mask in mine if mask.any()]
+
+
 class _Begun:
     """Rows in order of their start, to find what ran at a moment."""
 
