@@ -8,6 +8,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
 import sys
 from datetime import datetime
@@ -64,7 +65,11 @@ def _parquet(rows, out):
     except ImportError:
         raise ValueError("--to parquet: it needs pyarrow: pip install 'pyarrow>=15' into the Python that runs this") from None
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    pyarrow.parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in columns}), out)
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+    try:
+        pyarrow.parquet.write_table(table, out)
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written ({os.strerror(error.errno) if error.errno else error})") from None
     print(os.path.relpath(out))
 
 
@@ -74,7 +79,8 @@ def _parquet(rows, out):
 def mllog(run, rows):
     """Lines of one run: https://github.com/mlcommons/logging, keys of MLPerf training; times are the record's own.
 
-    A line is ":::MLLOG " and a JSON object: namespace, time_ms (Unix), event_type, key, value, metadata.
+    A line is ":::MLLOG " and a JSON object: namespace, time_ms (Unix), event_type, key, value, metadata.  What is unknown has no
+    line, or no time_ms.
     """
     start_ms = _unix_ms(run["started_at"])
 
@@ -84,18 +90,20 @@ def mllog(run, rows):
 
     gpus = run["environment"].get("gpus") or []
     yield line("POINT_IN_TIME", "submission_benchmark", run["track"], start_ms, run_id=run["run_id"])
-    yield line("POINT_IN_TIME", "submission_platform", f"{len(gpus)}x{gpus[0]['name']}" if gpus else run["environment"].get("cpu_model"), start_ms)
-    for key, value in (("seed", run["seed"]), ("global_batch_size", run["measured"].get("batch_tokens")), ("opt_name", run["optim"])):
-        yield line("POINT_IN_TIME", key, value, start_ms)
+    platform = f"{len(gpus)}x{gpus[0]['name']}" if gpus else run["environment"].get("cpu_model")
+    for key, value in (("submission_platform", platform), ("seed", run["seed"]), ("global_batch_size", run["measured"].get("batch_tokens")), ("opt_name", run["optim"])):
+        if value not in (None, "unknown"):
+            yield line("POINT_IN_TIME", key, value, start_ms)
     yield line("INTERVAL_START", "run_start", None, start_ms)
     train_ms = 0.0
     for row in rows:
-        train_ms += row.get("step_ms") or 0.0
+        train_ms = row["train_time_ms"] if row.get("train_time_ms") is not None else train_ms + (row.get("step_ms") or 0.0)
         if row.get("val_loss") is not None:
-            yield line("POINT_IN_TIME", "eval_accuracy", row["val_loss"], start_ms and round(start_ms + train_ms), step_num=row["step"], loss="nats per token")
+            at_ms = round(start_ms + train_ms) if start_ms is not None and (train_ms or not row["step"]) else None
+            yield line("POINT_IN_TIME", "eval_accuracy", row["val_loss"], at_ms, step_num=row["step"], loss="nats per token")
     status = "success" if run["status"] == "complete" and run["metrics"].get("target_reached") is not False else "aborted"
     total_ms = 1e3 * run["metrics"]["train_s"] if run["metrics"].get("train_s") is not None else train_ms
-    yield line("INTERVAL_END", "run_stop", None, start_ms and round(start_ms + total_ms), status=status)
+    yield line("INTERVAL_END", "run_stop", None, round(start_ms + total_ms) if start_ms is not None and total_ms else None, status=status)
 
 
 def _unix_ms(utc):
@@ -108,30 +116,97 @@ def _unix_ms(utc):
 def modded_nanogpt_log(folder):
     """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
 
-    train_time is the sum of the record's step times, step_avg train_time / step; validation is outside of it.
+    train_time is the record's, validation outside of it, in whole milliseconds as there; losses have 4 decimals, or all that
+    the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
     """
     run, rows = record.read(folder), steps.read(folder)
-    env, gpus = run["environment"], run["environment"].get("gpus") or []
     patch = folder / "code" / "diff.patch"
-    code = [f"# {run['run_id']}: commit {run['code'].get('commit')}, sources sha256 {run['code'].get('source_sha256')}"]
+    code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
     if patch.is_file() and patch.stat().st_size:
         code += ["# changes that were not committed:"] + [f"# {line}" for line in patch.read_text(errors="replace").splitlines()]
-    where = f"{len(gpus)} x {gpus[0]['name']}" if gpus else env.get("cpu_model")
-    words = [f"Running Python {env.get('python')}", f"Running PyTorch {env.get('torch')} compiled for CUDA {env.get('cuda')}",
-             f"Running on {where} with world_size {run['world_size']}", f"Using seed={run['seed']}"]  # fmt: skip
-    total, train_ms, lines = run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0), 0.0, []
+    imported = run.get("imported") or {}
+    has_times = run["metrics"].get("train_s") is not None or (not imported and any(row.get("step_ms") is not None for row in rows))
+    lines = list(_step_lines(rows, _num_planned(folder, run, rows), imported) if has_times else _llmc_lines(rows))
+    lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
+    peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
+    if peaks := [gib for gib in peaks_gib if gib is not None]:
+        lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
+    return "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
+
+
+def _environment(run):
+    env, gpus = run["environment"], run["environment"].get("gpus") or []
+    yield f"# {run['run_id']}"
+    if env.get("python") is not None:
+        yield f"Running Python {env['python']}"
+    if env.get("torch") is not None:
+        yield f"Running PyTorch {env['torch']} compiled for CUDA {env.get('cuda')}"
+    if gpus or env.get("cpu_model"):
+        power_w = {gpu.get("power_limit_w") for gpu in gpus} - {None}
+        limit = f" at {power_w.pop():g} W" if len(power_w) == 1 else ""
+        ranks = f" with world_size {run['world_size']}" if run["world_size"] is not None else ""
+        where = f"{len(gpus)} x {gpus[0]['name']}" if gpus else env["cpu_model"]
+        yield f"Running on {where}{limit}{ranks}"
+    if env.get("driver") is not None:
+        yield f"Driver Version: {env['driver']}"
+    if run["started_at"] is not None:
+        is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
+        yield f"{datetime.fromisoformat(run['started_at']):%a %b %d %H:%M:%S %Y}" if is_local else f"Run UTC timestamp={run['started_at']}"
+    if run["seed"] is not None:
+        yield f"Using seed={run['seed']}"
+
+
+def _num_planned(folder, run, rows):
+    """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
+    declared, config = (run.get("imported") or {}).get("declared_steps"), folder / "config.yaml"
+    if declared is None and run["status"] != "complete" and config.is_file():
+        import yaml
+
+        declared = (yaml.safe_load(config.read_text()).get("goal") or {}).get("max_steps")
+    if declared is None and run["status"] != "complete":
+        raise ValueError(f"{run['run_id']}: status={run['status']}, and it does not say how many steps it was to have: export it --to csv")
+    return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
+
+
+def _step_lines(rows, total, imported):
+    """One line a step and one a validation; step_avg as the record's log had it: see importers.modded_nanogpt.MEANINGS."""
+    meaning, tails, train_ms, before = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}, 0.0, (0, 0.0)
     for row in rows:
-        step = row["step"]
-        train_ms += row.get("step_ms") or 0.0
-        average = f"train_time:{train_ms:.0f}ms step_avg:{train_ms / max(step, 1):.2f}ms"
-        if step:
-            lines.append(f"step:{step}/{total} {average}")
+        step, known_ms = row["step"], row.get("train_time_ms")
+        if known_ms is not None or (imported and row.get("step_ms") is None and step):
+            train_ms = math.nan if known_ms is None else known_ms  # a log that does not say this step's
+        else:
+            train_ms += row.get("step_ms") or 0.0
+        untimed = 10 if "step-10" in meaning else 0
+        average = f"{train_ms / (step - untimed):.2f}" if step > untimed else "nan"
+        start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
+        of_its_own = known_ms is not None and (row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None)
+        if step and (of_its_own or row.get("train_loss") is not None or row.get("step_ms") is not None):
+            loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
+            yield f"{start}{loss} train_time:{train_ms:.0f}ms step_avg:{average}ms"
         if row.get("val_loss") is not None:
-            lines.append(f"step:{step}/{total} val_loss:{row['val_loss']:.4f} {average}")
-    peak_gib = run["metrics"].get("peak_mem_gib")
-    if peak_gib is not None:
-        lines.append(f"peak memory allocated: {peak_gib * 1024:.0f} MiB")
-    return "\n".join([*code, RULE, *words, RULE, *lines]) + "\n"
+            at_ms = train_ms if row.get("train_time_at_val_ms") is None else row["train_time_at_val_ms"]
+            since, since_ms = before if "previous val" in meaning and step > before[0] else (untimed, 0.0)
+            before = step, at_ms
+            average = f"{(at_ms - since_ms) / (step - since):.2f}" if step > since else "nan"
+            yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{at_ms:.0f}ms step_avg:{average}ms{tail}"
+
+
+def _llmc_lines(rows):
+    for row in rows:
+        if row.get("train_loss") is not None:
+            more = f" lr:{row['lr']!r} norm:{row['grad_norm']!r}" if None not in (row.get("lr"), row.get("grad_norm")) else ""
+            yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
+        if row.get("val_loss") is not None:
+            yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"
+
+
+def _loss(nats):
+    return f"{nats:.4f}" if float(f"{nats:.4f}") == nats else repr(nats)
+
+
+def _tail(words):
+    return " ".join(f"{key}:{text}" for key, text in words.items())
 
 
 def _put(text, out):

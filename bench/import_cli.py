@@ -1,7 +1,8 @@
 """./run.sh import FORMAT PATH... [--json]      logs of modded-nanogpt, nanochat, nanogpt or kempnerforge -> run folders
 
 Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not say is unknown.
-Importing again changes nothing.  --dry-run only counts.
+Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line and could not be understood is
+shown with its number, and the runs of its file are marked suspect.
 """
 
 import argparse
@@ -12,36 +13,76 @@ from pathlib import Path
 
 from bench import atomic, importers, places, record, steps
 
+NUM_SHOWN = 20  # lines of one kind
+
 
 def main(argv):
-    """Exit codes: 0 every metric line was understood, 1 some were not, 2 wrong use."""
+    """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
     args = _parser().parse_args(argv)
     files = importers.files([places.of_user(word) for word in args.path])
     summary = {"files": 0, "runs": 0, "complete": 0, "incomplete": 0, "not_a_run": 0, "unmatched_metric_lines": 0, "duplicates": 0}
-    seen, unmatched, written = set(), [], 0
+    told, seen, written = {"unread": [], "unmatched": [], "no run": [], "repeated": []}, set(), 0
     for done, (path, part_of) in enumerate(files, 1):
-        found, facts = importers.read(path, args.format, part_of)
-        summary["files"] += 1
-        summary["duplicates"] += facts["sha256"] in seen
-        summary["not_a_run"] += not found
-        summary["runs"] += len(found)
-        summary["complete"] += sum(run["status"] == "complete" for run, _ in found)
-        summary["incomplete"] += sum(run["status"] != "complete" for run, _ in found)
-        summary["unmatched_metric_lines"] += len(facts["unmatched"])
-        unmatched += [(path, line) for line in facts["unmatched"]]
+        if sys.stderr.isatty():
+            print(f"\r{done} of {len(files)} files", end="\n" if done == len(files) else "", file=sys.stderr, flush=True)
+        try:
+            found, facts = importers.read(path, args.format, part_of)
+        except ValueError as error:
+            told["unread"].append(str(error))
+            continue
+        _count(summary, found, facts, facts["sha256"] in seen)
+        _tell(told, path, found, facts)
         if not args.dry_run and facts["sha256"] not in seen:
             written += sum(write(run, rows, record.results_root()) for run, rows in found)
         seen.add(facts["sha256"])
-        if sys.stderr.isatty():
-            print(f"\r{done} of {len(files)} files", end="\n" if done == len(files) else "", file=sys.stderr, flush=True)
-    for path, line in unmatched[:20]:
-        print(f"import: {path}: not understood: {line!r}", file=sys.stderr)
+    if len(told["unread"]) == len(files):
+        raise ValueError(told["unread"][0])
+    _print_told(told, args.format)
     if args.json:
         print(json.dumps(summary))
     else:
         print("\n".join(f"{key.replace('_', ' '):<23} {value:>9,}" for key, value in summary.items()))
         print("nothing was written" if args.dry_run else f"{written} new run folders in {record.results_root()}; ./run.sh table shows them")
-    return 1 if unmatched else 0
+    return 1 if told["unmatched"] or told["unread"] else 0
+
+
+def _count(summary, found, facts, is_duplicate):
+    summary["files"] += 1
+    summary["duplicates"] += is_duplicate
+    summary["not_a_run"] += not found
+    summary["runs"] += len(found)
+    summary["complete"] += sum(run["status"] == "complete" for run, _ in found)
+    summary["incomplete"] += sum(run["status"] != "complete" for run, _ in found)
+    summary["unmatched_metric_lines"] += len(facts["unmatched"])
+
+
+def _tell(told, path, found, facts):
+    told["unmatched"] += [f"{path}:{number}: not understood: {text!r}" for number, text in facts["unmatched"]]
+    if facts["num_repeated"]:
+        told["repeated"].append(f"{path}: {facts['num_repeated']} lines stand there twice in a row; each counts once")
+    if not found:
+        told["no run"].append(path)
+
+
+def _print_told(told, form):
+    """What a person must look at, on stderr; of each kind the first few."""
+    no_runs = [f"{path}: {_why_no_run(path, form)}" for path in told["no run"][:NUM_SHOWN]]
+    for lines, num_lines in ((told["unread"], None), (told["unmatched"], None), (told["repeated"], None), (no_runs, len(told["no run"]))):
+        for line in lines[:NUM_SHOWN]:
+            print(f"import: {line}", file=sys.stderr)
+        if (num_lines or len(lines)) > NUM_SHOWN:
+            print(f"import: and {(num_lines or len(lines)) - NUM_SHOWN:,} more like it", file=sys.stderr)
+
+
+def _why_no_run(path, form):
+    """A file without a run -> what it is instead, as far as can be told."""
+    data = path.read_bytes()
+    if not data.strip():
+        return "no run: the file is empty"
+    if b"\0" in data[:4096]:
+        return "no run: the file is no text"
+    other = next((other for other in importers.FORMATS if other != form and importers.read(path, other)[0]), None)
+    return "no run: it has no step's line" + (f" of {form}, but some of {other}: ./run.sh import {other} {path}" if other else "")
 
 
 def write(run, rows, results):

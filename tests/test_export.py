@@ -3,11 +3,12 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from bench import export, record, steps
+from bench import export, import_cli, importers, record, steps
 from bench.importers import modded_nanogpt
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -53,3 +54,65 @@ def test_wrong_use_is_refused(tmp_path):
         export.main([str(tmp_path), "--to", "csv"])
     with pytest.raises(ValueError, match="these are 2"):
         export.main([str(COMPLETE.parent), "--to", "modded-nanogpt"])
+
+
+def log_of(lines, head="Running PyTorch 2.6.0 compiled for CUDA 12.6\nSat Jan 10 23:36:12 2026\n"):
+    return f"import os\n{'=' * 100}\n{head}{'=' * 100}\n" + "".join(line + "\n" for line in lines)
+
+
+LOGS = {
+    "losses at every step": [f"step:{step}/3 train_loss:{9.5 - step} train_time:{90 * step}ms step_avg:90.00ms" for step in (1, 2, 3)]
+    + ["step:3/3 val_loss:3.2712 train_time:275ms step_avg:91.67ms", "peak memory allocated: 31262 MiB"],
+    "clock of the validation apart": ["step:0/2 val_loss:10.8 train_time:0ms step_avg:nanms", "step:1/2 train_time:80ms step_avg:80.00ms",
+                                      "step:2/2 train_time:120ms step_avg:60.00ms", "step:2/2 val_loss:3.27123 train_time:211ms step_avg:105.50ms"],
+    "first ten untimed": [f"step:{step}/30 train_time:{1000 * step if step < 11 else 50 * (step - 10)}ms step_avg:{'nan' if step < 11 else '50.00'}ms" for step in range(1, 31)]
+    + ["step:30/30 val_loss:3.3000 train_time:1000ms step_avg:50.00ms"],
+    "windows, free tail, broken off": ["step:100/400 val_loss:4.50000 train_time:5.000s step_avg:50.00ms ref_gamma:0.5 handoff:none", "tailavg step:200 tau:9 val_loss:3.9",
+                                       "step:200/400 val_loss:4.00000 train_time:17.000s step_avg:120.00ms"],
+    "llm.c": ["s:0 tel:11.0092", "s:0 trl:11.0091 lr:0.000001 norm:15.37", "s:1 trl:10.9598 lr:0.000002 norm:15.24", "s:1 tel:10.9"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    (tmp_path / "a.txt").write_text(log_of(LOGS[name]))
+    ((first, rows),), _ = importers.read(tmp_path / "a.txt")
+    import_cli.write(first, rows, tmp_path / "results")
+    (folder,) = record.find_runs([tmp_path / "results"])
+    (tmp_path / "b.txt").write_text(export.modded_nanogpt_log(folder))
+    ((again, rows_again),), facts = importers.read(tmp_path / "b.txt")
+    assert facts["unmatched"] == [] and rows_again == rows
+    for key in ("status", "metrics", "seed", "world_size", "started_at", "failure", "environment", "measured"):
+        assert again[key] == first[key], key
+    for key in ("declared_steps", "step_avg_meaning", "printed_step_avg_ms", "headline", "line_tails", "tail_averages", "started_zone"):
+        assert again["imported"][key] == first["imported"][key], key
+
+
+def test_a_log_of_a_run_that_broke_off_says_how_many_steps_it_was_to_have(tmp_path):
+    folder = tmp_path / COMPLETE.name
+    shutil.copytree(COMPLETE, folder)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"status": "failed"}))
+    (folder / "config.yaml").write_text("goal:\n  max_steps: 9\n")
+    ((read,), _) = modded_nanogpt.read(export.modded_nanogpt_log(folder).encode(), "a.txt")
+    assert (read.declared_steps, read.num_steps, read.complete) == (9, 4, False)
+    (folder / "config.yaml").unlink()
+    with pytest.raises(ValueError, match="does not say how many steps it was to have"):
+        export.modded_nanogpt_log(folder)
+
+
+def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
+    folder = tmp_path / COMPLETE.name
+    shutil.copytree(COMPLETE, folder)
+    run = json.loads((folder / "run.json").read_text())
+    run["environment"] |= {"python": None, "torch": None, "driver": None}
+    (folder / "run.json").write_text(json.dumps(run | {"seed": None, "world_size": None}))
+    text = export.modded_nanogpt_log(folder)
+    assert "None" not in text.split("=" * 100)[1] and "peak memory" not in text  # a CPU's resident set is no allocated memory
+
+
+def test_parquet_that_cannot_be_written_is_a_sentence(tmp_path):
+    pytest.importorskip("pyarrow.parquet", reason="pyarrow is optional")
+    with pytest.raises(ValueError, match="cannot be written"):
+        export.main([str(COMPLETE), "--to", "parquet", "--out", str(tmp_path / "nowhere" / "a.parquet")])

@@ -14,6 +14,7 @@ from bench.importers import consoles, modded_nanogpt, records
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
 RULE = "=" * 100
+FACTS = {"format_id": "any", "unmatched": []}
 SMI = """Sat Jan 10 23:36:12 2026
 | NVIDIA-SMI 570.195.03             Driver Version: 570.195.03     CUDA Version: 12.8     |
 |   0  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |
@@ -46,7 +47,7 @@ def public():
 def test_a_public_log_is_read_as_expected(row):
     path = next(path for path in (SHARED / "modded-nanogpt" / row["path"], SHARED / row["path"]) if path.exists())
     runs, facts = modded_nanogpt.read(path.read_bytes(), path.name)
-    assert len(runs) == int(row["n_runs"]) and facts["unmatched"] == []
+    assert len(runs) == int(row["n_runs"]) and facts["unmatched"] == [] and facts["format_id"] == row["format_id"]
     if not runs:
         return
     run, count = runs[-1], lambda name: int((~np.isnan(runs[-1].columns[name])).sum())
@@ -90,6 +91,7 @@ def test_milliseconds_and_what_the_head_says():
     assert run.facts == {
         "torch": "2.10.0+cu128", "cuda": "12.8", "python": None, "gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus": 2, "world_size": None,
         "power_limit_w": 700.0, "driver": "570.195.03", "peak_mib": 31262, "seed": None, "started_at": "2026-01-10T23:36:12Z",
+        "started_zone": "unknown: the machine's own",
     }  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def test_a_metric_line_that_cannot_be_read_is_reported():
 
 def test_code_in_a_log_is_no_metric_line():
     runs, facts = modded_nanogpt.read(log(), "x")
-    assert (runs, facts["unmatched"], facts["format_id"]) == ([], [], "not_a_run")
+    assert (runs, facts["unmatched"], facts["format_id"]) == ([], [], "Z_not_a_run_log")
 
 
 def plain_log(last="3.2790"):
@@ -172,7 +174,7 @@ def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(
 @pytest.mark.parametrize("word", ["nan", "inf"])
 def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
     ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode(), "x.txt")
-    record, rows = records.of_run(run, "x.txt", "0" * 64, "modded-nanogpt", 1, "ms")
+    record, rows = records.of_run(run, "x.txt", "0" * 64, "modded-nanogpt", 1, FACTS)
     assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == ("non_finite_loss", 3, "failed", [])
     json.dumps([record, rows], allow_nan=False)
     ((run,), _) = consoles.read(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
@@ -215,7 +217,7 @@ FORGE = "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[
 def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_inside_are_flagged():
     ((run,), facts) = consoles.read(NANOGPT.encode(), "nanogpt")
     assert (run.val_loss, run.val_step, run.num_steps, run.complete, run.batch_tokens, facts["unmatched"]) == (4.05, 4, 5, True, 491_520, [])
-    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, "nanogpt")
+    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, FACTS)
     assert [(row["step"], row.get("train_loss"), row.get("val_loss"), row.get("step_ms"), row["flags"]) for row in rows] == [
         (0, None, 10.9865, None, ""), (1, 10.9883, None, 14528.66, "validation"), (2, 10.1, 4.1, 200.0, ""),
         (3, 4.05, None, 5100.0, "validation"), (4, 4.0, 4.05, 210.0, ""), (5, 3.95, None, 5000.0, "validation"),
@@ -226,7 +228,7 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
     text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
     ((run,), _) = consoles.read(text, "nanogpt")
-    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, "nanogpt")
+    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, FACTS)
     assert record["metrics"]["train_s"] is None and [row["step_ms"] for row in rows] == [300.0, 200.0]
 
 
@@ -257,7 +259,51 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
     assert run.train_time_ms == pytest.approx(1280.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
     assert run.columns["lr"].tolist() == [3e-4, 3e-4] and run.facts["peak_mib"] == pytest.approx(71.2 * 1024)
     assert (run.val_loss, run.complete, run.batch_tokens) == (6.8, True, 32_768)
-    assert facts["unmatched"] == ["[step 3] loss=abc"]
+    assert facts["unmatched"] == [(5, "[step 3] loss=abc")]
+
+
+def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
+    """chat_sft.py of 2026: steps 11 and 12 are timed, 20 + 30 ms; it is done when it says so."""
+    text = "".join(f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: {10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: 0.00m\n" for num in range(1, 13))
+    text += "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal training time: 0.00m\nMinimum validation bpb: 0.5123\n"
+    ((run,), facts) = consoles.read(text.encode(), "nanochat")
+    assert (run.num_steps, run.declared_steps, run.train_time_ms, run.headline, run.complete, facts["unmatched"]) == (12, None, 50.0, {"val_bpb": "0.5123"}, True, [])
+
+
+def test_nanochats_fine_tuning_of_2025_has_losses_and_no_times():
+    text = "".join(f"Step {num:05d}/00003 | Training loss: 1.{num}00000| lrm: 1.000000| num_tokens: 1,234\n" for num in range(2))
+    text = "Step 00000 | Validation loss: 2.000000\n" + text + "Step 00002 | Validation loss: 1.500000\nStep 00002 | mmlu_acc: 0.280000, arc_easy_acc: 0.310000\n"
+    ((run,), facts) = consoles.read(text.encode(), "nanochat")
+    assert (run.val_loss, run.num_steps, run.declared_steps, run.train_time_ms, run.complete, facts["unmatched"]) == (1.5, 2, 2, None, True, [])
+    assert run.columns["train_loss"][1:].tolist() == [1.0, 1.1]
+
+
+@pytest.mark.parametrize("line", ["step 00003/00014 (1.0", "step 00003 (1.00%) | loss: 1.0", "Step 00003 | Validation bp", "Step 00003/00014 | Training lo"])
+def test_a_torn_nanochat_line_is_reported(line):
+    _, facts = consoles.read(nanochat() + line.encode(), "nanochat")
+    assert [text for _, text in facts["unmatched"]] == [line]
+
+
+FORGE_HEAD = """[rank 0] INFO     Detected GPU: NVIDIA H200 → 989.0 bf16 TFLOPS
+[rank 0] INFO     Starting training: step=0, max_steps=3, batch_size=4, grad_accum=4, world_size=8
+"""
+
+
+def test_kempnerforge_without_evaluations_is_complete_when_it_says_so():
+    text = FORGE_HEAD + "".join(FORGE.format(num=num, loss=7.1, mem=40.5) for num in (1, 2, 3)) + "[rank 0] INFO     [step 3] GPU mem: 1.0GB allocated\n"
+    ((run,), facts) = consoles.read((text + "[rank 0] INFO     Training complete: 3 steps, 393,216 tokens\n").encode(), "kempnerforge")
+    assert (run.complete, run.val_loss, run.declared_steps, run.batch_tokens, facts["unmatched"]) == (True, None, 3, 131_072, [])
+    assert (run.facts["gpu_name"], run.facts["world_size"]) == ("NVIDIA H200", 8)
+    ((run,), _) = consoles.read(text.encode(), "kempnerforge")
+    assert not run.complete
+    ((run,), _) = consoles.read((text + "Training complete: 2 steps, 5 tokens\n").replace("[step 3]", "[step 2]").encode(), "kempnerforge")
+    assert run.complete  # it was stopped, and says that this was its end
+
+
+@pytest.mark.parametrize("max_iters, complete", [(4, True), (9, False)])
+def test_nanogpt_that_prints_its_settings_says_where_it_was_to_end(max_iters, complete):
+    ((run,), _) = consoles.read(f"max_iters = 600000 # config\nOverriding: max_iters = {max_iters}\n{NANOGPT}".encode(), "nanogpt")
+    assert (run.declared_steps, run.complete) == (max_iters + 1, complete)
 
 
 def test_a_run_that_was_resumed_is_one_and_one_that_began_anew_is_another():
@@ -288,7 +334,7 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
     data = log("step:10/12 train_loss:7.0 train_time:54881ms step_avg:nanms", "step:11/12 train_loss:6.9 train_time:176ms step_avg:nanms", "step:12/12 train_loss:6.8 train_time:353ms step_avg:nanms",
                "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms")  # fmt: skip
     (run,), _ = modded_nanogpt.read(data, "x")
-    _, rows = records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, "ms")
+    _, rows = records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]
 
 

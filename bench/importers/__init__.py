@@ -3,6 +3,7 @@
     runs = load(["records/track_1_short/2026-02-28_TransposeCopyBackward/baseline"])     nothing is written
 """
 
+import glob
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bench.importers import consoles, modded_nanogpt, records
 
 FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge")
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
+MAX_BYTES = 2**30  # of a log; the largest public one has 5 MB
 
 
 def load(paths, form="modded-nanogpt"):
@@ -18,31 +20,51 @@ def load(paths, form="modded-nanogpt"):
 
 
 def files(paths):
-    """Words of a user -> [(file, folder it was found under, or None)], each once.  ValueError for what is not there."""
+    """Words of a user, globs too -> [(file, folder it was found under, or None)], each once.  ValueError for what is not there."""
     found = {}
     for word in paths:
-        path = Path(word)
-        if path.is_file():
-            found.setdefault(path.resolve(), None)
-        elif path.is_dir():
-            for folder, _, names in sorted(os.walk(path)):
-                for name in sorted(names):
-                    if name.endswith(SUFFIXES):
-                        found.setdefault(Path(folder, name).resolve(), path.resolve())
-        else:
+        named = [Path(word)] if os.path.exists(word) else [Path(path) for path in sorted(glob.glob(str(word), recursive=True))]
+        if not named:
             raise ValueError(f"{word}: there is no such file or folder; give logs ({', '.join(SUFFIXES)}) or folders of them")
+        for path in named:
+            below = _below(path) if path.is_dir() else [path]
+            if not below and len(named) == 1:
+                raise ValueError(f"{word}: there is no log in there: none of its files ends in {', '.join(SUFFIXES)}; name a file to read it all the same")
+            for file in below:
+                found.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
     return list(found.items())
 
 
+def _below(folder):
+    """The logs in and below a folder, sorted."""
+
+    def refuse(error):
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    walked = sorted(os.walk(folder, onerror=refuse))
+    return [Path(parent, name) for parent, _, names in walked for name in sorted(names) if name.endswith(SUFFIXES)]
+
+
 def read(path, form="modded-nanogpt", part_of=None):
-    """One file -> (list of (record, rows of steps.csv), {"unmatched", "num_tail_lines", "format_id", "sha256", "num_bytes"})."""
+    """One file -> (list of (record, rows of steps.csv), facts of the file).
+
+    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes"}.
+    """
     if form not in FORMATS:
         raise ValueError(f"{form}: there is no such format; choose from {', '.join(FORMATS)}")
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    data = _bytes_of(Path(path))
     runs, facts = modded_nanogpt.read(data, Path(path).name) if form == "modded-nanogpt" else consoles.read(data, form)
     digest = records.sha256(data)
-    found = [records.of_run(run, path, digest, form, len(runs), facts["format_id"], part_of) for run in runs]
+    found = [records.of_run(run, path, digest, form, len(runs), facts, part_of) for run in runs]
     return found, facts | {"sha256": digest, "num_bytes": len(data)}
+
+
+def _bytes_of(path):
+    try:
+        if not path.is_file():
+            raise ValueError(f"{path}: is no file")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{path}: has {path.stat().st_size / 2**30:.1f} GiB, which no training log has: take the part with the metric lines")
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None

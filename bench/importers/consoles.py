@@ -15,7 +15,7 @@ from bench.importers.run import Run
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
 GIB_MIB = 1024
-NUM_UNTIMED = 11  # nanochat's total time has no step up to number 10 (base_train.py)
+NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10  # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 
 
 class NanoGpt:
@@ -27,7 +27,10 @@ class NanoGpt:
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
     step = re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms")
     val = re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}")
-    facts = {"batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)")}
+    facts = {
+        "batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)"),
+        "max_iters": re.compile(r"(?:.*\n|^)(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
+    }
 
     def row(self, line):
         if found := self.step.search(line):
@@ -47,12 +50,16 @@ class NanoGpt:
 class NanoChat:
     """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total time:
     0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not val_loss.
+
+    chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm: ...", and
+    validates for the last time before its last number.
     """
 
-    looks_like = re.compile(r"^\s*(?:step \d+/\d+|Step \d+ \|)")
-    step = re.compile(rf"step (\d+)/(\d+) \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?")
+    looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
+    step = re.compile(rf"step (\d+)(?:/(\d+))? \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?")
+    old_sft = re.compile(rf"Step (\d+)/(\d+) \| Training loss: {FLOAT}\|")
     val = re.compile(rf"Step (\d+) \| Validation (bpb|loss): {FLOAT}")
-    other = re.compile(rf"Step (\d+) \| [^|]+: {FLOAT}\s*$")
+    other = re.compile(r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+")  # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
     facts = {
         "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"), "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
         "world_size": re.compile(r"Distributed world size: (\d+)"), "peak_mib": re.compile(r"Peak memory usage: ([\d,.]+)MiB"),
@@ -61,16 +68,21 @@ class NanoChat:
 
     def row(self, line):
         if found := self.step.search(line):
-            row = {"step": int(found[1]) + 1, "total": int(found[2]), "train_loss": _number(found[3]), "step_ms": _number(found[4])}
+            row = {"step": int(found[1]) + 1, "total": int(found[2])} if found[2] else {"step": int(found[1])}
+            row |= {"train_loss": _number(found[3]), "step_ms": _number(found[4])}
             return row | ({"train_time_ms": 60e3 * _number(found[5])} if found[5] else {})
+        if found := self.old_sft.search(line):
+            return {"step": int(found[1]) + 1, "total": int(found[2]) - 1, "train_loss": _number(found[3])}
         if found := self.val.search(line):
             return {"step": int(found[1]), "val_loss" if found[2] == "loss" else "val_bpb": _number(found[3])}
         return {"step": int(found[1])} if (found := self.other.search(line)) else None
 
     def clock(self, by_step):
         """As the program counts it: steps after its 11th; to the millisecond where every step was printed, else in hundredths of a minute."""
-        _summed(by_step, untimed=NUM_UNTIMED)
-        return f"time of the steps, the first {NUM_UNTIMED} untimed"
+        is_sft = not any("total" in row for row in by_step.values())
+        untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
+        _summed(by_step, untimed)
+        return f"time of the steps, the first {untimed} untimed"
 
 
 class KempnerForge:
@@ -78,9 +90,13 @@ class KempnerForge:
     step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and not kept.
     """
 
-    looks_like = re.compile(r"\[step \d+\]")
+    looks_like = re.compile(r"\[step \d+\].*=")
     line = re.compile(r"\[step (\d+)\] (\S+=.*)$")
-    facts = {"num_tokens": re.compile(r"Training complete: (\d+) steps, ([\d,]+) tokens")}
+    facts = {
+        "num_tokens": re.compile(r"Training complete: \d+ steps, ([\d,]+) tokens"), "num_done": re.compile(r"Training complete: (\d{1,9}) steps"),
+        "total": re.compile(r"Starting training: step=\d+, max_steps=(\d{1,9})\b"), "world_size": re.compile(r"Starting training: .*world_size=(\d{1,6})\b"),
+        "gpu_name": re.compile(r"Detected GPU: (.+?) (?:→|->)"),
+    }  # fmt: skip
     keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
 
     def row(self, line):
@@ -108,17 +124,17 @@ FORMS = {"nanogpt": NanoGpt(), "nanochat": NanoChat(), "kempnerforge": KempnerFo
 
 
 def read(data, form):
-    """The bytes of a console log -> (list of Run, {"unmatched": lines, ...}).  A metric line that cannot be read is reported."""
+    """The bytes of a console log -> (list of Run, {"unmatched": [(line number, text)], ...}).  A metric line that cannot be read is reported."""
     text, reader = COLOUR.sub("", data.decode("utf-8", "replace")), FORMS[form]
     runs, unmatched, latest = [], [], 0
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             row = reader.row(line)
         except (TypeError, ValueError):  # a number that is none, in a line that looks right
             row = None
         if row is None:
             if reader.looks_like.search(line):
-                unmatched.append(line[:200])
+                unmatched.append((number, line[:200]))
             continue
         if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # back at the first step: another run
             runs.append({})
@@ -126,7 +142,7 @@ def read(data, form):
         runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
     facts = {name: found[found.re.groups] for name, pattern in reader.facts.items() if (found := pattern.search(text))}
     made = [_run(by_step, number, form, facts if len(runs) == 1 else {}) for number, by_step in enumerate(runs)]
-    return made, {"unmatched": unmatched, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
+    return made, {"unmatched": unmatched, "num_repeated": 0, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
 
 
 def _number(text):
@@ -160,7 +176,8 @@ def _run(by_step, number, form, facts):
     meaning = FORMS[form].clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
-    last, total = rows[-1]["step"], next((row["total"] for row in rows if "total" in row), None)
+    last, total = rows[-1]["step"], next((row["total"] for row in rows if "total" in row), int(facts["total"]) if "total" in facts else None)
+    total = int(facts["max_iters"]) + 1 if "max_iters" in facts else total  # nanoGPT's last iteration has that number
     if "num_tokens" in facts:
         facts = facts | {"batch_tokens": _number(facts["num_tokens"]) / last}
     validated = [row for row in rows if "val_loss" in row or "val_bpb" in row]
@@ -173,10 +190,20 @@ def _run(by_step, number, form, facts):
     known = {"gpu_name": facts.get("gpu_name"), "world_size": int(facts["world_size"]) if "world_size" in facts else None, "peak_mib": max(peaks_mib, default=None)}
     return Run(
         number=number, columns=columns, num_steps=last, declared_steps=total, val_step=val_step,
-        diverged_step=diverged, complete=diverged is None and val_step is not None and val_step >= (last - (form == "nanogpt") if total is None else total),
+        diverged_step=diverged, complete=diverged is None and _is_complete(form, last, val_step, total, facts),
         val_loss=next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None), train_time_ms=timed[-1] if timed else None,
         step_avg_ms=None, step_avg_meaning=meaning if timed else None, facts=known, extras={}, model=form,
         headline={"val_bpb": str(validated[-1]["val_bpb"])} if validated and "val_bpb" in validated[-1] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
         batch_tokens=round(_number(str(facts["batch_tokens"]))) if "batch_tokens" in facts else None,
     )  # fmt: skip
+
+
+def _is_complete(form, last, val_step, total, facts):
+    """Whether the run went to its end: the log says so, or has its last step; without a number of steps, its last validation."""
+    validates_last = val_step is not None and form == "nanochat"  # if it validates at all
+    if ("num_done" in facts or "total_min" in facts) and (not validates_last or val_step == last):  # printed when they are done
+        return total is None or last >= min(total, int(facts.get("num_done", total)))
+    if form == "nanogpt":  # validates before the last iteration, and prints every tenth
+        return last >= total - 1 if total is not None else val_step is not None and val_step >= last - 1
+    return val_step is not None and val_step >= (last if total is None else total)

@@ -5,8 +5,9 @@ told apart by trying each on the log's own numbers.
 """
 
 import hashlib
+import itertools
 import re
-from datetime import datetime
+from datetime import datetime, timezone
 
 import numpy as np
 
@@ -14,16 +15,20 @@ from bench.importers import lines
 from bench.importers.run import Run
 
 TORCH = re.compile(rb"^Running [Pp]y[Tt]orch (\S+) compiled for CUDA (\S+)", re.M)
-PYTHON = re.compile(rb"^Running Python (\S+)", re.M)
-ON_DEVICE = re.compile(rb"(?:^Running on device_name=| on )((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d+)", re.M)
-SMI_GPU = re.compile(rb"^\|\s+\d+\s+(NVIDIA \S[^|]*?)\s+(?:On|Off)\s*\|", re.M)
-SMI_POWER = re.compile(rb"/\s*(\d+)W\s*\|")
+PYTHON_VERSION = re.compile(rb"^Running Python (\S+)", re.M)
+ON_DEVICE = re.compile(rb"(?:^Running on device_name=| on )((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b", re.M)
+ON_DEVICES = re.compile(rb"^Running on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M)  # ./run.sh export
+SMI_GPU = re.compile(rb"^\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|", re.M)
+SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
 SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
 SMI_DATE = re.compile(rb"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
 UTC = re.compile(rb"^Run UTC timestamp=(\S+)", re.M)
-SEED = re.compile(rb"^Using seed=(\d+)", re.M)
-PEAK = re.compile(rb"^peak memory (?:consumption|allocated): (\d+) MiB", re.M)
+SEED = re.compile(rb"^Using seed=(\d{1,20})\b", re.M)
+PEAK = re.compile(rb"^peak memory (?:consumption|allocated): (\d{1,12}) MiB", re.M)
 RULE = b"=" * 40
+PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
+IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
+STAMP = "%Y-%m-%dT%H:%M:%SZ"
 UNTIMED_STEPS = 10
 MEANINGS = ("cumulative: train_time/step", "cumulative, first steps untimed: train_time/(step-10)", "window since previous val")
 FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
@@ -32,27 +37,51 @@ FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itse
 def read(data, name):
     """The bytes of a log, and its name -> (list of Run, facts of the file).
 
-    facts: {"unmatched": lines, "format_id", "num_tail_lines"}.  No run: the file is no training log.
+    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no training log.
     """
-    found, head, other = lines.read(lines.plain(data))
-    source, rest = _source(head)
-    facts = _environment(rest + b"\n" + other)
-    runs = []
-    for number, places in enumerate(_split(found)):
-        runs.append(_run(found, places, facts, source, number))
-    return runs, {"unmatched": found.unmatched, "num_tail_lines": found.num_tail_lines, "format_id": _format(found, name)}
+    data = lines.plain(data)
+    source, start = _source(data)
+    first_number = data.count(b"\n", 0, start) + 1
+    found, texts, is_metric = lines.read(data[start:])
+    runs, places = [], _split(found)
+    for number, facts in enumerate(_facts_of_runs(found, places, texts, is_metric)):
+        runs.append(_run(found, places[number], facts, source, number))
+    unmatched = [(first_number + line, text) for line, text in found.unmatched]
+    return runs, {"unmatched": unmatched, "num_repeated": found.num_repeated, "num_tail_lines": len(found.tails), "format_id": _format(found)}
 
 
 def _split(found):
-    """Places of each run: one ends where steps go back, where the same line comes again, or where the total changes."""
+    """Places of each run: one ends where steps go back, where the same step comes again, or where the total changes."""
     if not len(found):
         return []
     step, total = found.columns["step"], found.columns["total"]
-    kind = np.where(np.isnan(found.columns["val_loss"]) & np.isnan(found.columns["val_diverged"]), 0, 1)
-    again = (step[1:] == step[:-1]) & (kind[1:] == kind[:-1])
     another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
-    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | again | another) + 1)]
+    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(found) | another) + 1)]
     return [np.arange(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
+
+
+def _facts_of_runs(found, places, texts, is_metric):
+    """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
+
+    A later run of a file without a head of its own is of the same machine; its seed and its start are not told.
+    """
+    starts = [int(found.line_numbers[of_run[0]]) for of_run in places]
+    ends = [int(found.line_numbers[of_run[-1]]) for of_run in places]
+    first = {}
+    for number, (start, end) in enumerate(zip(starts, ends)):
+        before = _text(texts, is_metric, ends[number - 1] + 1 if number else 0, start)
+        after = _text(texts, is_metric, start, starts[number + 1] if number + 1 < len(starts) else len(texts))
+        told = _environment(before if len(places) > 1 else before + b"\n" + after)
+        first = first or told
+        if number and told["torch"] is None and told["gpu_name"] is None:
+            told = first | {name: told[name] for name in ("seed", "started_at", "started_zone")}
+        peak = PEAK.search(after)
+        yield told | {"peak_mib": peak and int(peak[1])}
+
+
+def _text(texts, is_metric, start, stop):
+    """The lines from start to before stop that are no metric lines."""
+    return b"\n".join(itertools.compress(texts[start:stop], (~is_metric[start:stop]).tolist()))
 
 
 def _run(found, places, facts, source, number):
@@ -78,7 +107,7 @@ def _run(found, places, facts, source, number):
         val_loss=None if final is None else float(columns["val_loss"][final]), val_step=None if final is None else int(columns["step"][final]),
         train_time_ms=time_ms, step_avg_ms=None if np.isnan(printed) else float(printed), step_avg_meaning=_meaning(columns),
         extras={str(int(columns["step"][place - places[0]])): extra for place, extra in found.extras.items() if places[0] <= place <= places[-1]},
-        headline=headline, facts=facts, source_sha256=source, diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
+        headline=headline, facts=facts, tail_averages=found.tails, source_sha256=source, diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
     )  # fmt: skip
 
 
@@ -104,64 +133,93 @@ def _meaning(columns):
 
 def _environment(data):
     """What the log says of where it ran; None for what it does not say."""
-    torch, python, device = TORCH.search(data), PYTHON.search(data), ON_DEVICE.search(data)
-    gpus = [gpu.decode("utf-8", "replace") for gpu in SMI_GPU.findall(data)]
+    torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
+    gpus = _one_table(SMI_GPU.findall(data))
     powers, driver = SMI_POWER.findall(data), SMI_DRIVER.search(data)
-    peak, seed = PEAK.search(data), SEED.search(data)
-    world_size = int(device.group(2)) if device else None
+    seed, (started_at, zone) = SEED.search(data), _started(data)
+    if exported := ON_DEVICES.search(data):
+        gpus, powers = [_words(exported[2])] * int(exported[1]), [exported[3]] if exported[3] else []
+    world_size = int(device[2]) if device else int(exported[4]) if exported and exported[4] else None
     return {
-        "torch": torch and torch.group(1).decode(), "cuda": torch and torch.group(2).decode(), "python": python and python.group(1).decode(),
-        "gpu_name": gpus[0] if gpus else device and device.group(1).decode(), "num_gpus": len(gpus) or world_size, "world_size": world_size,
-        "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None, "driver": driver and driver.group(1).decode(),
-        "peak_mib": peak and int(peak.group(1)), "seed": seed and int(seed.group(1)), "started_at": _started(data),
+        "torch": torch and _words(torch[1]), "cuda": torch and _words(torch[2]), "python": python and _words(python[1]),
+        "gpu_name": gpus[0] if gpus else device and _words(device[1]), "num_gpus": len(gpus) or world_size, "world_size": world_size,
+        "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None, "driver": driver and _words(driver[1]),
+        "seed": seed and int(seed[1]), "started_at": started_at, "started_zone": zone,
     }  # fmt: skip
 
 
+def _words(text):
+    return text.decode("utf-8", "replace")
+
+
+def _one_table(rows):
+    """[(index, name)] of the rows of nvidia-smi -> the names of one table: a log may hold it twice."""
+    names = {}
+    for index, name in rows:
+        names.setdefault(int(index), _words(name))
+    return list(names.values())
+
+
 def _started(data):
-    """As the log has it: of nvidia-smi in the machine's own time zone, which the log does not name."""
-    if found := UTC.search(data):
-        return found.group(1).decode("ascii", "replace")
+    """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
+    if (found := UTC.search(data)) and (at := _time(_words(found[1]))):
+        return at.astimezone(timezone.utc).strftime(STAMP), "UTC"
     if found := SMI_DATE.search(data):
         try:
-            return datetime.strptime(" ".join(found.group(1).decode().split()), "%b %d %H:%M:%S %Y").strftime("%Y-%m-%dT%H:%M:%SZ")
+            return datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y").strftime(STAMP), "unknown: the machine's own"
         except ValueError:
-            return None
-    return None
+            return None, None
+    return None, None
 
 
-def _source(head):
-    """(sha256 of the code that a log embeds, what follows it): it stands before the first rule, or between the first two.
+def _time(text):
+    """ISO 8601 -> datetime, UTC where it names no zone; None for what is none."""
+    try:
+        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
 
-    No rule: no code, (None, head).
+
+def _source(data):
+    """(sha256 of the code that a log embeds, where what follows it starts): before the first rule, or between the first two.
+
+    No code: (None, 0).  Lines in it that look like metric lines are code, if it is Python; else there is no code there.
     """
-    first = _rule(head, 0)
+    metric = lines.first(data)
+    first = _rule(data, 0)
     if first is None:
-        return None, head
-    code, after = head[: first[0]].strip(), first[1]
-    if not code:
-        second = _rule(head, after) or (len(head), len(head))
-        code, after = head[after : second[0]].strip(), second[1]
-    return (hashlib.sha256(code).hexdigest() if code else None), head[after:]
+        return None, 0
+    start, last = 0, first
+    if not data[: first[0]].strip():
+        start, last = first[1], _rule(data, first[1])
+    stop, after = last or (len(data), len(data))
+    code = data[start:stop].strip()
+    if metric < stop and not (last and PYTHON.match(code) and IMPORT.search(code)):
+        return None, 0
+    return (hashlib.sha256(code).hexdigest() if code else None), after
 
 
-def _rule(head, start):
+def _rule(data, start):
     """(start, end) of the next line of nothing but =, at least 40; None: there is none."""
-    while (at := head.find(RULE, start)) >= 0:
-        end = head.find(b"\n", at)
-        end = len(head) if end < 0 else end
-        if (at == 0 or head[at - 1 : at] == b"\n") and not head[at:end].strip(b"= \t\r"):
+    while (at := data.find(RULE, start)) >= 0:
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        if (at == 0 or data[at - 1 : at] == b"\n") and not data[at:end].strip(b"= \t\r"):
             return at, end
         start = end
     return None
 
 
-def _format(found, name):
+def _format(found):
     """A short name of the kind of log."""
     shapes = set(found.shapes)
     if not len(found):
-        return "not_a_run"
+        return "Z_not_a_run_log"
     if any(shape.startswith("s:") for shape in shapes):
-        return "llmc"
-    unit = "s" if any("train_time:s" in shape for shape in shapes) else "ms"
-    extra = "_extra" if found.extras else ""
-    return f"{unit}_train_loss{extra}" if any("train_loss:" in shape for shape in shapes) else f"{unit}{extra}"
+        return "A_llmc_s_trl"
+    if not any("train_time:s" in shape for shape in shapes):
+        return "B_ms_trainloss" if any("train_loss:" in shape for shape in shapes) else "C_ms_no_trainloss"
+    if found.extras:
+        return "F_s_ext"
+    return "E1_s_val_only" if all("val_loss:" in shape for shape in shapes) else "E2_s_with_train_lines"

@@ -14,10 +14,10 @@ TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization"
 UNKNOWN_TIME = "00000000T000000Z"
 
 
-def of_run(run, path, data_sha256, form, num_runs, format_id, part_of=None):
-    """Run -> (record, rows of steps.csv).  path: of the log; part_of: the folder that it was found under."""
+def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
+    """Run -> (record, rows of steps.csv).  path: of the log; told: the facts of the file; part_of: the folder that it was found under."""
     track, name = _track_and_name(Path(path), part_of)
-    facts, rows = run.facts, _rows(run)
+    facts, rows, doubts = run.facts, _rows(run), _doubts(told)
     num_gpus = facts.get("world_size") or facts.get("num_gpus")
     gpu = {"name": facts.get("gpu_name"), "memory_gib": None, "power_limit_w": facts.get("power_limit_w"), "max_sm_clock_mhz": None, "uuid_hash": None}
     record = {
@@ -25,12 +25,14 @@ def of_run(run, path, data_sha256, form, num_runs, format_id, part_of=None):
         "run_id": _run_id(facts.get("started_at"), name, data_sha256, run.number),
         "provenance": "imported",
         "imported": {
-            "format": form, "format_id": format_id, "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
+            "format": form, "format_id": told["format_id"], "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
             "num_runs_of_file": num_runs, "declared_steps": run.declared_steps, "printed_step_avg_ms": run.step_avg_ms,
             "step_avg_meaning": run.step_avg_meaning, "headline": run.headline, "num_gpus_of_machine": facts.get("num_gpus"),
+            "started_zone": facts.get("started_zone"), "line_tails": run.extras, "tail_averages": run.tail_averages,
         },
         "name": name, "track": track, "deviations": [], "status": "complete" if run.complete else "failed",
-        "validity": "valid" if run.complete else "invalid", "validity_reasons": [] if run.complete else ["the run did not complete"],
+        "validity": "invalid" if not run.complete else "suspect" if doubts else "valid",
+        "validity_reasons": doubts if run.complete else ["the run did not complete"],
         "failure": None if run.complete else _failure(run),
         "started_at": facts.get("started_at"), "heartbeat_at": None, "ended_at": None, "launcher": None, "command": [],
         "seed": facts.get("seed"), "config_id": None, "comparability_id": None, "session_id": None, "world_size": facts.get("world_size"),
@@ -47,10 +49,18 @@ def of_run(run, path, data_sha256, form, num_runs, format_id, part_of=None):
             "python": facts.get("python"), "os": None, "torch": facts.get("torch"), "cuda": facts.get("cuda"), "nccl": None, "driver": facts.get("driver"),
             "cpu_model": None, "num_cpus": None, "gpus": [gpu] * (num_gpus or 1) if gpu["name"] else [],
         },
-        "measured": _measured(run), "doubts": [], "warnings": [], "artifacts": [],
+        "measured": _measured(run), "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts], "warnings": [], "artifacts": [],
     }  # fmt: skip
     record["metrics"] = metrics(record, rows)
     return record, rows
+
+
+def _doubts(told):
+    """Of every run of the file: whose the lines are that were not understood is not known."""
+    if not told["unmatched"]:
+        return []
+    number, text = told["unmatched"][0]
+    return [f"{len(told['unmatched'])} lines of the log look like metric lines and were not understood; the first is line {number}: {text[:80]!r}"]
 
 
 def _measured(run):
@@ -79,10 +89,14 @@ def _rows(run):
     for step in steps:
         if step not in rows:
             rows[step] = {"step": step, "flags": run.flags.get(step, ""), "tokens": None if tokens is None else step * tokens}
-    for name in ("train_loss", "val_loss", "lr", "train_time_ms", "step_ms"):
+    for name in ("train_loss", "val_loss", "lr", "grad_norm", "train_time_ms", "step_ms"):
         values = columns.get(name, np.empty(0))
         for place in np.flatnonzero(~np.isnan(values)).tolist():
             rows[steps[place]].setdefault(name, float(values[place]))
+    for place in np.flatnonzero(~np.isnan(columns["val_loss"]) & ~np.isnan(columns["train_time_ms"])).tolist():
+        time_ms = float(columns["train_time_ms"][place])
+        if rows[steps[place]]["train_time_ms"] != time_ms:  # the clock had waited for the device, at the step's own line it had not
+            rows[steps[place]]["train_time_at_val_ms"] = time_ms
     ordered = [rows[step] for step in sorted(rows)]
     for before, row in zip(ordered, ordered[1:]):
         if "step_ms" not in row and row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:

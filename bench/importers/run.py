@@ -15,8 +15,9 @@ class Run:
     train_time_ms: float | None
     step_avg_ms: float | None  # as printed last
     step_avg_meaning: str | None
-    facts: dict  # torch, cuda, python, gpu_name, num_gpus, world_size, power_limit_w, driver, peak_mib, seed, started_at
+    facts: dict  # torch, cuda, python, gpu_name, num_gpus, world_size, power_limit_w, driver, peak_mib, seed, started_at, started_zone
     extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
+    tail_averages: list = field(default_factory=list)  # {key: text} of the file's "tailavg" lines
     headline: dict = field(default_factory=dict)  # the result that the log's author goes by, where it is not val_loss
     source_sha256: str | None = None
     diverged_step: int | None = None  # the first whose loss is printed as nan or inf

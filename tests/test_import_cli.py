@@ -1,0 +1,83 @@
+"""./run.sh import: what a person sees of logs that are whole, odd, unreadable or none."""
+
+import json
+import os
+
+import pytest
+
+from bench import import_cli, importers, record
+
+LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    (tmp_path / "whole.txt").write_text(LOG)
+    return tmp_path
+
+
+def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_its_runs_suspect(logs, capsys):
+    (logs / "torn.log").write_text(LOG.replace("step:1", "step:1/1 train_ti\nstep:1"))
+    assert import_cli.main(["modded-nanogpt", "torn.log"]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"import: {logs}/torn.log:2: not understood: 'step:1/1 train_ti'\n" and "unmatched metric lines          1" in out
+    (folder,) = record.find_runs([logs / "results"])
+    run = record.read(folder)
+    assert (run["validity"], len(run["validity_reasons"]), run["doubts"][0]["instrument"]) == ("suspect", 1, "import")
+    assert "the first is line 2: 'step:1/1 train_ti'" in run["validity_reasons"][0]
+
+
+def test_of_many_lines_that_were_not_understood_the_first_twenty_are_shown(logs, capsys):
+    (logs / "torn.log").write_text(LOG + "step:1/1 what\n" * 25)
+    assert import_cli.main(["modded-nanogpt", "torn.log"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 21 and err[-1] == "import: and 5 more like it"
+
+
+def test_files_without_a_run_say_what_they_are(logs, capsys):
+    (logs / "empty.txt").write_text("")
+    (logs / "noise.log").write_bytes(b"\x7fELF\0\0\1")
+    (logs / "words.txt").write_text("seed=0\nexit_code=0\n")
+    (logs / "other.log").write_text("iter 0: loss 9.1, time 10.00ms, mfu 1.00%\n")
+    assert import_cli.main(["modded-nanogpt", ".", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"files": 5, "runs": 1, "complete": 1, "incomplete": 0, "not_a_run": 4, "unmatched_metric_lines": 0, "duplicates": 0}
+    assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
+        "empty.txt: no run: the file is empty", "noise.log: no run: the file is no text",
+        f"other.log: no run: it has no step's line of modded-nanogpt, but some of nanogpt: ./run.sh import nanogpt {logs}/other.log",
+        "words.txt: no run: it has no step's line",
+    ]  # fmt: skip
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_imported(logs, capsys, monkeypatch):
+    os.symlink(logs / "nowhere", logs / "broken.txt")
+    os.mkfifo(logs / "pipe.log")
+    monkeypatch.setattr(importers, "MAX_BYTES", 1000)
+    (logs / "huge.txt").write_text("x" * 1001)
+    assert import_cli.main(["modded-nanogpt", "."]) == 1
+    out, err = capsys.readouterr()
+    assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == ["is no file", "has 0.0 GiB, whi", "is no file"]
+    with pytest.raises(ValueError, match="which no training log has"):
+        import_cli.main(["modded-nanogpt", "huge.txt"])
+
+
+def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
+    (logs / "a").mkdir()
+    (logs / "a" / "one.out").write_text(LOG)
+    assert import_cli.main(["modded-nanogpt", "*.txt", "**/*.out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["files"], found["runs"], found["duplicates"]) == (2, 2, 1)
+    (logs / "none").mkdir()
+    (logs / "none" / "read.me").write_text(LOG)
+    for word, what in (("none", "there is no log in there"), ("*.csv", "there is no such file"), ("missing", "there is no such file")):
+        with pytest.raises(ValueError, match=what):
+            import_cli.main(["modded-nanogpt", word])
+    assert import_cli.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
+
+
+def test_lines_that_stand_there_twice_are_told(logs, capsys):
+    (logs / "tee.log").write_text("".join(line * 2 for line in LOG.splitlines(keepends=True)))
+    assert import_cli.main(["modded-nanogpt", "tee.log"]) == 0
+    assert "2 lines stand there twice in a row; each counts once" in capsys.readouterr().err
