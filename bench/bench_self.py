@@ -107,13 +107,14 @@ class _Loops:
     def __init__(self, overrides, num_block_steps):
         import torch
 
-        from bench import distributed, launch, shards
+        from bench import distributed, shards
         from bench.instruments import load
         from bench.instruments.base import Context, Watch
+        from bench.job import prepare
         from bench.timers import marks_for
         from bench.trainer import Trainer
 
-        job = launch.prepare(overrides)
+        job = prepare(overrides)
         config = job.config
         torch.set_num_threads(config.hardware.num_threads)
         self.ranks = distributed.start(config.hardware.device, 60)

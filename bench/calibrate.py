@@ -11,6 +11,7 @@ import sys
 
 from bench import arms, atomic, calibration, grid, launch, record
 from bench import rows as rows_of_runs
+from bench.job import prepare
 from bench.progress import last_words, say
 
 DEFAULT_N = 5
@@ -70,7 +71,7 @@ def _race(n, overrides, command):
     overrides = [word for word in overrides if word not in asked]
     first_seed = int(asked[-1][5:]) if asked else 0
     jobs = [
-        launch.prepare([*overrides, f"seed={first_seed + number}"], say=lambda words: say("data", words))
+        prepare([*overrides, f"seed={first_seed + number}"], say=lambda words: say("data", words))
         for number in range(2 * n)
     ]
     rows, warm_up = [], None

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import compose, environment, flight, gpus, preflight, record
+from bench import compose, environment, flight, gpus, preflight, record, resolve
 from bench import config as schema
 from bench.preflight import Check
 from bench.units import GIB, MIB
@@ -35,7 +35,7 @@ def main(argv):
     args = _parser().parse_intermixed_args(argv)
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
     hardware = compose.compose(args.overrides, machine).hardware
-    schema.resolve_hardware(hardware, machine)
+    resolve.resolve_hardware(hardware, machine)
     env = environment.environment()
     found = preflight.checks(hardware, 0, env, record.results_root())
     if hardware.device == "cuda" or env["nvml"] is None:

@@ -1,4 +1,4 @@
-"""One race from overrides to a finished record: compose, resolve, start a fresh process group, watch, finish.
+"""One race from a checked job to a finished record: start a fresh process group, watch, finish.
 
 The launcher owns the record's status.  It writes run.json as running, with a heartbeat, waits without spinning, and
 finishes it however the workers ended.  It never imports torch.
@@ -11,33 +11,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-
-import yaml
 
 from bench import (
     atomic,
-    codestate,
-    collector,
-    compose,
     costs,
     dashboards,
     environment,
     failures,
     flight,
-    gpus,
     ledger,
-    places,
+    opening,
     preflight,
     private,
     record,
-    sources,
     steps,
     verdict,
 )
-from bench import config as schema
-from bench.clock import TIMING_PROTOCOL
 from bench.metrics import metrics
 from bench.progress import Progress
 from bench.watchdog import die_with_parent, has_ended
@@ -53,48 +44,6 @@ class Interrupted(Exception):
         super().__init__(signal.Signals(number).name)
 
 
-@dataclass(frozen=True)
-class Job:
-    """A race that may start: everything asked has been checked."""
-
-    config: schema.Config  # resolved
-    dataset: sources.Dataset
-    overrides: list[str]
-    deviations: list[str]
-
-    @property
-    def config_id(self):
-        return schema.config_id(self.config)
-
-
-def prepare(overrides, fetch=False, say=print):
-    """list[str] -> Job.  Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
-    machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
-    asked = compose.compose(overrides, machine)
-    for name in ("train_glob", "val_glob"):
-        pattern = getattr(asked.data, name)
-        if pattern is not None:
-            pattern = str(places.of_user(pattern))
-            setattr(asked.data, name, pattern)
-    dataset = sources.prepare(asked.data, fetch=fetch, say=say)
-    sources.check_val_tokens(dataset, asked.goal.val_tokens)
-    for name in ("train_glob", "val_glob"):  # found: from here on only for the record, where no home folder belongs
-        if getattr(asked.data, name) is not None:
-            setattr(asked.data, name, private.redact(getattr(asked.data, name), REPO))
-    config = schema.resolve(asked, machine, dataset.vocab_size)
-    _check_names(config)
-    return Job(config, dataset, list(overrides), compose.deviations(config))
-
-
-def _check_names(config):
-    """Names that a dict in models/ will look up; listed here by reading conf/, so that torch stays out."""
-    for group, name in (("model", config.model.arch), ("optim", config.optim.name)):
-        if name not in compose.choices(group):
-            raise ValueError(f"{group}={name}: there is no such {group}; choose from {', '.join(compose.choices(group))}")
-    if config.optim.schedule not in ("constant", "cosine", "trapezoid"):
-        raise ValueError(f"optim.schedule={config.optim.schedule}: use constant, cosine or trapezoid")
-
-
 def launch(job, command=(), results=None, brief=False, race=None):
     """Race once.  Returns the finished record (a dict); its folder is run["folder"].  Never raises for a failed race.
 
@@ -106,11 +55,11 @@ def launch(job, command=(), results=None, brief=False, race=None):
     results = Path(results or record.results_root())
     child_env = _child_env(job.config.hardware, started_s)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
-    run = _opening_record(job, env, command) | ({"race": race} if race else {})
+    run = opening.record_of(job, env, command) | ({"race": race} if race else {})
     with _signals_raise() as deaf:
-        folder = _open_folder(job.config, run, results)
+        folder = opening.folder_of(job.config, run, results)
         try:
-            _write_inputs(folder, job, env)
+            opening.write_inputs(folder, job, env)
             run["preflight"] = _preflight(job, env, results, meter, brief)
             exit_code, stopped = _watch(folder, job, run, child_env, brief)
         except Interrupted as error:
@@ -137,97 +86,6 @@ def _preflight(job, env, results, meter, brief):
 
 def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
-
-
-def _open_folder(config, run, results):
-    """A new run folder with its first run.json; the ledger is told before, so that no run is there which it does not know."""
-    try:
-        folder = record.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
-        run["run_id"] = folder.name
-        run["ledger_sha256"] = ledger.started(results, folder, run)
-        atomic.write_json(folder / "run.json", run)
-        atomic.reserve(folder)
-    except OSError as error:
-        raise ValueError(f"{results}: no record can be written there ({error.strerror}): free space, or name another "
-                         "folder with SPEEDRUN_RESULTS=/path") from None
-    return folder
-
-
-def _opening_record(job, env, command):
-    config = job.config
-    return {
-        "schema_version": record.SCHEMA_VERSION,
-        "run_id": None,
-        "name": config.name,
-        "track": config.track.name,
-        "deviations": job.deviations,
-        "status": "running",
-        "validity": "invalid",
-        "validity_reasons": ["the run did not complete"],
-        "failure": None,
-        "started_at": atomic.utc_now(),
-        "heartbeat_at": atomic.utc_now(),
-        "ended_at": None,
-        "launcher": environment.this_process(),
-        "command": [private.redact(word, REPO) for word in command],
-        "seed": config.seed,
-        "config_id": job.config_id,
-        "comparability_id": None,
-        "session_id": environment.session_id(env),
-        "world_size": config.hardware.num_processes,
-        "model": {"arch": config.model.arch},
-        "optim": config.optim.name,
-        "goal": {
-            "target_val_loss": config.goal.target_val_loss,
-            "target_gap_nats": config.goal.target_gap_nats,
-            "stop_at_target": config.goal.stop_at_target,
-            "val_tokens": config.goal.val_tokens,
-        },
-        "hardware": schema.to_dict(config.hardware),
-        "instruments": config.instruments,
-        "timing_protocol": TIMING_PROTOCOL
-        | collector.protocol(config.hardware.gc, config.hardware.gc_every_steps)
-        | {"instruments": sorted(config.instruments)},
-        "code": codestate.state(REPO),
-        "data": _data(job),
-        "environment": environment.summary(env, config.hardware),
-        "measured": {},
-        "metrics": {},
-        "artifacts": [],
-    }
-
-
-def _data(job):
-    dataset, config = job.dataset, job.config
-    root = sources.data_root()
-
-    def files(shards):
-        found = []
-        for shard in shards:
-            inside = shard.path.is_relative_to(root)
-            name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
-            found.append({"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256})
-        return found
-
-    return {
-        "source": dataset.name,
-        "vocab_size": dataset.vocab_size,
-        "floor_nats": sources.floor_nats(config.data, dataset, config.goal.val_tokens),
-        "train": files(dataset.train),
-        "val": files(dataset.val),
-    }
-
-
-def _write_inputs(folder, job, env):
-    (folder / "logs").mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
-    overrides = [private.redact(override, REPO) for override in job.overrides]
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
-    atomic.write_json(folder / "environment.json", env)
-    codestate.write(REPO, folder / "code")
-    paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    atomic.write_json(folder / record.SHARDS, paths, durable=False)
-    steps.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})
 
 
 def _watch(folder, job, run, child_env, brief):

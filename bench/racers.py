@@ -50,9 +50,10 @@ def print_facts(overrides):
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
     from bench import environment as machine
     from bench import launch
+    from bench.job import prepare
 
     try:
-        job = launch.prepare(overrides, say=lambda text: print(text, file=sys.stderr))
+        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
     except ValueError as error:
         print(f"race: {error}", file=sys.stderr)
         return 2

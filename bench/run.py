@@ -4,6 +4,7 @@ import argparse
 import json
 
 from bench import codestate, compose, gpus, launch, record
+from bench.job import prepare
 from bench.progress import last_words, say
 
 
@@ -16,7 +17,7 @@ def main(argv):
     jobs = compose.sweep(args.overrides) if args.multirun else [args.overrides]
     if args.multirun:
         return _sweep(jobs, argv)
-    job = launch.prepare(jobs[0], say=lambda text: say("data", text))
+    job = prepare(jobs[0], say=lambda text: say("data", text))
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
@@ -38,7 +39,7 @@ def as_yaml(overrides):
 
 def _sweep(jobs, argv):
     """Every job in a process group of its own; one that fails is recorded and the rest go on."""
-    prepared = [launch.prepare(overrides, say=lambda text: say("data", text)) for overrides in jobs]  # refuse all before racing any
+    prepared = [prepare(overrides, say=lambda text: say("data", text)) for overrides in jobs]  # refuse all before racing any
     num_complete, failed = 0, []
     for number, job in enumerate(prepared, 1):
         words = " ".join(job.overrides)

@@ -4,6 +4,7 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 """
 
 from bench import compose, environment, launch, preflight, record, table, verdict
+from bench.job import prepare
 from bench.progress import last_words, say
 from bench.units import format_bytes
 
@@ -15,7 +16,7 @@ def main(argv):
         return 0
     overrides = compose.spelled(argv)
     say("data", "looking for it, making it where it can be made")
-    job = launch.prepare(overrides, fetch=True, say=lambda text: say("data", text))
+    job = prepare(overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
     num_bytes = sum(shard.num_bytes for shard in dataset.train + dataset.val)
     say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {format_bytes(num_bytes)}, checked")
@@ -31,7 +32,7 @@ def main(argv):
     runs = []
     for number, seed in enumerate(fresh_seeds(job, overrides), 1):
         say("race", f"{number} of {config.track.repeats}, seed {seed}")
-        again = launch.prepare([*_without_seed(overrides), f"seed={seed}"])
+        again = prepare([*_without_seed(overrides), f"seed={seed}"])
         run = launch.launch(again, command=["speedrun", *argv], brief=True)
         runs.append(run)
         say("race", last_words(run))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from bench import atomic, compose, environment, ledger, metrics, racers, record, steps
+from bench import atomic, compose, environment, ledger, metrics, racers, record, resolve, steps
 from bench import config as schema
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -28,7 +28,7 @@ def at(minute):
 
 @functools.cache  # composing takes a third of a second
 def _composed(overrides):
-    found = schema.resolve(compose.compose(["track=cpu_nano", *overrides]), schema.Machine(0, 2), 257)
+    found = resolve.resolve(compose.compose(["track=cpu_nano", *overrides]), schema.Machine(0, 2), 257)
     return found, compose.deviations(found)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import compose
+from bench import compose, resolve
 from bench import config as schema
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_breaks_a_rule_says_which():
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 def test_every_track_takes_every_model_and_optimizer(track, model, optim):
     asked = compose.compose([f"track={track}", f"model={model}", f"optim={optim}"])
-    resolved = schema.resolve(asked, schema.Machine(num_gpus=8, num_cpus=64), vocab_size=257)
+    resolved = resolve.resolve(asked, schema.Machine(num_gpus=8, num_cpus=64), vocab_size=257)
     assert resolved.track.name == track
 
 

@@ -131,10 +131,10 @@ def plain_losses(config):
     import torch
 
     import models
-    from bench import launch
+    from bench.job import prepare
 
     torch.set_num_threads(config.hardware.num_threads)
-    shard = launch.prepare(racing.SHORT).dataset.train[0].path
+    shard = prepare(racing.SHORT).dataset.train[0].path
     stream = torch.from_numpy(np.fromfile(shard, dtype="<u2", offset=1024).astype(np.int64))
     model = models.MODELS[config.model.arch](
         vocab_size=config.model.vocab_size, seq_len=128, num_layers=4, num_heads=4, width=128

@@ -6,8 +6,9 @@ import pytest
 import racing
 import torch
 
-from bench import distributed, launch, shards
+from bench import distributed, shards
 from bench.instruments.base import Watch
+from bench.job import prepare
 from bench.steplog import StepLog
 from bench.timers import marks_for
 from bench.trainer import Trainer
@@ -15,7 +16,7 @@ from bench.trainer import Trainer
 
 @pytest.fixture(params=["adamw", "muon"])
 def trainer(request):
-    job = launch.prepare([*racing.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
+    job = prepare([*racing.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     one = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)
