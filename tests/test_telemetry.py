@@ -309,6 +309,35 @@ def test_power_is_integrated_by_trapezoids_and_cut_at_the_ends():
     assert curve.integral(0, 60 * S) is None  # nobody knows what it drew in the last minute
 
 
+def test_an_integral_does_not_depend_on_where_the_clock_began():
+    """100 to 300 W from 50 to 51 s, 300 to 200 W to 52 s: the halves of the second piece are 137.5 and 112.5 J."""
+    rows = [{"read_ns": (50 + num) * S, "power_w": watts} for num, watts in enumerate([100.0, 300.0, 200.0])]
+    curve = samples.Curve(rows, "power_w")
+    assert curve.integral(51 * S, 51 * S + S // 2) == 137.5 and curve.integral(51 * S + S // 2, 52 * S) == 112.5
+    assert curve.integral(50 * S, 52 * S) == 200 + 250
+
+
+def test_beyond_its_samples_a_curve_goes_on_for_a_second_or_three_of_its_longest_gaps():
+    quick = samples.Curve([{"read_ns": num * S // 10, "power_w": 100.0} for num in range(11)], "power_w")
+    slow = samples.Curve([{"read_ns": num * 2 * S, "power_w": 100.0} for num in range(3)], "power_w")
+    assert quick.integral(0, 2 * S) == pytest.approx(200) and quick.integral(0, 2 * S + 1) is None
+    assert slow.integral(0, 10 * S) == 1000 and slow.integral(0, 10 * S + 1) is None
+
+
+def test_new_memory_errors_are_those_since_the_race_began():
+    rows = gpu_rows([100] * 4)
+    for row, count in zip(rows, (7.0, 7.0, 9.0, 9.0)):
+        row["ecc_uncorrected"], row["remapped_rows"] = count, 3.0
+    told = join.summary(rows, [(0, 3 * S)], *ENDS)["by_device"]["gpu0"]
+    assert (told["new_ecc_uncorrected"], told["new_remapped_rows"]) == (2, 0)
+
+
+def test_means_are_over_the_samples_and_then_over_the_devices():
+    rows = gpu_rows([100] * 4, sm_clock_mhz=1000.0) + [row | {"device": "gpu1"} for row in gpu_rows([100] * 2, sm_clock_mhz=1600.0)]
+    rows[1]["sm_clock_mhz"] = 1400.0
+    assert join.summary(rows, [(0, 3 * S)], *ENDS)["mean_sm_clock_mhz"] == (1100 + 1600) / 2
+
+
 def test_steps_lie_where_the_device_had_them_between_synchronised_edges():
     rows = [{"step": step, "step_ms": ms} for step, ms in enumerate((100, 300, 200), 1)]
     spans = [(10 * S, 10 * S + 440_000_000), (20 * S, 20 * S + 200_000_000)]
