@@ -132,7 +132,11 @@ def _of_logs(word, paths):
     from bench import importers
 
     arm, seen = Arm(word), set()
-    for path, part_of in importers.files(paths):
+    try:
+        files = importers.files(paths)
+    except ValueError as error:
+        raise ValueError(f"{word}: no run folder and no training log is in there ({error})") from None
+    for path, part_of in files:
         readings = (importers.read(path, form, part_of)[0] for form in importers.FORMATS)
         for run, steps in next((runs for runs in readings if runs), []):
             row = row_of(run)

@@ -1,7 +1,7 @@
 """What runs of one and the same code differ by on this machine, in this session: measured, kept, looked up.
 
 Kept in results/calibrations/, a JSON file each.  The noise floor of a session is the difference that two groups of n
-runs of the same code stay within 95 times in 100; the verdict calls nothing faster or slower that is smaller.
+runs of the same code stay within 95 times in 100 (floor_for gives it for other n); the verdict calls nothing faster or slower that is smaller.
 """
 
 import json
@@ -70,6 +70,12 @@ def floor_pct(spread, df, n):
     spread: sd of log run times, estimated with df degrees of freedom.
     """
     return _pct(stats.student_t_quantile(0.975, df) * spread * math.sqrt(2 / n))
+
+
+def floor_for(kept, num_a, num_b):
+    """The kept floor, which is of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as their means' error does."""
+    shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
+    return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
 
 
 def _pct(log_change):

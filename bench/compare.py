@@ -77,11 +77,11 @@ def of_folders(a_folders, b_folders, **options):
 
 
 def _one(a, b, diagnose, options):
-    timed = [row for row in a.rows + b.rows if comparison.comparable.is_timed(row)]
-    kept = calibration.of_runs(timed) if timed else None
+    timed = [[row for row in arm.rows if comparison.comparable.is_timed(row)] for arm in (a, b)]
+    kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
     options = {
         "plan": a.plan if a.race is not None and a.race == b.race else None,
-        "floor_pct": kept and kept["floor_pct"],
+        "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
         "identical_losses": identical_losses(a, b),
         "differing": differences.of_papers(_papers(a), _papers(b)),
     } | options

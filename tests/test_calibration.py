@@ -121,6 +121,14 @@ def test_the_users_mistakes_are_said(results):
             calibrate.main(argv)
 
 
+def test_the_floor_of_more_runs_is_lower_and_of_uneven_groups_in_between():
+    """log1p(0.0441) = 0.04315 for 5 and 5; for 20 and 20 half of it; for 5 and 20 it is sqrt(0.25 * 2.5) = 0.7906 of it."""
+    kept = {"floor_pct": 4.41, "floor_n": 5}
+    assert calibration.floor_for(kept, 5, 5) == pytest.approx(4.41)
+    assert calibration.floor_for(kept, 20, 20) == pytest.approx(2.1812, abs=1e-3)
+    assert calibration.floor_for(kept, 5, 20) == pytest.approx(3.4705, abs=1e-3)
+
+
 def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds(results, monkeypatch, capsys):
     """The launcher is played: what matters here is what it is asked for."""
     launched = []

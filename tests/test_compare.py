@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from pathlib import Path
 
@@ -266,7 +267,10 @@ def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsy
     calibration.folder().mkdir()
     (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(json.dumps(kept))
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
-    assert found["time"]["floor_pct"] == 7.5
+    num_a, num_b = found["time"]["n"]
+    shrink = math.sqrt((1 / num_a + 1 / num_b) * 5 / 2)  # kept for 5 a side, used for these
+    assert found["time"]["floor_pct"] == pytest.approx(100 * (1.075**shrink - 1))
+    assert found["calibration"]["floor_pct"] == 7.5
     assert found["verdict"] == "equivalent"
     assert found["calibration"]["exact"] is False  # made with other runs than these
     assert "uncalibrated" not in found["flags"]
