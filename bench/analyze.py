@@ -1,7 +1,8 @@
 """./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Of a run folder it also
-writes analysis.json and summary.md into it.  Needs no torch.
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the ranks
+of one job; several folders are answered one by one, in --json as {PATH: answer}.  Of a run folder it also writes
+analysis.json and summary.md into it.  Needs no torch.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from bench.trace import (
     critical,
     diff,
     events,
+    flops,
     kernels,
     launches,
     load,
@@ -28,8 +30,9 @@ from bench.trace import (
     window,
 )
 
-DTYPES = ("bfloat16", "float16", "float32", "float8")
+DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8")
 MAX_OPERATORS = 50
+MAX_RANKS = 2**20  # a file that says more is not believed
 
 
 def main(argv):
@@ -38,20 +41,31 @@ def main(argv):
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
     rules = categories.load_rules(places.of_user(args.rules)) if args.rules else categories.RULES
-    for word in args.path:
-        path = _locate(word)
-        found = analyze(load.find(path), rules, args.include_last_step)
-        if (path / "run.json").is_file():
-            _keep(path, found)
-        print(json.dumps(found, indent=1) if args.json else as_text(found, word))
+    answers = {}
+    for words in _jobs(args.path):
+        paths = [_locate(word) for word in words]
+        title = ", ".join(words)
+        found = answers[title] = analyze([one for path in paths for one in load.find(path)], rules, args.include_last_step)
+        if (paths[0] / "run.json").is_file():
+            _keep(paths[0], found)
+        if not args.json:
+            print(as_text(found, title))
+    if args.json:
+        print(json.dumps(answers if len(answers) > 1 else found, indent=1))
     return 0
+
+
+def _jobs(words):
+    """What was named -> lists of what belongs together: several files are the ranks of one job, a folder is one by itself."""
+    files = [word for word in words if places.of_user(word).is_file()]
+    return [files] * bool(files) + [[word] for word in words if word not in files]
 
 
 def analyze(paths, rules=categories.RULES, include_last_step=False):
     """Trace files of one job -> {"ranks": {"0": {...}}, "overall": {...}}: the --json answer."""
     ranks = load.load_all(paths)
     chosen = {rank.rank: (rank, *_rows(rank, rules, include_last_step)) for rank in ranks}
-    by_rank = {str(number): of_rank(*one, rules) for number, one in chosen.items()}
+    by_rank = {str(number): of_rank(*one, rules, include_last_step) for number, one in chosen.items()}
     return {"ranks": by_rank, "overall": _overall(by_rank, chosen)}
 
 
@@ -60,7 +74,7 @@ def _rows(rank, rules, include_last_step):
     return rows, kernels.types(rank, rows, rules), window.until(rank, include_last_step)
 
 
-def of_rank(rank, rows, kinds, until_ns, rules):
+def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
     """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all."""
     by_device = window.devices(rank, rows)
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
@@ -69,12 +83,15 @@ def of_rank(rank, rows, kinds, until_ns, rules):
     table = kernels.by_name(rank, rows, kinds, rules)
     ops = operators.table(rank, rows, until_ns)
     peaks, mem_bytes_per_s, device_name = _peaks(rank)
-    rates, known_frac = operators.achieved(ops, peaks, mem_bytes_per_s)
+    rates, achieved = flops.achieved(ops, sum(line["sum_us"] for line in table) if len(rows) else None, peaks, mem_bytes_per_s)
+    steps = window.steps(rank, include_last_step)
     found = {
         "file": rank.path.name,
-        "profiler_steps": [number for number, _, _ in rank.steps()],
+        "profiler_steps": [number for number, _, _ in steps],
+        "profiler_steps_left_out": [number for number, _, _ in rank.steps()][len(steps) :],
         "num_events": rank.num_events,
         "num_device_rows": len(rows),
+        "num_device_rows_left_out": _left_out(rank, len(rows)),
         "num_bad_events": rank.num_bad,
         "cut": rank.cut,
         "device": device_name,
@@ -86,27 +103,47 @@ def of_rank(rank, rows, kinds, until_ns, rules):
         "kernel_types": kernels.by_type(rank, on_main, main_kinds),
         "kernels": table,
         "categories": kernels.by_category(table),
-        "steps": temporal.steps(rank, on_main, main_kinds),
-        "phases": attribution.phase_times(rank, rows),
-        "annotations": temporal.annotations(rank),
-        "gpu_annotations": temporal.annotations(rank, events.GPU_ANNOTATION),
+        "steps": temporal.steps(rank, on_main, main_kinds, steps),
+        "phases": attribution.phase_times(rank, rows, until_ns),
+        "annotations": temporal.annotations(rank, events.ANNOTATION, until_ns),
+        "gpu_annotations": temporal.annotations(rank, events.GPU_ANNOTATION, until_ns),
         "launches": launches.statistics(rank, rows),
         "queues": launches.queues(rank, rows),
         "copies": launches.copies(rank, rows),
-        "operators": ops[:MAX_OPERATORS],
+        "operators": _leading(ops),
         "num_operators": len(ops),
         "achieved": rates[:MAX_OPERATORS],
-        "flop_known_frac": known_frac,
-        "modules": attribution.modules(rank, rows),
-        "sources": attribution.sources(rank, rows)[:MAX_OPERATORS],
+        "achieved_whole": achieved,
+        "flop_known_frac": achieved["known_frac"],
+        "launchers": attribution.launchers(rank, rows),
+        "modules": attribution.modules(rank, rows, until_ns),
+        "sources": attribution.sources(rank, rows, until_ns)[:MAX_OPERATORS],
         "critical_path": critical.path(rank, on_main, main_kinds),
         "critical_path_of_steps": critical.steps(rank, on_main, main_kinds),
         "gaps": critical.gaps(rank, on_main),
-        "synchronisations": critical.synchronisations(rank, until_ns),
-        "num_items": critical.items(rank, until_ns),
+        "synchronisations": critical.synchronisations(rank, steps),
+        "items": critical.items(rank, rows),
+        "host_copies": launches.host_copies(rank, on_main),
         "devices": {str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()},
     }
     return found | {"advice": advice.of(found)}
+
+
+def _left_out(rank, num_counted):
+    """{"last_step", "not_launched"}: device rows that do not count, of the last step and of no known step (see window)."""
+    recorded = rank.device_rows()
+    if num_counted == len(recorded):
+        return {"last_step": 0, "not_launched": 0}
+    num_unknown = int((window.step_times(rank, recorded) == window.NOT_LAUNCHED).sum())
+    return {"last_step": len(recorded) - num_counted - num_unknown, "not_launched": num_unknown}
+
+
+def _leading(ops):
+    """Those that lead by device time, own CPU time, memory or FLOPs, in their order."""
+    leading = set()
+    for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
+        leading |= set(sorted(range(len(ops)), key=lambda place: -(ops[place][measure] or 0))[:MAX_OPERATORS])
+    return [ops[place] for place in sorted(leading)]
 
 
 def _peaks(rank):
@@ -121,7 +158,8 @@ def _peaks(rank):
 
 def _overall(by_rank, chosen):
     times = {number: found["temporal"] for number, found in by_rank.items() if found["temporal"]["span_us"]}
-    overall = {"num_ranks": len(by_rank), "world_size": next((one[0].world_size for one in chosen.values() if one[0].world_size), None)}
+    sizes = [one[0].world_size for one in chosen.values() if 0 < (one[0].world_size or 0) <= MAX_RANKS]
+    overall = {"num_ranks": len(by_rank), "world_size": max(sizes, default=None)}
     overall["missing_ranks"] = sorted(set(range(overall["world_size"] or 0)) - set(chosen))
     for name in ("idle", "compute", "non_compute"):
         shares = [time[f"{name}_pct"] for time in times.values()]
@@ -147,12 +185,16 @@ def _diff(argv):
     parser = argparse.ArgumentParser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
     parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
     parser.add_argument("b", metavar="B")
-    parser.add_argument("--by", choices=["kernel", "operator"], default="kernel", help="match kernels by name, or operators by name and shape")
+    parser.add_argument("--by", choices=["kernel", "operator"], help="match kernels by name, or operators by name and shape; kernels where there are some")
     parser.add_argument("--rank", type=int, help="of a folder with several ranks; the lowest without it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    profiles = [diff.profile(_one_rank(word, args.rank), args.by) for word in (args.a, args.b)]
-    found = diff.compare(*profiles)
+    ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
+    by = args.by or diff.by_default(ranks)
+    for word, rank in zip((args.a, args.b), ranks):
+        if by == "kernel" and not len(rank.device_rows()):
+            raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
+    found = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
     print(json.dumps(found, indent=1) if args.json else diff_text(found, args.a, args.b))
     return 0
 

@@ -21,7 +21,7 @@ MARKS = {  # flag: what it means, for someone who meets it the first time
     "no-spread": "all times of each arm are equal: no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
     "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
-    "doubtful-runs": "an instrument doubts some runs",
+    "doubtful-runs": "some records doubt themselves: an instrument says why, or a log has lines that were not understood",
     "runs-left-out": "runs that the machine disturbed are left out of both arms",
     "verdict-hangs-on-runs-left-out": "with the runs left out put back the verdict is another",
     "same-seed": "repeats of one seed count as one loss",

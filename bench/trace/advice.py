@@ -33,15 +33,18 @@ def of(found):
         share = 100 * found["exposed_comm_us"] / span_us
         sentences.append(f"Communication that nothing hides takes {share:.1f} % of the time (over {EXPOSED_ABOVE_PCT} %): overlap it with backward, or send less; see which rank is late.")
     sentences += _short_kernels(found)
-    copies = [line for line in found["copies"] if "HtoD" in line["name"]]
-    if copies and (blocking := _not_hidden(found)) and 100 * blocking / span_us > COPY_ABOVE_PCT:
-        sentences.append(f"Copies of which nothing is hidden take {100 * blocking / span_us:.1f} % of the time (over {COPY_ABOVE_PCT} %): pin the host's memory and copy with non_blocking=True.")
-    if found["num_items"]:
-        sentences.append(f"The host read {found['num_items']} values from the device (.item(), float(), printing a tensor): each waits until the device has caught up; keep them out of the step.")
+    copies = found["host_copies"]
+    if copies["exposed_us"] > COPY_ABOVE_PCT / 100 * span_us:
+        is_pageable = copies["pageable_us"] > copies["sum_us"] / 2
+        how = "pin the host's memory and copy with non_blocking=True" if is_pageable else "copy the next batch earlier, on a stream of its own"
+        sentences.append(f"Copies to the device that overlap with nothing take {100 * copies['exposed_us'] / span_us:.1f} % of the time (over {COPY_ABOVE_PCT} %): {how}.")
+    if found["items"]["count"]:
+        sentences.append(_items(found))
     waiting_us = sum(line["sum_us"] for line in found["synchronisations"])
-    if waiting_us > SYNC_ABOVE_PCT / 100 * span_us:
+    host_us = sum(line["host_us"] or 0.0 for line in found["steps"]) or span_us
+    if waiting_us > SYNC_ABOVE_PCT / 100 * host_us:
         names = ", ".join(line["name"] for line in found["synchronisations"][:2])
-        sentences.append(f"The host waited {waiting_us / 1000:.2f} ms in {names} ({100 * waiting_us / span_us:.1f} % of the time, over {SYNC_ABOVE_PCT} %): look at who calls it.")
+        sentences.append(f"The host waited {waiting_us / 1000:.2f} ms in {names} ({100 * waiting_us / host_us:.1f} % of its time, over {SYNC_ABOVE_PCT} %): look at who calls it.")
     other = next((line for line in found["categories"] if line["category"] == "other"), None)
     if other and other["pct"] > UNKNOWN_ABOVE_PCT:
         sentences.append(f"{other['pct']:.1f} % of kernel time is of no known category (over {UNKNOWN_ABOVE_PCT} %): give rules of your own with --rules.")
@@ -55,5 +58,7 @@ def _short_kernels(found):
         yield f"{short} of {count} kernels take under {SHORT_KERNEL_US} us on average (over {SHORT_SHARE_PCT} %): launching costs as much; fuse them or use CUDA graphs."
 
 
-def _not_hidden(found):
-    return next((line["sum_us"] for line in found["kernel_types"] if line["type"] == "MEMORY"), 0.0)
+def _items(found):
+    count, num_steps = found["items"]["count"], len(found["profiler_steps"])
+    often = f"{count} value{'s' * (count > 1)}" + (f", {count / num_steps:.1f} a step," if num_steps > 1 else "")
+    return f"The host read {often} from the device (.item(), float(), printing a tensor) and spent {found['items']['sum_us'] / 1000:.2f} ms on it: each waits until the device has caught up; keep them out of the step (any is too many)."

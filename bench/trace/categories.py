@@ -41,10 +41,15 @@ RULES = (
     Rule(NORMALISATION, r"^triton_\w*(?:_norm|rsqrt)", "triton_red_fused_add_mean_mul_pow_rsqrt_0"),
     Rule(ELEMENTWISE, r"^triton_(?:poi|red|per|unk|mix|spl)_", "triton_poi_fused__unsafe_view_mul_silu_2"),
     # Communication before everything that its names contain.
-    Rule(COMMUNICATION, r"[nrh]ccl", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
-    Rule(COMMUNICATION, r"deep_ep|notify_dispatch|notify_combine",
+    Rule(COMMUNICATION, r"[nrhx]ccl|oneccl", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    Rule(COMMUNICATION, r"deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
          "void deep_ep::internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)"),
-    Rule(COMMUNICATION, r"nvshmem|rocshmem|mscclpp|mori_shmem", "nvshmemi_proxy_barrier_kernel"),
+    Rule(COMMUNICATION, r"nvshmem|rocshmem|msccl|mori_shmem", "nvshmemi_proxy_barrier_kernel"),
+    Rule(COMMUNICATION, r"ep(?:dispatch|combine)(?:intra|inter)node", "EpDispatchIntraNodeKernel_bf16"),  # AMD's MORI
+    Rule(COMMUNICATION, r"exchangesplitandoffset", "exchangeSplitAndOffset(long*, long*, int)"),  # torch's all_to_all_vdev
+    Rule(COMMUNICATION, r"(?:put|wait)_signal_kernel|barrier_kernel",  # torch's symmetric memory
+         "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)"),
+    Rule(COMMUNICATION, r"lamport", "void mnnvl_lamport_rmsnorm<__nv_bfloat16>(int)"),  # TensorRT-LLM's, flashinfer's
     Rule(COMMUNICATION, r"cross_device_reduce|quick_?reduce|userbuffers",
          "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)"),
     Rule(COMMUNICATION, r"multimem|(?:one|two)_?shot_?|symm_?mem|symmetric_memory",

@@ -65,8 +65,8 @@ def steps(rank, rows, kinds):
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
     """
-    launched = window.launch_times(rank, rows)
-    mine = [(number, (launched >= start) & (launched < end)) for number, start, end in rank.steps()]
+    moments = window.step_times(rank, rows)
+    mine = [(number, (moments >= start) & (moments < end)) for number, start, end in window.steps(rank, include_last_step=True)]
     return [{"step": number} | path(rank, rows[mask], kinds[mask]) for number, mask in mine if mask.any()]
 
 
@@ -124,11 +124,16 @@ def _doing(rank, call, moment):
     return None
 
 
-def synchronisations(rank, until_ns=None):
-    """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first."""
+def synchronisations(rank, counted=()):
+    """[{"name", "count", "sum_us"}] of host calls that wait for the device, longest first.
+
+    counted: window.steps; with them only calls inside count, as the profiler itself waits for the device when it stops.
+    """
     wanted = [num for num, name in enumerate(rank.names) if "Synchronize" in name]
-    calls = window.host_rows(rank, events.RUNTIME, until_ns)
+    calls = window.host_rows(rank, events.RUNTIME)
     calls = calls[np.isin(rank.name[calls], wanted)]
+    if counted and rank.steps():
+        calls = calls[np.any([(rank.ts[calls] >= start) & (rank.ts[calls] < end) for _, start, end in counted], axis=0)]
     found = []
     for name in np.unique(rank.name[calls]):
         dur = rank.dur[calls[rank.name[calls] == name]]
@@ -136,7 +141,14 @@ def synchronisations(rank, until_ns=None):
     return sorted(found, key=lambda line: -line["sum_us"])
 
 
-def items(rank, until_ns=None):
-    """How often a tensor was read by the host (aten::item, aten::_local_scalar_dense): each waits for the device."""
+def items(rank, rows):
+    """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the device.
+
+    Each is an aten::_local_scalar_dense that launched a copy; one that launched none read a tensor of the host.
+    """
     wanted = [num for num, name in enumerate(rank.names) if name == "aten::_local_scalar_dense"]
-    return int(np.isin(rank.name[window.host_rows(rank, events.CPU_OP, until_ns)], wanted).sum())
+    if not wanted or not len(rows):
+        return {"count": 0, "sum_us": 0.0}
+    by = attribution.operators(rank, rows[rank.is_kind(events.MEMCPY)[rows]])
+    by = np.unique(by[(by >= 0) & np.isin(rank.name[by], wanted)])
+    return {"count": len(by), "sum_us": int(rank.dur[by].sum()) / US}

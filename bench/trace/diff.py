@@ -1,44 +1,86 @@
 """Two traces -> what changed: kernels and operators matched by name and shape, milliseconds a step gained or lost.
 
-The lines add up to the change of all device time; device time that overlaps counts in each line, so the change of the
-step itself is shown beside it and the difference between the two is called overlap and idle.
+A step's time is what its lines take, less the time in which several of them ran at once, plus the time in which none ran:
+
+    step = sum of lines - overlap + idle
+
+so the step's change is the lines' change and a rest, which is that of idle time less that of overlap: nothing is left over.
 """
 
-from bench.trace import kernels, operators, window
+import numpy as np
 
+from bench.trace import events, intervals, kernels, operators, window
+
+NS_PER_MS = 1_000_000
 US_PER_MS = 1000
 
 
-def profile(rank, by="kernel"):
-    """A Rank -> {"num_steps", "step_ms", "span_ms", "lines": {key: {"ms", "count"}}}, everything per step.
+def by_default(ranks):
+    """What to match two traces by: kernels where both have some, else the operators of the CPU."""
+    return "kernel" if all(len(rank.device_rows()) for rank in ranks) else "operator"
 
-    key: (name,) of a kernel, or (operator, shapes).  Without ProfilerSteps the whole trace is one step.
+
+def profile(rank, by="kernel"):
+    """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}}, everything per step.
+
+    key: (name,) of a kernel, or (operator, shapes).  Without ProfilerSteps the whole trace is one step, and step_ms is None.
+    An operator's time is that of the kernels it launched, or its own on the CPU where there are none.  span_ms: from the
+    first of it to the last; busy_ms: the time in which any of it ran.
     """
-    rows = window.device_rows(rank)
-    steps = rank.steps()
-    counted = steps[:-1] if len(steps) >= 2 else steps
+    rows, counted = window.device_rows(rank), window.steps(rank)
     num_steps = max(1, len(counted))
-    step_ms = sum(end - start for _, start, end in counted) / num_steps / 1e6 if counted else None
-    span_ms = (int(rank.end[rows].max()) - int(rank.ts[rows].min())) / num_steps / 1e6 if len(rows) else None
+    lines = _kernels(rank, rows) if by == "kernel" else _operators(rank, rows)
+    start, end = _ranges(rank, rows)
+    busy_ns = sum(intervals.length(intervals.union(start[mine], end[mine])) for mine in _timelines(rank, rows, len(start)))
+    return {
+        "num_steps": num_steps,
+        "step_ms": sum(stop - begin for _, begin, stop in counted) / num_steps / NS_PER_MS if counted else None,
+        "span_ms": int(end.max() - start.min()) / num_steps / NS_PER_MS if len(start) else None,
+        "busy_ms": busy_ns / num_steps / NS_PER_MS,
+        "lines": {key: {"ms": us / US_PER_MS / num_steps, "count": count / num_steps} for key, (us, count) in lines.items()},
+    }
+
+
+def _ranges(rank, rows):
+    """(starts, ends) of what the lines are made of: device rows, or without any the operators."""
+    if not len(rows):
+        rows = window.host_rows(rank, events.CPU_OP, window.until(rank))
+    return rank.ts[rows], rank.end[rows]
+
+
+def _timelines(rank, rows, size):
+    """Masks of what cannot share a timeline: each device has its own; all the host's threads are one."""
+    return list(window.devices(rank, rows).values()) or [np.ones(size, bool)]
+
+
+def _kernels(rank, rows):
     lines = {}
-    if by == "kernel":
-        for line in kernels.by_name(rank, rows, kernels.types(rank, rows)):
-            lines[(line["name"],)] = {"ms": line["sum_us"] / US_PER_MS / num_steps, "count": line["count"] / num_steps}
-    else:
-        for line in operators.table(rank, rows, window.until(rank)):
-            time_us = line["device_us"] if len(rows) else line["self_cpu_us"]
-            key = (line["name"], _words(line["shapes"]))
-            one = lines.setdefault(key, {"ms": 0.0, "count": 0.0})
-            one["ms"] += time_us / US_PER_MS / num_steps
-            one["count"] += line["count"] / num_steps
-    return {"num_steps": num_steps, "step_ms": step_ms, "span_ms": span_ms, "lines": lines}
+    for line in kernels.by_name(rank, rows, kernels.types(rank, rows)):
+        us, count = lines.get((line["name"],), (0.0, 0))
+        lines[(line["name"],)] = (us + line["sum_us"], count + line["count"])
+    return lines
+
+
+def _operators(rank, rows):
+    """With a line for kernels that no recorded operator launched, so that all of them are in some line."""
+    lines, known_us = {}, 0.0
+    for line in operators.table(rank, rows, window.until(rank)):
+        key = (line["name"], "" if line["shapes"] is None else str(line["shapes"]))
+        us, count = lines.get(key, (0.0, 0))
+        time_us = line["device_us"] if len(rows) else line["self_cpu_us"]
+        lines[key], known_us = (us + time_us, count + line["count"]), known_us + time_us
+    rest_us = int(rank.dur[rows].sum()) / US_PER_MS - known_us
+    if rest_us > 1e-6:
+        lines["(launched by no recorded operator)",] = (rest_us, 0)
+    return lines
 
 
 def compare(a, b):
-    """Two profiles -> {"step_ms": [a, b], "change_ms", "explained_ms", "rest_ms", "lines": [...]}, the largest change first.
+    """Two profiles -> {"of", of: [a, b], "num_steps", "change_ms", "explained_ms", "rest_ms", "idle_change_ms", "overlap_change_ms", "lines"}
 
-    A line: {"what", "status": "appeared" | "vanished" | "changed" | "same", "a_ms", "b_ms", "change_ms", "a_count",
-    "b_count"}.  rest_ms = change_ms - explained_ms: idle time and overlap.
+    of: "step_ms", or "span_ms" where a trace has no steps.  lines, the largest change first: {"what", "status": "appeared" |
+    "vanished" | "changed" | "same", "a_ms", "b_ms", "change_ms", "a_count", "b_count"}; explained_ms is their sum.
+    rest_ms = change_ms - explained_ms = idle_change_ms - overlap_change_ms.
     """
     lines = []
     for key in a["lines"].keys() | b["lines"].keys():
@@ -50,12 +92,13 @@ def compare(a, b):
             "a_count": old and old["count"], "b_count": new and new["count"],
         })  # fmt: skip
     lines.sort(key=lambda line: (-abs(line["change_ms"]), line["what"]))
-    pair = "step_ms" if a["step_ms"] is not None and b["step_ms"] is not None else "span_ms"
-    explained_ms = sum(line["change_ms"] for line in lines)
-    change_ms = b[pair] - a[pair] if a[pair] is not None and b[pair] is not None else None
-    rest_ms = None if change_ms is None else change_ms - explained_ms
-    return {"of": pair, pair: [a[pair], b[pair]], "num_steps": [a["num_steps"], b["num_steps"]], "change_ms": change_ms, "explained_ms": explained_ms, "rest_ms": rest_ms, "lines": lines}
-
-
-def _words(shapes):
-    return "" if shapes is None else str(shapes)
+    of = "step_ms" if a["step_ms"] is not None and b["step_ms"] is not None else "span_ms"
+    found = {"of": of, of: [a[of], b[of]], "num_steps": [a["num_steps"], b["num_steps"]], "change_ms": None, "explained_ms": sum(line["change_ms"] for line in lines)}
+    found |= dict.fromkeys(("rest_ms", "idle_change_ms", "overlap_change_ms"))
+    if a[of] is not None and b[of] is not None:
+        sums_ms = [sum(line["ms"] for line in one["lines"].values()) for one in (a, b)]
+        found["change_ms"] = b[of] - a[of]
+        found["rest_ms"] = found["change_ms"] - found["explained_ms"]
+        found["idle_change_ms"] = (b[of] - b["busy_ms"]) - (a[of] - a["busy_ms"])
+        found["overlap_change_ms"] = (sums_ms[1] - b["busy_ms"]) - (sums_ms[0] - a["busy_ms"])
+    return found | {"lines": lines}

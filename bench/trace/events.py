@@ -11,15 +11,17 @@ import msgspec
 import numpy as np
 
 # What an event is, from its category; names of PyTorch 1.11 to 2.13, CUDA and ROCm.
-KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC = range(9)
+KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, MEMORY = range(10)
 KINDS = {
     "kernel": KERNEL, "gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET,
     "cuda_runtime": RUNTIME, "cuda_driver": RUNTIME, "runtime": RUNTIME, "driver": RUNTIME, "hip_runtime": RUNTIME,
-    "hip_driver": RUNTIME, "mtia_runtime": RUNTIME, "xpu_runtime": RUNTIME, "cpu_op": CPU_OP, "operator": CPU_OP,
+    "hip_driver": RUNTIME, "mtia_runtime": RUNTIME, "xpu_runtime": RUNTIME, "privateuse1_runtime": RUNTIME, "privateuse1_driver": RUNTIME, "cpu_op": CPU_OP, "operator": CPU_OP,
     "user_annotation": ANNOTATION, "gpu_user_annotation": GPU_ANNOTATION, "python_function": PYTHON, "cuda_sync": SYNC,
+    "cpu_instant_event": MEMORY,
 }  # fmt: skip
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
-ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(9)}
+ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(10)}
+MOMENT = "[memory]"  # an allocation (profile_memory): no duration, and ph "i"
 LARGEST_US = 2**52
 EXACT_BELOW = 2**42  # microseconds: below, a double tells the nanoseconds apart
 NO_NUMBER = -1
@@ -38,6 +40,8 @@ class Args(msgspec.Struct, gc=False):
     collective: Number = msgspec.field(default=None, name="Collective name")
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")
+    allocated: Number = msgspec.field(default=None, name="Bytes")
+    device_type: Number = msgspec.field(default=None, name="Device Type")
 
 
 class Event(msgspec.Struct, gc=False):
@@ -53,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
 
 class ExactEvent(Event, gc=False):
     ts: msgspec.Raw = msgspec.Raw(b"")
-    dur: msgspec.Raw = msgspec.Raw(b"0")
+    dur: msgspec.Raw = msgspec.Raw(b"")
 
 
 DECODERS = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
@@ -67,7 +71,7 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group).  kinds: the ones to keep; leaving out PYTHON and CPU_OP saves memory.
+    (bytes, dims, types, collective, nelems, group, device type).  kinds: the ones to keep; leaving out PYTHON and CPU_OP saves memory.
     """
 
     def __init__(self, kinds=None):
@@ -86,8 +90,14 @@ class Collector:
         events = self._decode(chunk)
         self.num_events += len(events)
         kind_of = self._kind_of
-        kept = [event for event in events if kind_of[event.cat] is not None and event.ph == "X"]
-        if kept:
+        kept = [event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)]
+        if not kept:
+            return
+        if not self._exact and any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW for event in (kept[0], kept[-1])):
+            self._exact = True  # the chunks before had no such stamp to tell by
+            self.num_events -= len(events)
+            self.add(chunk)
+        else:
             self._keep(kept, [kind_of[event.cat] for event in kept])
 
     def _decode(self, chunk):
@@ -98,7 +108,8 @@ class Collector:
 
     def _decode_one_by_one(self, chunk):
         """A damaged or odd chunk: every event that can be read is read, the others are counted."""
-        scan, text, at, found = json.JSONDecoder(strict=False).raw_decode, chunk.decode("utf-8", "replace"), 0, []
+        scan = json.JSONDecoder(strict=False, parse_float=str).raw_decode  # as text: no digit is lost
+        text, at, found = chunk.decode("utf-8", "replace"), 0, []
         while (at := text.find("{", at)) >= 0:
             try:
                 value, end = scan(text, at)
@@ -110,13 +121,13 @@ class Collector:
                 at = boundary.end()
                 continue
             at = end
-            found.append(_from_plain(value, text[end - 1 : end]) if isinstance(value, dict) else Event())
+            found.append(_from_plain(value))
         return found
 
     def _keep(self, kept, kinds):
         names, track_of, unset = self._names, self._track_of, msgspec.UNSET
         ts = _nanoseconds([event.ts for event in kept])
-        dur = _nanoseconds([event.dur for event in kept])
+        dur = _nanoseconds([0 if kind == MEMORY else event.dur for kind, event in zip(kinds, kept)])
         columns = {"kind": kinds, "ts": ts, "dur": dur}
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
@@ -126,7 +137,8 @@ class Collector:
         columns["correlation"] = _integers([args.correlation for args in facts])
         columns["external"] = _integers([args.external_id for args in facts])
         columns["extra"] = [
-            NO_NUMBER if args.dims is unset and args.bytes is None and args.collective is None else self._extra(args) for args in facts
+            NO_NUMBER if args.dims is unset and args.bytes is None and args.collective is None and args.allocated is None else self._extra(args)
+            for args in facts
         ]
         good = (ts != _BAD) & (dur != _BAD)
         self.num_bad += int((~good).sum())
@@ -136,13 +148,14 @@ class Collector:
 
     def _track(self, key):
         on_device, pid, tid, device, stream = key
-        track = (True, _whole(device, pid), _whole(stream, tid)) if on_device else (False, str(pid), str(tid))
+        track = (True, whole(device, pid), whole(stream, tid)) if on_device else (False, str(pid), str(tid))
         return self._tracks.setdefault(track, len(self._tracks))
 
     def _extra(self, args):
         dims = "" if args.dims is msgspec.UNSET else bytes(args.dims)
         types = "" if args.types is msgspec.UNSET else bytes(args.types)
-        fact = (args.bytes, dims, types, args.collective, args.nelems, args.group)
+        num_bytes = args.bytes if args.allocated is None else args.allocated
+        fact = (num_bytes, dims, types, args.collective, args.nelems, args.group, args.device_type)
         return self._extras.setdefault(fact, len(self._extras))
 
     def finish(self):
@@ -195,7 +208,7 @@ def _nanoseconds(values):
 
 def _one_ns(value):
     if value is None:
-        return 0  # no duration: a moment
+        return int(_BAD)  # a moment is no range, and a range without its start lies nowhere
     text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
     text = text.strip('" ')
     whole, _, decimals = text.partition(".")
@@ -208,13 +221,17 @@ def _one_ns(value):
         return int(_BAD)
 
 
-def _whole(value, otherwise=None):
+def whole(value, otherwise=None):
     """A number however it is written -> int; NO_NUMBER if it is none."""
     for candidate in (value, otherwise):
         if type(candidate) is int:
             return candidate
         try:
             return int(candidate)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        try:
+            return int(float(candidate))  # "7.0"
         except (TypeError, ValueError, OverflowError):
             continue
     return NO_NUMBER
@@ -227,11 +244,11 @@ def _integers(values):
             return np.array(values, np.int64)
     except OverflowError:
         pass
-    found = [value if type(value) is int else NO_NUMBER if value is None else _whole(value) for value in values]
+    found = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
     return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in found], np.int64)
 
 
-def _from_plain(value, _):
+def _from_plain(value):
     """A dict from the json module -> Event, with whatever of it can be used."""
     args = value.get("args") if isinstance(value.get("args"), dict) else {}
     plain = {key: args.get(name) for key, name in _ARG_NAMES.items()}
@@ -244,5 +261,5 @@ def _from_plain(value, _):
 
 _ARG_NAMES = {
     "stream": "stream", "device": "device", "correlation": "correlation", "external_id": "External id", "bytes": "bytes",
-    "collective": "Collective name", "nelems": "In msg nelems", "group": "Process Group Name",
+    "collective": "Collective name", "nelems": "In msg nelems", "group": "Process Group Name", "allocated": "Bytes", "device_type": "Device Type",
 }  # fmt: skip

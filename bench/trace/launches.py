@@ -1,44 +1,66 @@
 """How the host fed the device: launch delays, queue lengths, copies and their bandwidth."""
 
+import re
+
 import numpy as np
 
-from bench.trace import events, window
+from bench.trace import events, intervals, window
 
 US = 1000
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
+HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
+STATISTICS = (
+    "call_us_sum", "call_us_mean", "call_us_p95", "run_us_sum", "delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max",
+    "num_short_kernels", "num_slow_calls", "num_long_delays",
+)  # fmt: skip
 
 
 def statistics(rank, rows):
-    """{"num_launches", "num_unlinked", mean and p95 of call and delay, "num_short_kernels", "num_slow_calls", "num_long_delays"}.
+    """What STATISTICS names, None where no launch was recorded, and "num_launches", "num_graph_launches", "num_graph_rows", "num_unlinked".
 
-    call: the host's launching call; delay: from its end to the kernel's start, not below 0.  A short kernel ran for less
-    time than its call took.  None for every time where no launch was recorded.
+    call: the host's launching call; delay: from its end to the kernel's start, not below 0; run: the kernel itself.  A short
+    kernel ran for less time than its call took, and the call was not slow.  Kernels of a graph share one call, so they are
+    counted apart and in no statistic.
     """
     calls = window.launches(rank, rows)
-    linked = calls >= 0
-    found = {"num_launches": int(linked.sum()), "num_unlinked": int((~linked).sum())}
+    of_graph = _of_graph(rank, calls)
+    linked = (calls >= 0) & ~of_graph
+    found = {"num_launches": int(linked.sum()), "num_graph_launches": len(np.unique(calls[of_graph])), "num_graph_rows": int(of_graph.sum()), "num_unlinked": int((calls < 0).sum())}
     if not linked.any():
-        return found | dict.fromkeys(("call_us_mean", "call_us_p95", "delay_us_mean", "delay_us_p95", "num_short_kernels", "num_slow_calls", "num_long_delays"))
-    call_ns = rank.dur[calls[linked]]
+        return found | dict.fromkeys(STATISTICS)
+    call_ns, run_ns = rank.dur[calls[linked]], rank.dur[rows[linked]]
     delay_ns = np.maximum(0, rank.ts[rows[linked]] - rank.end[calls[linked]])
-    return found | {
-        "call_us_mean": float(call_ns.mean()) / US, "call_us_p95": float(np.percentile(call_ns, 95)) / US,
-        "delay_us_mean": float(delay_ns.mean()) / US, "delay_us_p95": float(np.percentile(delay_ns, 95)) / US,
-        "num_short_kernels": int((rank.dur[rows[linked]] < call_ns).sum()),
-        "num_slow_calls": int((call_ns > SLOW_CALL_NS).sum()), "num_long_delays": int((delay_ns > LONG_DELAY_NS).sum()),
-    }  # fmt: skip
+    short = (run_ns < call_ns) & (call_ns <= SLOW_CALL_NS)
+    values = (
+        int(call_ns.sum()) / US, float(call_ns.mean()) / US, float(np.percentile(call_ns, 95)) / US, int(run_ns.sum()) / US,
+        int(delay_ns.sum()) / US, float(delay_ns.mean()) / US, float(np.median(delay_ns)) / US, float(np.percentile(delay_ns, 95)) / US, int(delay_ns.max()) / US,
+        int(short.sum()), int((call_ns > SLOW_CALL_NS).sum()), int((delay_ns > LONG_DELAY_NS).sum()),
+    )  # fmt: skip
+    return found | dict(zip(STATISTICS, values))
+
+
+def _of_graph(rank, calls):
+    """Which of these calls (-1: none) launched a graph."""
+    is_graph = np.array(["GraphLaunch" in name for name in rank.names] or [False])
+    return (calls >= 0) & is_graph[rank.name[np.maximum(calls, 0)]] if len(rank.name) else calls >= 0
 
 
 def queues(rank, rows):
     """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time.
 
-    A row joins its stream's queue when its launching call begins and leaves when it starts.
+    A row joins its stream's queue when its launching call begins and leaves when it starts; what one call launched on a
+    stream, a graph, is one thing in its queue until the first of it starts.
     """
-    launched = window.launch_times(rank, rows)
+    calls = window.launches(rank, rows)
+    launched = np.where(calls >= 0, rank.ts[np.maximum(calls, 0)], window.NOT_LAUNCHED) if len(rank.ts) else calls
+    later = np.zeros(len(rows), bool)
+    of_graph = np.flatnonzero(_of_graph(rank, calls))
+    order = of_graph[np.lexsort((rank.ts[rows[of_graph]], calls[of_graph], rank.track[rows[of_graph]]))]
+    later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (rank.track[rows[order[1:]]] == rank.track[rows[order[:-1]]])
     found = []
     for track in np.unique(rank.track[rows]):
-        mine = (rank.track[rows] == track) & (launched != window.NOT_LAUNCHED)
+        mine = (rank.track[rows] == track) & (calls >= 0) & ~later
         if not mine.any():
             continue
         start = np.maximum(rank.ts[rows[mine]], launched[mine])
@@ -69,5 +91,16 @@ def copies(rank, rows):
     return sorted(found, key=lambda line: -line["sum_us"])
 
 
+def host_copies(rank, rows):
+    """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to one device; exposed: while nothing else ran there."""
+    mine = np.array([HOST_TO_DEVICE.search(name) is not None for name in rank.names] or [False])[rank.name[rows]]
+    copied = intervals.union(rank.ts[rows[mine]], rank.end[rows[mine]])
+    others = intervals.union(rank.ts[rows[~mine]], rank.end[rows[~mine]])
+    pageable = np.array(["ageable" in name for name in rank.names] or [False])[rank.name[rows]] & mine
+    sum_ns, pageable_ns = intervals.length(copied), int(rank.dur[rows[pageable]].sum())
+    return {"sum_us": sum_ns / US, "exposed_us": (sum_ns - intervals.intersection_length(copied, others)) / US, "pageable_us": pageable_ns / US}
+
+
 def _bytes(extra):
-    return extra[0] if isinstance(extra[0], int) and 0 <= extra[0] < 2**62 else -1
+    num_bytes = events.whole(extra[0])
+    return num_bytes if 0 <= num_bytes < 2**62 else -1

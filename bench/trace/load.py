@@ -68,6 +68,8 @@ class Rank:
 def load(path, kinds=None, processes=None):
     """One file -> Rank.  Raises NoTrace (a ValueError) for a file that is no trace."""
     source = Source(path)
+    if source.is_zip:
+        raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
     num_parts = 1
     if source.num_bytes * (15 if source.is_gzip else 1) >= PARALLEL_BYTES:
         num_parts = min(processes or os.cpu_count() or 1, 4)
@@ -162,7 +164,7 @@ def _meta(head, tail):
     found = {}
     for text in (head.rstrip().rstrip(b",") + b"}", b"{" + tail.lstrip().lstrip(b",")):
         try:
-            value = json.loads(text.decode("utf-8", "replace"), strict=False)
+            value = json.loads(text.decode("utf-8-sig", "replace"), strict=False)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
@@ -173,7 +175,7 @@ def _meta(head, tail):
 def _number(value):
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -1,4 +1,4 @@
-"""CPU operators: their own time, the kernels they launched, FLOPs and bytes from their recorded shapes, and the roofline."""
+"""CPU operators: their own time, the kernels they launched, what they allocated, their FLOPs and bytes from recorded shapes."""
 
 import functools
 import json
@@ -6,46 +6,53 @@ import json
 import numpy as np
 
 from bench.trace import attribution, events, window
+from bench.trace.flops import flops, precision, traffic_bytes
 
 US = 1000
-BYTES = {
-    "float": 4, "float32": 4, "double": 8, "float64": 8, "c10::bfloat16": 2, "bfloat16": 2, "c10::half": 2, "half": 2, "float16": 2,
-    "long int": 8, "int64": 8, "long": 8, "int": 4, "int32": 4, "unsigned char": 1, "signed char": 1, "bool": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
-}  # fmt: skip
-PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "float32", "c10::float8_e4m3fn": "float8"}
 
 
 def table(rank, rows, until_ns=None):
-    """[{"name", "shapes", "count", "cpu_us", "self_cpu_us", "device_us", "num_kernels", "flop", "bytes"}] by device, then own CPU time.
+    """[{"name", "shapes", "precision", "count", "cpu_us", "self_cpu_us", "device_us", "num_kernels", "flop", "flop_us", "bytes", "allocated_bytes", "net_bytes"}]
 
-    device_us: of the kernels that the operator itself launched.  self_cpu_us: without the operators inside it.  flop and
-    bytes: of all calls, from the shapes; None where the formula or the shapes are unknown.
+    By device, then own CPU time.  device_us: of the kernels that the operator itself launched.  self_cpu_us: without the
+    operators inside it.  flop and bytes: of all calls, from the shapes; None where the formula or the shapes are unknown,
+    and where an operator inside has them: nothing counts twice.  flop_us: CPU time of these calls, with what they called.
+    allocated_bytes: what the operator itself asked for, net_bytes: less what it gave back; of the device where the trace
+    has one, else of the host; None where memory was not recorded.
     """
     ops = window.host_rows(rank, events.CPU_OP, until_ns)
     if not len(ops):
         return []
-    own_ns = _own_time(rank, ops)
-    launched_by = attribution.operators(rank, rows)
-    device_ns, num_kernels = np.zeros(len(rank.ts), np.int64), np.zeros(len(rank.ts), np.int64)
-    known = launched_by >= 0
-    np.add.at(device_ns, launched_by[known], rank.dur[rows[known]])
-    np.add.at(num_kernels, launched_by[known], 1)
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
-    found, place = np.unique(key, return_inverse=True)
-    sums = [_sum(place, len(found), values) for values in (rank.dur[ops], own_ns, device_ns[ops], num_kernels[ops])]
-    count = np.bincount(place, minlength=len(found))
+    keys, place = np.unique(key, return_inverse=True)
+    facts = [_facts(rank, int(one)) for one in keys]
+    nests = [(mine, attribution.Nest(rank, ops[mine])) for mine in _threads(rank, ops)]
+    is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[place])
+    device_ns, num_kernels = _launched(rank, rows, ops)
+    allocated, net = _memory(rank, rows, ops)
+    values = {
+        "cpu": rank.dur[ops], "self_cpu": _own_time(rank, ops, nests), "device": device_ns, "kernels": num_kernels,
+        "leaves": is_leaf, "flop": np.where(is_leaf, rank.dur[ops], 0), "allocated": allocated, "net": net,
+    }  # fmt: skip
+    sums = {name: None if column is None else _sum(place, len(keys), column) for name, column in values.items()}
+    count = np.bincount(place, minlength=len(keys))
     lines = []
-    for num, one in enumerate(found):
-        name = rank.names[one // (len(rank.extras) + 1)]
-        extra = rank.extras[one % (len(rank.extras) + 1) - 1] if one % (len(rank.extras) + 1) else None
-        dims, types = _shapes(extra)
-        flop, num_bytes = flops(name, dims), traffic_bytes(name, dims, types)
-        lines.append({
-            "name": name, "shapes": dims, "precision": next((PRECISIONS[kind.lower()] for kind in types or () if kind.lower() in PRECISIONS), None), "count": int(count[num]),
-            "cpu_us": sums[0][num] / US, "self_cpu_us": sums[1][num] / US, "device_us": sums[2][num] / US, "num_kernels": int(sums[3][num]),
-            "flop": None if flop is None else flop * int(count[num]), "bytes": None if num_bytes is None else num_bytes * int(count[num]),
+    for num, fact in enumerate(facts):
+        calls = sums["leaves"][num]
+        lines.append(fact | {
+            "count": int(count[num]), "cpu_us": sums["cpu"][num] / US, "self_cpu_us": sums["self_cpu"][num] / US,
+            "device_us": sums["device"][num] / US, "num_kernels": sums["kernels"][num], "flop_us": sums["flop"][num] / US,
+            "flop": fact["flop"] * calls if calls else None, "bytes": fact["bytes"] * calls if calls and fact["bytes"] is not None else None,
+            "allocated_bytes": sums["allocated"] and sums["allocated"][num], "net_bytes": sums["net"] and sums["net"][num],
         })  # fmt: skip
     return sorted(lines, key=lambda line: (-line["device_us"], -line["self_cpu_us"]))
+
+
+def _facts(rank, key):
+    """What the calls of one name and one set of arguments share: {"name", "shapes", "precision", "flop", "bytes"} of one call."""
+    name, extra = rank.names[key // (len(rank.extras) + 1)], key % (len(rank.extras) + 1) - 1
+    dims, types = _shapes(rank.extras[extra] if extra >= 0 else None)
+    return {"name": name, "shapes": dims, "precision": precision(types), "flop": flops(name, dims), "bytes": traffic_bytes(name, dims, types)}
 
 
 def _sum(place, size, values):
@@ -54,16 +61,64 @@ def _sum(place, size, values):
     return [int(value) for value in total]
 
 
-def _own_time(rank, ops):
+def _threads(rank, ops):
+    """Masks over ops, one a thread."""
+    return [rank.track[ops] == thread for thread in np.unique(rank.track[ops])]
+
+
+def _own_time(rank, ops, nests):
     """Nanoseconds of each operator without those directly inside it, on its thread."""
-    own = rank.dur[ops].copy()
-    where = np.full(len(rank.ts), -1)
-    where[ops] = np.arange(len(ops))
-    for thread in np.unique(rank.track[ops]):
-        nest = attribution.Nest(rank, ops[rank.track[ops] == thread])
-        inside = (nest.parent >= 0) & (nest.end[np.maximum(nest.parent, 0)] >= nest.end)
-        np.subtract.at(own, where[nest.rows[nest.parent[inside]]], rank.dur[nest.rows[inside]])
-    return np.maximum(own, 0)
+    own = np.zeros(len(ops), np.int64)
+    for mine, nest in nests:
+        left = rank.dur[nest.rows].copy()
+        inside = nest.parent >= 0
+        np.subtract.at(left, nest.parent[inside], rank.dur[nest.rows[inside]])
+        own[np.searchsorted(ops, nest.rows)] = np.maximum(left, 0)
+    return own
+
+
+def _leaves(ops, nests, known):
+    """Which operators have FLOPs and no operator inside that has some: aten::mm in aten::matmul in aten::linear."""
+    found = np.zeros(len(ops), bool)
+    for _, nest in nests:
+        places = np.searchsorted(ops, nest.rows)
+        has_inside = np.zeros(len(nest.rows), bool)
+        around = np.unique(nest.parent[known[places]])
+        while len(around := around[around >= 0]):
+            has_inside[around] = True
+            around = np.unique(nest.parent[around])
+            around = around[(around < 0) | ~has_inside[around]]
+        found[places] = known[places] & ~has_inside
+    return found
+
+
+def _launched(rank, rows, ops):
+    """(nanoseconds, number) of the device rows that each operator itself launched."""
+    by = attribution.operators(rank, rows)
+    place = np.minimum(np.searchsorted(ops, by), len(ops) - 1)
+    known = (by >= 0) & (ops[place] == by)
+    device_ns, num = np.zeros(len(ops), np.int64), np.zeros(len(ops), np.int64)
+    np.add.at(device_ns, place[known], rank.dur[rows[known]])
+    np.add.at(num, place[known], 1)
+    return device_ns, num
+
+
+def _memory(rank, rows, ops):
+    """(bytes asked for, these less what was given back) by each operator itself; (None, None) where none were recorded."""
+    moments = np.flatnonzero(rank.is_kind(events.MEMORY) & (rank.extra >= 0))
+    if not len(moments):
+        return None, None
+    facts = np.array([[value if abs(value) < 2**50 else 0 for value in map(events.whole, (extra[0], extra[6]))] for extra in rank.extras], np.int64)
+    num_bytes, device_type = facts[rank.extra[moments]].T  # type 0 is the host
+    mine = (device_type > 0) == bool(len(rows))
+    moments, num_bytes = moments[mine], num_bytes[mine]
+    by = attribution.by_thread(rank, moments, rank.ts[moments], events.CPU_OP)
+    place = np.minimum(np.searchsorted(ops, by), len(ops) - 1)
+    known = (by >= 0) & (ops[place] == by)
+    allocated, net = np.zeros(len(ops), np.int64), np.zeros(len(ops), np.int64)
+    np.add.at(allocated, place[known], np.maximum(num_bytes[known], 0))
+    np.add.at(net, place[known], num_bytes[known])
+    return allocated, net
 
 
 def _shapes(extra):
@@ -80,73 +135,3 @@ def _parsed(raw):
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) else None
-
-
-def flops(name, dims):
-    """FLOPs of one call of a matrix multiplication or attention, 2 a multiply-add; None for any other or without shapes.
-
-    mm [m,k] [k,n]: 2 m n k.  Attention forward: 4 B H T S K, its mask not counted; backward 2.5 times that (five
-    multiplications for two), as FlashAttention's authors count (Dao et al. 2022).
-    """
-    dims = [dim for dim in dims or () if isinstance(dim, list) and dim and all(isinstance(size, int) for size in dim)]
-    op = name.removeprefix("aten::")
-    if op in ("mm", "bmm", "matmul", "_scaled_mm") and len(dims) >= 2:
-        return _product(dims[0], dims[1])
-    if op in ("addmm", "baddbmm", "addmm_") and len(dims) >= 2:
-        return _product(dims[-2], dims[-1])
-    if "scaled_dot_product" in op or op in ("_flash_attention_forward", "_flash_attention_backward"):
-        shapes = [dim for dim in dims if len(dim) == 4]
-        if len(shapes) >= 2 and "backward" not in op:
-            (batch, heads, num_q, head), num_k = shapes[0], shapes[1][2]
-            return 4 * batch * heads * num_q * num_k * head
-        if len(shapes) >= 3:  # the gradient of the output comes first
-            (batch, heads, num_q, head), num_k = shapes[1], shapes[2][2]
-            return 10 * batch * heads * num_q * num_k * head
-    return None
-
-
-def _product(a, b):
-    """[..., m, k] by [..., k, n]; None if they do not fit."""
-    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-        return None
-    batch = 1
-    for size in a[:-2]:
-        batch *= size
-    return 2 * batch * a[-2] * a[-1] * b[-1]
-
-
-def traffic_bytes(name, dims, types):
-    """Bytes that a matrix multiplication must move at least: both inputs and the output once; None for any other."""
-    if name.removeprefix("aten::") not in ("mm", "bmm", "addmm", "baddbmm") or not dims or not types:
-        return None
-    pairs = [(dim, kind) for dim, kind in zip(dims, types) if isinstance(dim, list) and len(dim) >= 2 and all(isinstance(size, int) for size in dim)]
-    if len(pairs) < 2 or _product(pairs[-2][0], pairs[-1][0]) is None or pairs[-1][1].lower() not in BYTES:
-        return None
-    (a, kind), (b, _) = pairs[-2], pairs[-1]
-    batch = 1
-    for size in a[:-2]:
-        batch *= size
-    return BYTES[kind.lower()] * batch * (a[-2] * a[-1] + b[-2] * b[-1] + a[-2] * b[-1])
-
-
-def achieved(lines, peak_of, mem_bytes_per_s=None):
-    """Operators with known FLOPs -> [{"name", "shapes", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound"}], and coverage.
-
-    peak_of(precision) -> FLOP/s or None.  bound: compute or memory, by which side of the roofline's ridge it lies on
-    (Williams, Waterman and Patterson 2009).  Returns (lines, share of device time whose FLOPs are known, 0 to 1 or None).
-    """
-    total_us = sum(line["device_us"] for line in lines)
-    found, known_us = [], 0.0
-    for line in lines:
-        if line["flop"] is None or not line["device_us"]:
-            continue
-        known_us += line["device_us"]
-        rate, peak = line["flop"] / (line["device_us"] / 1e6), peak_of(line["precision"]) if line["precision"] else None
-        intensity = line["flop"] / line["bytes"] if line["bytes"] else None
-        ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
-        found.append({
-            "name": line["name"], "shapes": line["shapes"], "device_us": line["device_us"], "tflop_per_s": rate / 1e12,
-            "pct_of_peak": 100 * rate / peak if peak else None, "flop_per_byte": intensity,
-            "bound": None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory",
-        })  # fmt: skip
-    return found, known_us / total_us if total_us else None

@@ -14,7 +14,7 @@ MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after 
 HEAD_BYTES = 64 * 2**20  # what comes before the events: device properties and the like, kilobytes as a rule
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
 
 
 class NoTrace(ValueError):
@@ -34,7 +34,8 @@ class Source:
         self.head, self.tail, self.cut = b"", b"", None
         try:
             with open(path, "rb") as file:
-                self.is_gzip = file.read(2) == GZIP_MAGIC
+                magic = file.read(4)
+            self.is_gzip, self.is_zip = magic[:2] == GZIP_MAGIC, magic == ZIP_MAGIC
             self.num_bytes = self.path.stat().st_size
         except OSError as error:
             raise NoTrace(f"{path}: cannot be read ({error.strerror}); name a trace, a run folder or a folder of traces") from None

@@ -50,33 +50,41 @@ def idle(rank, rows):
     return found
 
 
-def steps(rank, rows, kinds):
+def steps(rank, rows, kinds, counted):
     """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us", "num_kernels"}.
 
-    Device rows belong to the step in which the host launched them; host_us is the annotation's own time.
+    counted: window.steps.  Device rows belong to the step in which the host launched them; host_us is the annotation's own
+    time, None where only the GPU shows the step.
     """
-    launched = window.launch_times(rank, rows)
+    moments, on_host = window.step_times(rank, rows), bool(rank.steps())
     found = []
-    for number, start, end in rank.steps():
-        mine = (launched >= start) & (launched < end)
+    for number, start, end in counted:
+        mine = (moments >= start) & (moments < end)
         sets = [intervals.union(rank.ts[rows[mine & (kinds == kind)]], rank.end[rows[mine & (kinds == kind)]]) for kind in range(3)]
         busy = intervals.union(rank.ts[rows[mine]], rank.end[rows[mine]])
         comm = intervals.length(sets[COMMUNICATION])
         hidden = intervals.intersection_length(sets[COMMUNICATION], sets[COMPUTATION])
         found.append({
-            "step": number, "host_us": (end - start) / US, "busy_us": intervals.length(busy) / US,
+            "step": number, "host_us": (end - start) / US if on_host else None, "busy_us": intervals.length(busy) / US,
             "compute_us": intervals.length(sets[COMPUTATION]) / US, "comm_us": comm / US, "exposed_comm_us": (comm - hidden) / US,
             "num_kernels": int(mine.sum()),
         })  # fmt: skip
     return found
 
 
-def annotations(rank, kind=events.ANNOTATION):
-    """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us"}] of the host's (or GPU's) named ranges, longest first."""
-    rows = np.flatnonzero(rank.is_kind(kind))
+def annotations(rank, kind=events.ANNOTATION, until_ns=None):
+    """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges, longest first.
+
+    Those that count, see window.  std is of a sample (n - 1); 0 for one.
+    """
+    rows = window.annotation_rows(rank, kind, until_ns)
     found = []
     for name in np.unique(rank.name[rows]):
         dur = rank.dur[rows[rank.name[rows] == name]]
         total = int(dur.sum())
-        found.append({"name": rank.names[name], "count": len(dur), "sum_us": total / US, "mean_us": total / len(dur) / US, "min_us": int(dur.min()) / US, "max_us": int(dur.max()) / US})
+        std = float(dur.std(ddof=1)) if len(dur) > 1 else 0.0
+        found.append({
+            "name": rank.names[name], "count": len(dur), "sum_us": total / US, "mean_us": total / len(dur) / US,
+            "min_us": int(dur.min()) / US, "max_us": int(dur.max()) / US, "std_us": std / US,
+        })  # fmt: skip
     return sorted(found, key=lambda line: -line["sum_us"])

@@ -1,13 +1,15 @@
 """Which rows of a trace count: those of its whole steps.
 
 With two or more ProfilerSteps the last one is left out, as its kernels may be cut off: a device row counts if the host
-launched it before the last step began.  With fewer steps everything counts.  (HolisticTraceAnalysis' rule, without its
-faults: it takes the last step from the host alone, and no row counts twice.)
+launched it before the last step began.  A row whose launch was not recorded, as it was launched before the recording or
+its call was lost, is of no known step and does not count.  With fewer steps everything counts.  (HolisticTraceAnalysis'
+rule, without its faults: the last step is the host's own, and no row counts twice.)
 """
 
 import numpy as np
 
 from bench.trace import events
+from bench.trace.load import STEP
 
 NOT_LAUNCHED = np.iinfo(np.int64).max
 
@@ -18,12 +20,37 @@ def until(rank, include_last_step=False):
     return steps[-1][1] if len(steps) >= 2 and not include_last_step else None
 
 
+def steps(rank, include_last_step=False):
+    """[(number, start ns, end ns)] of the ProfilerSteps that count; where the host has none, of those the GPU shows."""
+    found = rank.steps()
+    return (found[:-1] if len(found) >= 2 and not include_last_step else found) or gpu_steps(rank)
+
+
+def gpu_steps(rank):
+    """The same of the annotations on the GPU: from the first to the last kernel that a step launched there."""
+    numbers = {num: int(found.group(1)) for num, name in enumerate(rank.names) if (found := STEP.search(name))}
+    rows = np.flatnonzero(rank.is_kind(events.GPU_ANNOTATION) & np.isin(rank.name, list(numbers)))
+    found = {}
+    for row in rows:  # one a stream
+        number = numbers[int(rank.name[row])]
+        start, end = found.get(number, (int(rank.ts[row]), int(rank.end[row])))
+        found[number] = (min(start, int(rank.ts[row])), max(end, int(rank.end[row])))
+    return sorted(((number, *times) for number, times in found.items()), key=lambda step: step[1])
+
+
+def step_times(rank, rows):
+    """Moment of each of these device rows that says to which step it belongs: its launch, or its own start where the steps
+    are the GPU's or no launch was recorded at all."""
+    launched = launch_times(rank, rows)
+    return rank.ts[rows] if not rank.steps() or (launched == NOT_LAUNCHED).all() else launched
+
+
 def device_rows(rank, include_last_step=False):
     """Indices of the device rows that count, by start."""
-    rows, until_ns = rank.device_rows(), until(rank, include_last_step)
-    if until_ns is not None:
-        launched_ns = launch_times(rank, rows)
-        rows = rows[(launched_ns != NOT_LAUNCHED) & (launched_ns < until_ns)]
+    rows = rank.device_rows()
+    if len(rank.steps()) >= 2:
+        until_ns = until(rank, include_last_step)
+        rows = rows[step_times(rank, rows) < (NOT_LAUNCHED if until_ns is None else until_ns)]
     return rows[np.argsort(rank.ts[rows], kind="stable")]
 
 
@@ -31,6 +58,20 @@ def host_rows(rank, kind, until_ns=None):
     """Indices of the host's rows of a kind that count."""
     mine = rank.is_kind(kind)
     return np.flatnonzero(mine if until_ns is None else mine & (rank.ts < until_ns))
+
+
+def annotation_rows(rank, kind, until_ns=None):
+    """Indices of the named ranges that count.  One on the GPU counts with the host's range that it mirrors, or by its own start."""
+    if kind != events.GPU_ANNOTATION or until_ns is None:
+        return host_rows(rank, kind, until_ns)
+    rows, hosts = np.flatnonzero(rank.is_kind(kind)), np.flatnonzero(rank.is_kind(events.ANNOTATION) & (rank.external > 0))
+    start = rank.ts[rows]
+    if len(hosts):
+        hosts = hosts[np.argsort(rank.external[hosts], kind="stable")]
+        place = np.minimum(np.searchsorted(rank.external[hosts], rank.external[rows]), len(hosts) - 1)
+        same = (rank.external[hosts[place]] == rank.external[rows]) & (rank.name[hosts[place]] == rank.name[rows])
+        start = np.where(same, rank.ts[hosts[place]], start)
+    return rows[start < until_ns]
 
 
 def launches(rank, rows):
