@@ -5,55 +5,12 @@ import re
 import numpy as np
 
 from bench.trace import events, window
+from bench.trace.nest import Nest, groups
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
 MODULE = "nn.Module: "
 LIBRARY = re.compile(r"(?:^|/)torch/")  # torch's own files: the line of the user's that called them says more
 US = 1000
-
-
-class Nest:
-    """Ranges of one thread, nested as calls are.  innermost(times) -> row of the innermost range around each, or -1."""
-
-    def __init__(self, rank, rows):
-        order = np.lexsort((-rank.end[rows], rank.ts[rows]))
-        self.rows = rows[order]
-        self.start, self.end = rank.ts[self.rows], rank.end[self.rows]
-        self.parent = _parents(self.end)
-
-    def place(self, times):
-        """Index into .rows of the innermost range around each time, -1 where there is none."""
-        if not len(self.rows):
-            return np.full(len(times), -1)
-        found = np.searchsorted(self.start, times, side="right") - 1
-        while True:
-            outside = (found >= 0) & (self.end[np.maximum(found, 0)] <= times)
-            if not outside.any():
-                return found
-            found[outside] = self.parent[found[outside]]
-
-    def innermost(self, times):
-        found = self.place(times)
-        return np.where(found >= 0, self.rows[np.maximum(found, 0)], -1) if len(self.rows) else found
-
-    def climb(self, places, wanted):
-        """The first range outwards from each place for which wanted (a mask over .rows) holds; -1: none."""
-        found = places.copy()
-        while True:
-            going = (found >= 0) & ~wanted[np.maximum(found, 0)]
-            if not going.any():
-                return found
-            found[going] = self.parent[found[going]]
-
-
-def _parents(end):
-    """For ranges by start, the nearest earlier one that ends later: pointer jumping, a round a level of depth."""
-    parent = np.arange(len(end)) - 1
-    while True:
-        short = (parent >= 0) & (end[np.maximum(parent, 0)] < end)
-        if not short.any():
-            return parent
-        parent[short] = parent[parent[short]]
 
 
 def by_thread(rank, rows, times, kind, wanted=None):
@@ -64,11 +21,11 @@ def by_thread(rank, rows, times, kind, wanted=None):
     found = np.full(len(rows), -1)
     ranges = np.flatnonzero(rank.is_kind(kind))
     is_wanted = None if wanted is None else np.array([bool(wanted(name)) for name in rank.names] or [False])
-    threads = np.where(rows >= 0, rank.track[np.maximum(rows, 0)], -1)
-    for thread in np.unique(threads[threads >= 0]):
-        nest = Nest(rank, ranges[rank.track[ranges] == thread])
-        mine = threads == thread
-        if len(nest.rows):
+    on_thread = {thread: ranges[places] for thread, places in groups(rank.track[ranges])}
+    asking = np.flatnonzero(rows >= 0)
+    for thread, places in groups(rank.track[rows[asking]]):
+        if thread in on_thread:
+            nest, mine = Nest(rank, on_thread[thread]), asking[places]
             places = nest.place(times[mine])
             if is_wanted is not None:
                 places = nest.climb(places, is_wanted[rank.name[nest.rows]])
@@ -198,10 +155,9 @@ def _by_python(rank, rows, until_ns, wanted, label, shown):
         found, time_ns = _own_ranges(rank, until_ns, wanted)
     names = np.where(found >= 0, rank.name[np.maximum(found, 0)], -1)
     lines = []
-    for name in np.unique(names):
-        mine = names == name
+    for name, mine in groups(names):
         word = shown(rank.names[name]) if name >= 0 else "unknown"
-        lines.append({label: word, keys[0]: int(time_ns[mine].sum()) / US, keys[1]: int(mine.sum())})
+        lines.append({label: word, keys[0]: int(time_ns[mine].sum()) / US, keys[1]: len(mine)})
     return sorted(lines, key=lambda line: -line[keys[0]])
 
 
@@ -211,8 +167,8 @@ def _own_ranges(rank, until_ns, wanted):
     ranges = window.host_rows(rank, events.PYTHON, until_ns)
     ranges = ranges[is_wanted[rank.name[ranges]]]
     own = rank.dur.copy()
-    for thread in np.unique(rank.track[ranges]):
-        nest = Nest(rank, ranges[rank.track[ranges] == thread])
+    for _, places in groups(rank.track[ranges]):
+        nest = Nest(rank, ranges[places])
         inside = nest.parent >= 0
         np.subtract.at(own, nest.rows[nest.parent[inside]], rank.dur[nest.rows[inside]])
     return ranges, np.maximum(own[ranges], 0)

@@ -12,23 +12,24 @@ import itertools
 import numpy as np
 
 from bench.trace import attribution, events, intervals, window
+from bench.trace.nest import groups
 
 US = 1000
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
 NUM_GAPS = 10
 
 
-def path(rank, rows, kinds):
+def path(rank, rows, kinds, launched=None):
     """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a device.
 
     launch: from the launching call to the start of its row, where nothing else ran; host: the host had launched nothing
-    yet; wait: launched, nothing running, and yet not started.
+    yet; wait: launched, nothing running, and yet not started.  launched: window.launch_times of the rows, if at hand.
     """
     found = dict.fromkeys(KINDS, 0)
     if not len(rows):
         return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
     order = np.argsort(rank.end[rows], kind="stable")
-    start, end, launched = (column[order].tolist() for column in (rank.ts[rows], rank.end[rows], window.launch_times(rank, rows)))
+    start, end, launched = (column[order].tolist() for column in (rank.ts[rows], rank.end[rows], window.launch_times(rank, rows) if launched is None else launched))
     kinds = kinds[order].tolist()
     begun = _Begun(start, end)
     place, moment, first, num_links = len(end) - 1, end[-1], min(start), 0
@@ -65,9 +66,10 @@ def steps(rank, rows, kinds):
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
     """
-    moments = window.step_times(rank, rows)
-    mine = [(number, (moments >= start) & (moments < end)) for number, start, end in window.steps(rank, include_last_step=True)]
-    return [{"step": number} | path(rank, rows[mask], kinds[mask]) for number, mask in mine if mask.any()]
+    kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
+    kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
+    of_steps = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
+    return [{"step": step[0]} | path(rank, mine, kind_of[mine], launch_of[mine]) for step, mine in of_steps if len(mine)]
 
 
 class _Begun:
@@ -135,8 +137,8 @@ def synchronisations(rank, counted=()):
     if counted and rank.steps():
         calls = calls[np.any([(rank.ts[calls] >= start) & (rank.ts[calls] < end) for _, start, end in counted], axis=0)]
     found = []
-    for name in np.unique(rank.name[calls]):
-        dur = rank.dur[calls[rank.name[calls] == name]]
+    for name, mine in groups(rank.name[calls]):
+        dur = rank.dur[calls[mine]]
         found.append({"name": rank.names[name], "count": len(dur), "sum_us": int(dur.sum()) / US})
     return sorted(found, key=lambda line: -line["sum_us"])
 

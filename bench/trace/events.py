@@ -213,9 +213,10 @@ def _one_ns(value):
     text = text.strip('" ')
     whole, _, decimals = text.partition(".")
     try:
-        if not whole.lstrip("-").isdigit() or not (decimals or "0").isdigit():
-            return round(float(text) * 1000)
-        ns = int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * round(int((decimals + "0000")[:4]) / 10)
+        if whole.lstrip("-").isdigit() and (decimals or "0").isdigit():
+            ns = int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * round(int((decimals + "0000")[:4]) / 10)
+        else:
+            ns = round(float(text) * 1000)
         return ns if abs(ns) < 2**62 else int(_BAD)
     except (ValueError, OverflowError):
         return int(_BAD)

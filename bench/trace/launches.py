@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from bench.trace import events, intervals, window
+from bench.trace.nest import groups
 
 US = 1000
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
@@ -59,21 +60,20 @@ def queues(rank, rows):
     order = of_graph[np.lexsort((rank.ts[rows[of_graph]], calls[of_graph], rank.track[rows[of_graph]]))]
     later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (rank.track[rows[order[1:]]] == rank.track[rows[order[:-1]]])
     found = []
-    for track in np.unique(rank.track[rows]):
-        mine = (rank.track[rows] == track) & (calls >= 0) & ~later
-        if not mine.any():
-            continue
+    queued = np.flatnonzero((calls >= 0) & ~later)
+    for track, places in groups(rank.track[rows[queued]]):
+        mine = queued[places]
         start = np.maximum(rank.ts[rows[mine]], launched[mine])
         at = np.concatenate((launched[mine], start))
-        change = np.concatenate((np.ones(mine.sum(), int), -np.ones(mine.sum(), int)))
+        change = np.repeat((1, -1), len(mine))
         order = np.lexsort((-change, at))  # at one time: first those that join
-        at, queued = at[order], np.cumsum(change[order])
+        at, waiting = at[order], np.cumsum(change[order])
         lasting = np.diff(at)
         total = int(lasting.sum())
         _, device, stream = rank.tracks[track]
-        mean = float((queued[:-1] * lasting).sum() / total) if total else 0.0
-        empty = 100 * float(lasting[queued[:-1] == 0].sum()) / total if total else 0.0
-        found.append({"device": device, "stream": stream, "max": int(queued.max()), "mean": mean, "empty_pct": empty})
+        mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0
+        empty = 100 * float(lasting[waiting[:-1] == 0].sum()) / total if total else 0.0
+        found.append({"device": device, "stream": stream, "max": int(waiting.max()), "mean": mean, "empty_pct": empty})
     return found
 
 
@@ -82,12 +82,11 @@ def copies(rank, rows):
     mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
     sizes = np.array([_bytes(extra) for extra in rank.extras] + [-1], np.int64)[rank.extra[mine]]
     found = []
-    for name in np.unique(rank.name[mine]):
-        one = rank.name[mine] == name
+    for name, one in groups(rank.name[mine]):
         sum_ns, known = int(rank.dur[mine[one]].sum()), sizes[one]
         gib = float(known.sum()) / 2**30 if (known >= 0).all() else None
         rate = gib / (sum_ns / 1e9) if gib is not None and sum_ns > 0 else None
-        found.append({"name": rank.names[name], "count": int(one.sum()), "gib": gib, "sum_us": sum_ns / US, "gib_per_s": rate})
+        found.append({"name": rank.names[name], "count": len(one), "gib": gib, "sum_us": sum_ns / US, "gib_per_s": rate})
     return sorted(found, key=lambda line: -line["sum_us"])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from bench.trace import attribution, events, window
 from bench.trace.flops import flops, precision, traffic_bytes
+from bench.trace.nest import Nest, groups
 
 US = 1000
 
@@ -26,7 +27,7 @@ def table(rank, rows, until_ns=None):
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
     keys, place = np.unique(key, return_inverse=True)
     facts = [_facts(rank, int(one)) for one in keys]
-    nests = [(mine, attribution.Nest(rank, ops[mine])) for mine in _threads(rank, ops)]
+    nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[place])
     device_ns, num_kernels = _launched(rank, rows, ops)
     allocated, net = _memory(rank, rows, ops)
@@ -61,15 +62,10 @@ def _sum(place, size, values):
     return [int(value) for value in total]
 
 
-def _threads(rank, ops):
-    """Masks over ops, one a thread."""
-    return [rank.track[ops] == thread for thread in np.unique(rank.track[ops])]
-
-
 def _own_time(rank, ops, nests):
     """Nanoseconds of each operator without those directly inside it, on its thread."""
     own = np.zeros(len(ops), np.int64)
-    for mine, nest in nests:
+    for nest in nests:
         left = rank.dur[nest.rows].copy()
         inside = nest.parent >= 0
         np.subtract.at(left, nest.parent[inside], rank.dur[nest.rows[inside]])
@@ -80,7 +76,7 @@ def _own_time(rank, ops, nests):
 def _leaves(ops, nests, known):
     """Which operators have FLOPs and no operator inside that has some: aten::mm in aten::matmul in aten::linear."""
     found = np.zeros(len(ops), bool)
-    for _, nest in nests:
+    for nest in nests:
         places = np.searchsorted(ops, nest.rows)
         has_inside = np.zeros(len(nest.rows), bool)
         around = np.unique(nest.parent[known[places]])

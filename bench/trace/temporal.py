@@ -3,6 +3,7 @@
 import numpy as np
 
 from bench.trace import events, intervals, window
+from bench.trace.nest import groups
 
 US = 1000
 KERNEL_WAIT_BELOW_NS = 30_000  # HolisticTraceAnalysis' effective limit: its constant 30 is compared with microseconds
@@ -36,8 +37,7 @@ def idle(rank, rows):
     """
     found = []
     launched = window.launch_times(rank, rows)
-    for track in np.unique(rank.track[rows]):
-        mine = np.flatnonzero(rank.track[rows] == track)
+    for track, mine in groups(rank.track[rows]):
         order = mine[np.argsort(rank.ts[rows[mine]], kind="stable")]
         start, end, call = rank.ts[rows[order]], rank.end[rows[order]], launched[order]
         before = np.maximum.accumulate(end)[:-1]
@@ -56,18 +56,17 @@ def steps(rank, rows, kinds, counted):
     counted: window.steps.  Device rows belong to the step in which the host launched them; host_us is the annotation's own
     time, None where only the GPU shows the step.
     """
-    moments, on_host = window.step_times(rank, rows), bool(rank.steps())
-    found = []
-    for number, start, end in counted:
-        mine = (moments >= start) & (moments < end)
-        sets = [intervals.union(rank.ts[rows[mine & (kinds == kind)]], rank.end[rows[mine & (kinds == kind)]]) for kind in range(3)]
-        busy = intervals.union(rank.ts[rows[mine]], rank.end[rows[mine]])
+    on_host, found, kind_of = bool(rank.steps()), [], np.full(len(rank.ts), -1, np.int8)
+    kind_of[rows] = kinds
+    for (number, start, end), mine in window.rows_of_steps(rank, rows, counted):
+        sets = [intervals.union(rank.ts[some], rank.end[some]) for some in (mine[kind_of[mine] == kind] for kind in range(3))]
+        busy = intervals.union(rank.ts[mine], rank.end[mine])
         comm = intervals.length(sets[COMMUNICATION])
         hidden = intervals.intersection_length(sets[COMMUNICATION], sets[COMPUTATION])
         found.append({
             "step": number, "host_us": (end - start) / US if on_host else None, "busy_us": intervals.length(busy) / US,
             "compute_us": intervals.length(sets[COMPUTATION]) / US, "comm_us": comm / US, "exposed_comm_us": (comm - hidden) / US,
-            "num_kernels": int(mine.sum()),
+            "num_kernels": len(mine),
         })  # fmt: skip
     return found
 
@@ -79,8 +78,8 @@ def annotations(rank, kind=events.ANNOTATION, until_ns=None):
     """
     rows = window.annotation_rows(rank, kind, until_ns)
     found = []
-    for name in np.unique(rank.name[rows]):
-        dur = rank.dur[rows[rank.name[rows] == name]]
+    for name, mine in groups(rank.name[rows]):
+        dur = rank.dur[rows[mine]]
         total = int(dur.sum())
         std = float(dur.std(ddof=1)) if len(dur) > 1 else 0.0
         found.append({

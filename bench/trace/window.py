@@ -60,6 +60,14 @@ def host_rows(rank, kind, until_ns=None):
     return np.flatnonzero(mine if until_ns is None else mine & (rank.ts < until_ns))
 
 
+def rows_of_steps(rank, rows, counted):
+    """[((number, start ns, end ns), indices of these device rows that belong to it)] of the steps in counted."""
+    moments = step_times(rank, rows)
+    order = np.argsort(moments, kind="stable")
+    first, last = (np.searchsorted(moments[order], [step[side] for step in counted]) for side in (1, 2))
+    return [(step, rows[np.sort(order[low:high])]) for step, low, high in zip(counted, first, last)]
+
+
 def annotation_rows(rank, kind, until_ns=None):
     """Indices of the named ranges that count.  One on the GPU counts with the host's range that it mirrors, or by its own start."""
     if kind != events.GPU_ANNOTATION or until_ns is None:

@@ -1,0 +1,277 @@
+"""What the analysis says beyond times: FLOPs and rates, who launched what, memory, advice, and the difference of two traces."""
+
+import json
+
+import pytest
+import traces
+from traces import event, launched, step, write
+
+from bench import analyze
+from bench.analyze_text import as_text, diff_text
+from bench.trace import diff, flops, operators, window
+from bench.trace.load import find, load
+
+needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
+
+
+def analysed(path, **options):
+    return analyze.analyze([path], **options)["ranks"]["0"]
+
+
+def op(name, ts, dur, *dims, kind="float", **more):
+    return event("cpu_op", name, ts, dur, **{"Input Dims": list(dims), "Input type": [kind] * len(dims)}, **more)
+
+
+# ---- FLOPs
+
+
+@pytest.mark.parametrize(
+    "name, dims, flop",
+    [
+        ("aten::mm", [[2, 3], [3, 5], [2, 5]], 2 * 2 * 3 * 5),  # into a tensor that was there
+        ("aten::addmm", [[5], [2, 3], [3, 5], [], [], [2, 5]], 60),
+        ("aten::matmul", [[4, 2, 3], [3, 5]], 240),
+        ("aten::matmul", [[2, 3], [4, 3, 5]], 240),
+        ("aten::linear", [[4, 2, 3], [5, 3], [5]], 240),
+        # queries [B, H, T, K] = [2, 4, 8, 16], keys of 6, values of 10 numbers: 2 * 2 * 4 * 8 * 6 * (16 + 10)
+        ("aten::_scaled_dot_product_efficient_attention", [[2, 4, 8, 16], [2, 4, 6, 16], [2, 4, 6, 10]], 2 * 2 * 4 * 8 * 6 * 26),
+        # FlashAttention's own operators have time before heads: [B, T, H, K]
+        ("aten::_flash_attention_forward", [[2, 8, 4, 16], [2, 6, 4, 16], [2, 6, 4, 16]], 2 * 2 * 4 * 8 * 6 * 32),
+        ("flash_attn::_flash_attn_forward", [[2, 8, 4, 16], [2, 6, 1, 16], [2, 6, 1, 16]], 2 * 2 * 4 * 8 * 6 * 32),
+        ("aten::_flash_attention_backward", [[2, 8, 4, 16], [2, 8, 4, 16], [2, 6, 4, 16], [2, 6, 4, 16]], 2 * 2 * 4 * 8 * 6 * 80),
+        ("aten::_flash_attention_forward", [[64, 4, 16], [64, 4, 16], [64, 4, 16], [5], [5]], None),  # packed sequences
+        ("aten::mm", [[2, 3], [4, 5]], None),
+        ("aten::mm", [[2, -3], [-3, 5]], None),
+        ("aten::mm", [[10**30, 3], [3, 5]], None),
+        ("aten::mm", [["a", 3], [3, 5]], None),
+        ("aten::mm", "mm", None),
+        ("aten::addmm", [[5], [2, 3]], None),
+    ],
+)
+def test_flops_of_shapes(name, dims, flop):
+    assert flops.flops(name, dims) == flop
+
+
+def test_bytes_are_those_of_the_factors_and_the_result_at_their_own_widths():
+    assert flops.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2) == 2 * (32 + 64 + 128)
+    assert flops.traffic_bytes("aten::addmm", [[16], [8, 4], [4, 16]], ["float"] * 3) == 4 * (32 + 64 + 128)
+    assert flops.traffic_bytes("aten::_scaled_mm", [[8, 4], [4, 16]], ["c10::Float8_e4m3fn"] * 2) == 32 + 64 + 2 * 128
+    assert flops.traffic_bytes("aten::mm", [[8, 4], [4, 16]], ["", ""]) is None
+
+
+def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
+    """linear holds addmm holds mm: one product of 2 * 100 * 200 * 50 in the innermost's 40 us; 60 of 100 us are known."""
+    rows = [
+        op("aten::linear", 0, 60, [100, 200], [50, 200]), op("aten::addmm", 5, 50, [50], [100, 200], [200, 50]), op("aten::mm", 10, 40, [100, 200], [200, 50]),
+        event("cpu_op", "aten::empty", 20, 5), op("aten::mm", 60, 20, [10, 10], [10, 10]), event("cpu_op", "aten::add", 80, 20),
+    ]  # fmt: skip
+    found = analysed(write(tmp_path / "a.json", rows))
+    assert {(line["name"], line["flop"], line["time_us"]) for line in found["achieved"]} == {("aten::mm", 2_000_000, 40.0), ("aten::mm", 2000, 20.0)}
+    assert found["achieved"][0]["tflop_per_s"] == pytest.approx(2e6 / 40e-6 / 1e12)
+    assert found["achieved_whole"] == {"of": "cpu", "flop": 2_002_000, "time_us": 60.0, "tflop_per_s": pytest.approx(2_002_000 / 60e-6 / 1e12), "known_frac": 0.6}
+    assert all(line["pct_of_peak"] is None for line in found["achieved"])
+    text = as_text(analyze.analyze([tmp_path / "a.json"]), "x")
+    assert "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time on the CPU" in text
+
+
+def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
+    """2 * 1024^3 in 20 us is 107 TFLOP/s: of an H100's 989 in bfloat16 10.9 %.  In float32 it can only be TF32."""
+    size = 1024
+    for kind, peak, precision in (("c10::BFloat16", 989, "bfloat16"), ("float", 494, "tf32")):
+        rows = [op("aten::mm", 0, 20, [size, size], [size, size], kind=kind), *launched("nvjet", 30, 20, 5, 1), *launched("add", 50, 20, 25, 2)]
+        found = analysed(write(tmp_path / "a.json", rows, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]))
+        (line,) = found["achieved"]
+        assert (line["precision"], line["tflop_per_s"]) == (precision, pytest.approx(2 * size**3 / 20e-6 / 1e12))
+        assert line["pct_of_peak"] == pytest.approx(100 * line["tflop_per_s"] / peak, rel=0.01)
+        assert found["flop_known_frac"] == 0.5 and found["achieved_whole"]["of"] == "device"  # no operator launched the sum
+        assert line["flop_per_byte"] == pytest.approx(size / (3 if kind == "c10::BFloat16" else 6)) and line["bound"] == "compute"
+    tall = [op("aten::mm", 0, 20, [size, 1], [1, size], kind="float"), *launched("gemv", 30, 20, 5, 1)]
+    assert analysed(write(tmp_path / "b.json", tall, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]))["achieved"][0]["bound"] == "memory"
+
+
+def test_kernels_that_are_linked_to_no_operator_give_no_rates_of_the_host(tmp_path):
+    rows = [op("aten::mm", 0, 20, [64, 64], [64, 64]), event("kernel", "gemm", 30, 20, pid=0, tid=7, device=0, stream=7, correlation=9)]
+    found = analysed(write(tmp_path / "a.json", rows))
+    assert found["achieved"] == [] and found["flop_known_frac"] == 0.0
+
+
+# ---- who launched what
+
+
+def test_a_kernel_is_traced_to_its_operator_annotation_module_and_line(tmp_path):
+    """In backward autograd's thread launches; the annotation is that in which the main thread stands then."""
+    rows = [
+        step(1, 0, 300), event("user_annotation", "forward", 0, 100), event("user_annotation", "backward", 100, 100),
+        event("python_function", "train.py(12): step", 1, 190), event("python_function", "nn.Module: Block_3", 2, 60),
+        event("python_function", "torch/nn/modules/linear.py(134): forward", 3, 50), event("cpu_op", "aten::addmm", 10, 20),
+        *launched("gemm", 50, 10, 15, 1), event("cpu_op", "AddmmBackward0", 108, 30, tid=2), event("cpu_op", "aten::mm", 110, 20, tid=2),
+        event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2), event("kernel", "gemm", 150, 20, pid=0, tid=7, stream=7, device=0, correlation=2),
+    ]  # fmt: skip
+    assert analysed(write(tmp_path / "a.json", rows))["launchers"] == [
+        {"kernel": "gemm", "operator": "aten::mm", "annotation": "backward", "module": None, "source": None, "count": 1, "device_us": 20.0},
+        {"kernel": "gemm", "operator": "aten::addmm", "annotation": "forward", "module": "Block_3", "source": "train.py(12): step", "count": 1, "device_us": 10.0},
+    ]
+
+
+def test_modules_of_a_cpu_trace_have_their_own_time(tmp_path):
+    rows = [event("python_function", "nn.Module: Net_0", 0, 100), event("python_function", "nn.Module: Linear_0", 10, 30), event("python_function", "nn.Module: Linear_1", 50, 40)]
+    found = analysed(write(tmp_path / "a.json", [*rows, event("cpu_op", "aten::mm", 12, 5)]))
+    assert found["modules"] == [{"module": "Linear_1", "cpu_us": 40.0, "num_calls": 1}, {"module": "Net_0", "cpu_us": 30.0, "num_calls": 1}, {"module": "Linear_0", "cpu_us": 30.0, "num_calls": 1}]
+
+
+def test_the_last_step_is_left_out_of_everything_alike(tmp_path):
+    rows = [step(1, 0, 100), step(2, 100, 100)]
+    for start in (0, 100):
+        rows += [event("user_annotation", "forward", start + 1, 90), event("cpu_op", "aten::mm", start + 2, 50)]
+    found = analysed(write(tmp_path / "a.json", rows))
+    assert (found["phases"][0]["host_us"], found["operators"][0]["count"], [line["step"] for line in found["steps"]]) == (90.0, 1, [1])
+    assert {line["name"]: line["count"] for line in found["annotations"]} == {"forward": 1, "ProfilerStep#1": 1}
+    whole = analysed(tmp_path / "a.json", include_last_step=True)
+    assert (whole["phases"][0]["host_us"], whole["operators"][0]["count"], whole["profiler_steps"]) == (180.0, 2, [1, 2])
+
+
+def test_operators_that_lead_by_any_measure_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(analyze, "MAX_OPERATORS", 1)
+    rows = [op("aten::mm", 0, 10, [9, 9], [9, 9]), event("cpu_op", "slow", 10, 50), event("cpu_op", "gpu", 60, 5), *launched("k", 90, 30, 61, 1), event("cpu_op", "neither", 80, 20)]
+    assert [line["name"] for line in analysed(write(tmp_path / "a.json", rows))["operators"]] == ["gpu", "slow", "aten::mm"]
+
+
+# ---- advice
+
+
+def copy(ts, dur, name="Memcpy HtoD (Pageable -> Device)", correlation=1, stream=9):
+    return launched(name, ts, dur, ts - 5, correlation, cat="gpu_memcpy", stream=stream)
+
+
+def said(path):
+    return " ".join(analysed(path)["advice"])
+
+
+def test_advice_on_copies_knows_pageable_from_pinned_and_hidden_from_exposed(tmp_path):
+    kernel = launched("gemm", 100, 900, 90, 2)
+    assert "overlap with nothing take 10.0 % of the time (over 5 %): pin the host's memory" in said(write(tmp_path / "a.json", [*kernel, *copy(0, 100)]))
+    assert "copy the next batch earlier" in said(write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy HtoD (Pinned -> Device)")]))
+    assert said(write(tmp_path / "a.json", [*kernel, *copy(300, 100)])) == ""
+    assert said(write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy DtoD (Device -> Device)")])) == ""
+
+
+def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
+    """Two reads launch a copy, one is of a tensor of the host."""
+    rows = [*launched("gemm", 0, 1000, 0, 1)]
+    for num, ts in enumerate((100, 300)):
+        rows += [event("cpu_op", "aten::_local_scalar_dense", ts, 100), *launched("Memcpy DtoH (Device -> Pageable)", ts + 50, 2, ts + 5, num + 2, cat="gpu_memcpy")]
+    found = analysed(write(tmp_path / "a.json", [*rows, event("cpu_op", "aten::_local_scalar_dense", 600, 10)]))
+    assert found["items"] == {"count": 2, "sum_us": 200.0}
+    assert "The host read 2 values from the device" in " ".join(found["advice"]) and "0.20 ms" in " ".join(found["advice"])
+
+
+def test_the_profilers_own_synchronisation_at_the_end_is_nobodys_fault(tmp_path):
+    rows = [step(1, 0, 1000), *launched("gemm", 10, 980, 5, 1), event("cuda_runtime", "cudaDeviceSynchronize", 1001, 500)]
+    found = analysed(write(tmp_path / "a.json", rows))
+    assert found["synchronisations"] == [] and found["advice"] == []
+    inside = [*rows, event("cuda_runtime", "cudaStreamSynchronize", 500, 100)]
+    assert "waited 0.10 ms in cudaStreamSynchronize (10.0 % of its time, over 5 %)" in said(write(tmp_path / "a.json", inside))
+
+
+# ---- diff
+
+
+def compared(a, b, by=None):
+    ranks = [load(path) for path in (a, b)]
+    by = by or diff.by_default(ranks)
+    return {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
+
+
+def adds_up(found):
+    assert found["explained_ms"] == pytest.approx(sum(line["change_ms"] for line in found["lines"]), abs=1e-9)
+    assert found["change_ms"] == pytest.approx(found["explained_ms"] + found["rest_ms"], abs=1e-9)
+    assert found["rest_ms"] == pytest.approx(found["idle_change_ms"] - found["overlap_change_ms"], abs=1e-9)
+
+
+def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_path):
+    """A: 1 ms of gemm and 1 ms of copy one after the other in a step of 3.  B: both at once, gemm 1.5, in a step of 2."""
+    a = [step(1, 0, 3000), step(2, 3000, 10), *launched("gemm", 100, 1000, 10, 1), *launched("copy", 1100, 1000, 20, 2, stream=9)]
+    b = [step(1, 0, 2000), step(2, 2000, 10), *launched("gemm", 100, 1500, 10, 1), *launched("copy", 200, 1000, 20, 2, stream=9)]
+    found = compared(write(tmp_path / "a.json", a), write(tmp_path / "b.json", b))
+    assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
+    assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
+    adds_up(found)
+    text = diff_text(found, "a", "b")
+    assert "-1.000 ms" in text and "+0.500 ms in kernels" in text and "-0.500 ms in which none of them ran" in text and "-1.000 ms by running" in text
+
+
+def test_cpu_traces_are_compared_by_operator_and_shape(tmp_path, capsys):
+    def trace(name, size, dur):
+        rows = [step(1, 0, 5000), step(2, 5000, 10), op("aten::linear", 0, dur + 100, [size, 8], [8, 8]), op("aten::mm", 50, dur, [size, 8], [8, 8]), event("cpu_op", "aten::add", 4000, 500)]
+        return write(tmp_path / name, rows)
+
+    a, b = trace("a.json", 16, 1000), trace("b.json", 32, 3000)
+    found = compared(a, b)
+    assert found["by"] == "operator" and found["change_ms"] == 0.0 and found["idle_change_ms"] == -2.0
+    assert [(line["what"], line["status"], line["change_ms"]) for line in found["lines"][:2]] == [("aten::mm [[32, 8], [8, 8]]", "appeared", 3.0), ("aten::mm [[16, 8], [8, 8]]", "vanished", -1.0)]
+    adds_up(found)
+    assert analyze.main(["diff", str(a), str(b)]) == 0
+    assert "operators, the lines below" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--by kernel: .*a.json has no kernels"):
+        analyze.main(["diff", str(a), str(b), "--by", "kernel"])
+
+
+def test_kernels_that_no_operator_launched_have_a_line_too(tmp_path):
+    a = write(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20), *launched("gemm", 50, 1000, 5, 1), *launched("lost", 1050, 500, 30, 2)])
+    found = compared(a, a, "operator")
+    assert {line["what"]: line["a_ms"] for line in found["lines"]} == {"aten::mm": 1.0, "(launched by no recorded operator)": 0.5}
+    adds_up(found)
+
+
+@needs_shared
+@pytest.mark.parametrize("by", ["kernel", "operator"])
+def test_the_pair_of_real_traces_explains_its_difference(by):
+    """76.8 ms a step became 115.6: the embedding's backward, copies on the device, and graphs' products instead of others."""
+    paths = [find(traces.SHARED / "files" / f"hta_trace_diff_{which}")[0] for which in ("control", "test")]
+    found = compared(*paths, by)
+    assert (found["step_ms"], found["num_steps"]) == ([pytest.approx(76.765), pytest.approx(115.6102)], [5, 5])
+    adds_up(found)
+    ranks = [load(path) for path in paths]
+    sums_ms = [rank.dur[window.device_rows(rank)].sum() / 5e6 for rank in ranks]
+    assert found["explained_ms"] == pytest.approx(sums_ms[1] - sums_ms[0], abs=1e-9)  # no kernel is in no line
+    assert {line["status"] for line in found["lines"]} >= {"appeared", "vanished", "changed"}
+    if by == "kernel":
+        most = {line["what"][:40]: line["change_ms"] for line in found["lines"][:6]}
+        assert most["Memcpy DtoD (Device -> Device)"] == pytest.approx((77.503 - 2.107) / 5, abs=0.3)
+
+
+# ---- what was named
+
+
+def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(tmp_path, capsys):
+    for number in (0, 1):
+        write(tmp_path / f"rank{number}.json", launched("gemm", 0, 10, 0, 1))
+    files = [str(tmp_path / f"rank{number}.json") for number in (0, 1)]
+    assert analyze.main([*files, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["ranks"]) == ["0", "1"]
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    for name in ("a", "b"):
+        write(tmp_path / name / "x.json", launched(name, 0, 10, 0, 1))
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    assert analyze.main([*folders, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[folder]["ranks"]["0"]["kernels"][0]["name"] for folder in folders] == ["a", "b"]
+
+
+def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
+    path = write(tmp_path / "a.json", launched("gemm", 0, 10, 0, 1), distributedInfo={"rank": 0, "world_size": 10**9})
+    assert analyze.analyze([path])["overall"]["missing_ranks"] == []
+
+
+@needs_shared
+def test_every_part_of_the_answer_is_printed_for_a_real_trace():
+    text = as_text(analyze.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x")
+    for title in ("Time of the device", "What it means", "Kernels by type", "Categories", "Kernels", "Who launched them", "Operators by device time", "Operators by own CPU time",
+                  "Steps", "Annotations of the host", "Annotations of the GPU", "Idle time by stream", "launches: a call takes", "Queued launches", "Copies and their bandwidth",
+                  "Critical path", "Largest gaps of the device", "1258 device rows of the last step, 6, are not counted"):  # fmt: skip
+        assert title in text, title
+
+
+def test_a_table_of_operators_without_rows_is_empty(tmp_path):
+    rank = load(write(tmp_path / "a.json", launched("gemm", 0, 10, 0, 1)))
+    assert operators.table(rank, window.device_rows(rank)) == []
