@@ -165,6 +165,9 @@ def diff_text(found, a, b):
             f"  {found['idle_change_ms']:+.3f} ms in which none of them ran\n"
             f"  {-found['overlap_change_ms']:+.3f} ms by running more or less of them at once"
         )
+    if found["categories"]:
+        rows = [(f"{line['change_ms']:+.3f}", _three(line["a_ms"]), _three(line["b_ms"]), line["category"]) for line in found["categories"]]
+        lines.append("\n" + _table(("ms a step", "A ms", "B ms", "category of kernels"), rows, "simple"))
     shown = [line for line in found["lines"] if line["status"] != "same"]
     rows = [(f"{line['change_ms']:+.3f}", line["status"], _three(line["a_ms"]), _three(line["b_ms"]), _one(line["a_count"]), _one(line["b_count"]), _short(line["what"], 80)) for line in shown[: 3 * NUM_LINES]]
     if rows:

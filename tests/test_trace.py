@@ -266,11 +266,11 @@ def test_layout_and_compression_change_nothing(tmp_path, suffix, indent):
 def test_nanoseconds_are_exact_however_large_the_stamp(tmp_path):
     """Twice as many digits as a double holds; written as text so that the test itself does not round."""
     rows = launched("gemm", "START", "DUR", 5, 1)
-    text = json.dumps({"traceEvents": rows}).replace('"START"', "1712195495502094.592").replace('"DUR"', "0.001")
+    text = json.dumps({"traceEvents": rows}).replace('"START"', "1712195495502094.593").replace('"DUR"', "0.001")
     (tmp_path / "a.json").write_text(text)
     rank = load(tmp_path / "a.json")
     row = rank.device_rows()[0]
-    assert (rank.ts[row], rank.end[row]) == (1712195495502094592, 1712195495502094593)
+    assert (rank.ts[row], rank.end[row]) == (1712195495502094593, 1712195495502094594)
 
 
 def test_numbers_as_text_are_numbers(tmp_path):

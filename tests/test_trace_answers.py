@@ -234,6 +234,8 @@ def test_the_pair_of_real_traces_explains_its_difference(by):
     ranks = [load(path) for path in paths]
     sums_ms = [rank.dur[window.device_rows(rank)].sum() / 5e6 for rank in ranks]
     assert found["explained_ms"] == pytest.approx(sums_ms[1] - sums_ms[0], abs=1e-9)  # no kernel is in no line
+    assert sum(line["change_ms"] for line in found["categories"]) == pytest.approx(found["explained_ms"], abs=1e-9)
+    assert [line["category"] for line in found["categories"][:2]] == ["matmul", "memory copy"]
     assert {line["status"] for line in found["lines"]} >= {"appeared", "vanished", "changed"}
     if by == "kernel":
         most = {line["what"][:40]: line["change_ms"] for line in found["lines"][:6]}

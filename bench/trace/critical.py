@@ -103,27 +103,22 @@ def gaps(rank, rows, limit=NUM_GAPS):
     low, high = intervals.gaps(merged)
     longest = np.argsort(low - high, kind="stable")[:limit]
     first = int(rank.ts[rows].min())
-    order = rows[np.argsort(rank.ts[rows], kind="stable")]
-    calls = window.launches(rank, order)
-    by_end = rows[np.argsort(rank.end[rows], kind="stable")]
-    found = []
-    for gap in longest:
-        after = int(np.searchsorted(rank.ts[order], high[gap]))
-        before = int(np.searchsorted(rank.end[by_end], low[gap], side="right")) - 1
-        middle = np.array([(low[gap] + high[gap]) // 2])
-        found.append({
-            "start_us": int(low[gap] - first) / US, "us": int(high[gap] - low[gap]) / US, "before": rank.names[rank.name[by_end[before]]],
-            "after": rank.names[rank.name[order[after]]], "host": _doing(rank, calls[after : after + 1], middle),
-        })  # fmt: skip
-    return found
+    order, by_end = (rows[np.argsort(side[rows], kind="stable")] for side in (rank.ts, rank.end))
+    low, high = low[longest], high[longest]
+    after = order[np.searchsorted(rank.ts[order], high)]
+    before = by_end[np.searchsorted(rank.end[by_end], low, side="right") - 1]
+    return [
+        {"start_us": int(begin - first) / US, "us": int(stop - begin) / US, "before": rank.names[rank.name[earlier]], "after": rank.names[rank.name[later]], "host": host}
+        for begin, stop, earlier, later, host in zip(low, high, before, after, _doing(rank, window.launches(rank, after), (low + high) // 2))
+    ]
 
 
-def _doing(rank, call, moment):
+def _doing(rank, calls, moments):
+    """What the thread of each call was in at the moment beside it: the innermost call, else operator, else annotation."""
+    found = np.full(len(calls), -1)
     for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
-        row = attribution.by_thread(rank, call, moment, kind)[0]
-        if row >= 0:
-            return rank.names[rank.name[row]]
-    return None
+        found = np.where(found >= 0, found, attribution.by_thread(rank, calls, moments, kind))
+    return [rank.names[rank.name[row]] if row >= 0 else None for row in found]
 
 
 def synchronisations(rank, counted=()):

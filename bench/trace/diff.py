@@ -21,7 +21,7 @@ def by_default(ranks):
 
 
 def profile(rank, by="kernel"):
-    """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}}, everything per step.
+    """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}, "categories": {name: ms}}, per step.
 
     key: (name,) of a kernel, or (operator, shapes).  Without ProfilerSteps the whole trace is one step, and step_ms is None.
     An operator's time is that of the kernels it launched, or its own on the CPU where there are none.  span_ms: from the
@@ -38,6 +38,7 @@ def profile(rank, by="kernel"):
         "span_ms": int(end.max() - start.min()) / num_steps / NS_PER_MS if len(start) else None,
         "busy_ms": busy_ns / num_steps / NS_PER_MS,
         "lines": {key: {"ms": us / US_PER_MS / num_steps, "count": count / num_steps} for key, (us, count) in lines.items()},
+        "categories": {line["category"]: line["sum_us"] / US_PER_MS / num_steps for line in _categories(rank, rows)},
     }
 
 
@@ -61,6 +62,10 @@ def _kernels(rank, rows):
     return lines
 
 
+def _categories(rank, rows):
+    return kernels.by_category(kernels.by_name(rank, rows, kernels.types(rank, rows)))
+
+
 def _operators(rank, rows):
     """With a line for kernels that no recorded operator launched, so that all of them are in some line."""
     lines, known_us = {}, 0.0
@@ -76,11 +81,12 @@ def _operators(rank, rows):
 
 
 def compare(a, b):
-    """Two profiles -> {"of", of: [a, b], "num_steps", "change_ms", "explained_ms", "rest_ms", "idle_change_ms", "overlap_change_ms", "lines"}
+    """Two profiles -> {"of", of: [a, b], "num_steps", "change_ms", "explained_ms", "rest_ms", "idle_change_ms", "overlap_change_ms", "lines", "categories"}
 
     of: "step_ms", or "span_ms" where a trace has no steps.  lines, the largest change first: {"what", "status": "appeared" |
     "vanished" | "changed" | "same", "a_ms", "b_ms", "change_ms", "a_count", "b_count"}; explained_ms is their sum.
-    rest_ms = change_ms - explained_ms = idle_change_ms - overlap_change_ms.
+    rest_ms = change_ms - explained_ms = idle_change_ms - overlap_change_ms.  categories: {"category", "a_ms", "b_ms",
+    "change_ms"} of all kernels: names change with a library's version, what they do does not.
     """
     lines = []
     for key in a["lines"].keys() | b["lines"].keys():
@@ -101,4 +107,7 @@ def compare(a, b):
         found["rest_ms"] = found["change_ms"] - found["explained_ms"]
         found["idle_change_ms"] = (b[of] - b["busy_ms"]) - (a[of] - a["busy_ms"])
         found["overlap_change_ms"] = (sums_ms[1] - b["busy_ms"]) - (sums_ms[0] - a["busy_ms"])
-    return found | {"lines": lines}
+    names = a["categories"].keys() | b["categories"].keys()
+    pairs = {name: (a["categories"].get(name, 0.0), b["categories"].get(name, 0.0)) for name in names}
+    categories = [{"category": name, "a_ms": old, "b_ms": new, "change_ms": new - old} for name, (old, new) in pairs.items()]
+    return found | {"lines": lines, "categories": sorted(categories, key=lambda one: (-abs(one["change_ms"]), one["category"]))}
