@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bench import clock, collector, failures, flight, instruments
+from bench import clock, collector, failures, flight, instruments, resolve
 from bench import config as schema
 from bench.instruments.base import Context, Watch
 from bench.timers import HostMarks
@@ -231,7 +231,7 @@ def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
 def test_the_default_policy_has_one_config_id_said_or_not():
     def hardware(**settings):
         found = schema.HardwareConfig(device="cpu", **settings)
-        schema.resolve_hardware(found, schema.Machine(0, 2))
+        resolve.resolve_hardware(found, schema.Machine(0, 2))
         return found
 
     assert hardware(gc="freeze") == hardware()

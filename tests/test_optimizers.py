@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bench import config as bench_config
+from bench import resolve
 from models import MODELS, OPTIMIZERS
 from models.muon import Muon, newton_schulz, share_out
 
@@ -263,7 +264,7 @@ def test_a_rank_without_a_matrix_of_its_own_still_gets_the_update(two_ranks):
 def test_conf_optim_sets_what_its_optimizer_needs_and_no_more(name):
     values = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "optim" / f"{name}.yaml"))
     optim = bench_config.build(bench_config.OptimConfig, values)
-    bench_config._check_optim(optim)
+    resolve._check_optim(optim)
     assert optim.name == name and optim.schedule == "trapezoid"
     optimizer = OPTIMIZERS[name](MODELS["modern"](**SHAPE), optim, 0, 1, "cpu")
     assert max(group["peak_lr"] for group in optimizer.param_groups) == max(optim.lr, optim.muon_lr or 0)
