@@ -18,6 +18,15 @@ def utc_now():
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def write_out(path, text):
+    """A file that the user asked for, with the folders above it.  ValueError with what to try where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
+
+
 def write_json(path, obj, durable=True):
     """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
 

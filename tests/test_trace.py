@@ -58,25 +58,6 @@ def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
 
 
 @needs_shared
-@pytest.mark.parametrize("name", ["hta_trace_diff_control", "hta_trace_diff_test", "param_dlrm_8rank"])
-def test_kernel_and_idle_tables_are_those_of_hta_on_integer_microseconds(name):
-    expected = json.loads((traces.SHARED / "expected" / f"{name}.json").read_text())["exclude_last_step"]
-    kernel_lines, idle_lines = {}, {}
-    for rank in shared(name):
-        rows = window.device_rows(rank)
-        for line in kernels.by_name(rank, rows, kernels.types(rank, rows)):
-            kernel_lines[rank.rank, line["name"], line["type"]] = line
-        for line in temporal.idle(rank, rows):
-            idle_lines[rank.rank, line["stream"]] = line
-    theirs = expected["kernel_breakdown_all"]["by_kernel"]
-    assert theirs
-    for line in theirs:
-        ours = kernel_lines[line["rank"], line["name"], line["kernel_type"]]
-        for key, their_key in (("sum_us", "sum (us)"), ("max_us", "max (us)"), ("min_us", "min (us)"), ("mean_us", "mean (us)"), ("std_us", "stddev")):
-            assert ours[key] == pytest.approx(line[their_key], rel=1e-9), (line["name"], key)
-
-
-@needs_shared
 def test_the_diff_of_two_real_traces_adds_up_to_the_change():
     profiles = [diff.profile(shared(f"hta_trace_diff_{which}")[0]) for which in ("control", "test")]
     found = diff.compare(*profiles)

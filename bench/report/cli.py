@@ -60,11 +60,7 @@ def _race(folder, args):
 
 
 def _write(path, html):
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, html)
-    except OSError as error:
-        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
+    atomic.write_out(path, html)
     _say(path)
     return 0
 

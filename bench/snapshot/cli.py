@@ -28,7 +28,7 @@ def main(argv):
         facts, html = read(path)
         place = places.of_user(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
-            _write(place, html)
+            atomic.write_out(place, html)
             print(_words(os.path.relpath(place), facts))
         told.append({"snapshot": os.path.relpath(path), **facts})
     if args.json:
@@ -87,14 +87,6 @@ def _found(word):
             f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"
         )
     return paths
-
-
-def _write(path, html):
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, html)
-    except OSError as error:
-        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
 
 
 def _parser():
