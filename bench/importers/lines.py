@@ -1,49 +1,32 @@
 """Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
 
 A line that begins with "step:7/", "s:7 " or "tailavg step:" is a metric line; the code that logs embed is none of this file's.
-A line's shape is what is left of it without digits: lines of one shape are read together.  Reported is what is no whole metric
-line but looks like one: cut, torn by another rank's output, the second voice of a run, or with words in front.
+Lines of the common shapes are read as tables, the others word by word.  Reported is what is no whole metric line but looks like
+one: cut, torn by another rank's output, the second voice of a run, or with words in front.
 """
 
 import codecs
-import itertools
 import math
 import re
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
+from bench.importers import tables
+from bench.importers.text import Text
+
 IS_METRIC = re.compile(rb"(?:step|s):\d|tailavg step:")
+BEGINNINGS = (b"step:", b"s:", b"tailavg ")
 FIRST = re.compile(rb"\n(?:(?:step|s):\d|tailavg step:\d)")  # with a newline first, which is looked for quickly
-# in a line that is none: the middle of a metric line
-STRAY = re.compile(rb"(?<![\w./])(?:step:\d+/\d+ +\w+:|s:\d+ t[re]l:)|(?:train_time|step_avg):[\d.]")
+# in a line that is none: the middle of a metric line.  The words come first, what may not stand before them after: quick to search
+STRAYS = tuple(re.compile(pattern) for pattern in (
+    rb"step:(?<![\w./]step:)\d+/\d+ +\w+:", rb"s:(?<![\w./]s:)\d+ t[re]l:", rb"train_time:[\d.]", rb"step_avg:[\d.]",
+))  # fmt: skip
 LAST_DECIMALS = re.compile(rb"\.(\d*)\s*$")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
 BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t]+)+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)  # "[rank0]: ", "0: "
-# shape -> columns; train_time in ms. "-" is a number that is not kept
-SHAPES = {
-    b"s: trl: lr: norm:": ("step", "train_loss", "lr", "grad_norm"),
-    b"s: trl:": ("step", "train_loss"),
-    b"s: tel:": ("step", "val_loss"),
-    b"step:/ train_loss: train_time:ms step_avg:ms": ("step", "total", "train_loss", "train_time_ms", "step_avg_ms"),
-    b"step:/ train_loss: train_time:ms step_avg:nanms": ("step", "total", "train_loss", "train_time_ms"),
-    b"step:/ train_time:ms step_avg:ms": ("step", "total", "train_time_ms", "step_avg_ms"),
-    b"step:/ train_time:ms step_avg:nanms": ("step", "total", "train_time_ms"),
-    b"step:/ val_loss: train_time:ms step_avg:ms": ("step", "total", "val_loss", "train_time_ms", "step_avg_ms"),
-    b"step:/ val_loss: train_time:ms step_avg:nanms": ("step", "total", "val_loss", "train_time_ms"),
-    b"step:/ train_time:s step_avg:ms": ("step", "total", "train_time_s", "step_avg_ms"),
-    b"step:/ train_time:s step_avg:nanms": ("step", "total", "train_time_s"),
-    b"step:/ val_loss: train_time:s step_avg:ms": ("step", "total", "val_loss", "train_time_s", "step_avg_ms"),
-    b"step:/ val_loss: train_time:s step_avg:nanms": ("step", "total", "val_loss", "train_time_s"),
-}
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
 NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
-NOT_DIGITS = bytes(byte if chr(byte) in "0123456789.-\n" else 32 for byte in range(256))
-COMMAS = bytes(44 if chr(byte) in " /\n" else byte if chr(byte) in "0123456789.-" else 32 for byte in range(256))  # 44 is ","
-DIGITS = b"0123456789."
-MAX_STEP = 10**9  # a number beyond is no step
-FLOATS = msgspec.json.Decoder(list[float])
 
 
 @dataclass
@@ -54,7 +37,7 @@ class Metrics:
     line_numbers: np.ndarray = None  # of each, from 0
     extras: dict = field(default_factory=dict)
     unmatched: list = field(default_factory=list)  # (line number from 0, text) of what looks like one and could not be read
-    shapes: dict = field(default_factory=dict)  # shape -> number of lines
+    shapes: set = field(default_factory=set)  # what is left of metric lines without their numbers
     tails: list = field(default_factory=list)  # {key: text} of "tailavg" lines: read, and no steps of a run
     num_repeated: int = 0  # lines that were there twice in a row
 
@@ -68,8 +51,8 @@ class Metrics:
         self.line_numbers = self.line_numbers[mask]
         self.extras = {int(where[place]): extra for place, extra in self.extras.items() if mask[place]}
 
-    def report(self, lines, line_number):
-        self.unmatched.append((int(line_number), lines[line_number].decode("utf-8", "replace")[:200]))
+    def report(self, text, line_number):
+        self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
 
 
 def plain(data):
@@ -79,7 +62,7 @@ def plain(data):
     data = data.removeprefix(codecs.BOM_UTF8)
     if b"\r" in data:  # alone it is a progress bar's, which the next words overwrite
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if b"\x1b[" in data:
+    if b"\x1b" in data:  # a single byte is found in a fraction of the time of two
         data = COLOUR.sub(b"", data)
     if first(data) == len(data):
         data = BEHIND_PREFIX.sub(b"", data)
@@ -95,70 +78,73 @@ def first(data):
 
 
 def read(data):
-    """The bytes of a plain log without its code -> (Metrics, its lines, a mask of those that are metric lines)."""
-    lines = data.split(b"\n")
-    groups = _by_shape(lines, data.translate(None, DIGITS).split(b"\n"))
-    is_metric = np.zeros(len(lines), bool)
-    for numbers in groups.values():
+    """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of those that are metric lines)."""
+    text = Text(data)
+    by_layout = tables.read(text)
+    is_metric = np.zeros(len(text), bool)
+    for numbers, _ in by_layout.values():
         is_metric[numbers] = True
-    found = _metrics(lines, groups, np.flatnonzero(is_metric))
-    others = b"\n".join(itertools.compress(lines, (~is_metric).tolist()))
-    if STRAY.search(others):
-        for line_number in np.flatnonzero(~is_metric).tolist():
-            if STRAY.search(lines[line_number]):
-                found.report(lines, line_number)
-    _drop_repeated(found, lines)
+    words, strays = _others(text, is_metric)
+    is_metric[list(words)] = True
+    found = _metrics(text, by_layout, words, is_metric)
+    for number in strays:
+        found.report(text, number)
+    _drop_repeated(found, text)
     found.unmatched.sort()
-    return found, lines, is_metric
+    return found, text, is_metric
 
 
-def _by_shape(lines, shapes):
-    """Lines and their shapes -> {shape: numbers of its metric lines}; a Python loop only over shapes."""
-    index = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
-    ids = np.fromiter(map(index.__getitem__, shapes), int, len(shapes))
-    by_id = np.split(np.argsort(ids, kind="stable"), np.cumsum(np.bincount(ids))[:-1])
-    groups = {}
-    for shape, number in index.items():
-        if shape in SHAPES:
-            groups[shape] = by_id[number].tolist()
-        elif shape.startswith((b"step:", b"s:", b"tailavg ")):
-            groups[shape] = [line for line in by_id[number].tolist() if IS_METRIC.match(lines[line])]
-    return {shape: numbers for shape, numbers in groups.items() if numbers}
+def _others(text, in_table):
+    """Of the lines that are in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
+    words, strays = {}, []
+    others = text.without(in_table)
+    may_stray = any(stray.search(others) for stray in STRAYS)
+    for number, line in zip(np.flatnonzero(~in_table).tolist(), others.split(b"\n")):
+        if line.startswith(BEGINNINGS) and IS_METRIC.match(line):
+            words[number] = line
+        elif may_stray and any(stray.search(line) for stray in STRAYS):
+            strays.append(number)
+    return words, strays
 
 
-def _metrics(lines, groups, line_numbers):
-    """Lines, {shape: numbers of its metric lines}, the numbers of all metric lines -> Metrics."""
+def _metrics(text, by_layout, words, is_metric):
+    """Text, the tables of tables.read, {number: line} of the other metric lines, a mask of all -> Metrics."""
+    line_numbers, place_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
     found = Metrics({name: np.full(len(line_numbers), np.nan) for name in (*COLUMNS, *NOT_FINITE.values())}, line_numbers)
-    place_of = np.cumsum(np.bincount(line_numbers, minlength=len(lines))) - 1
+    for layout, (numbers, table) in by_layout.items():
+        found.shapes.add(_shape(layout))
+        places = place_of[numbers]
+        for name, values in table.items():
+            found.columns[name][places] = values
     mask = np.ones(len(line_numbers), bool)
-    for shape, numbers in groups.items():
-        found.shapes[shape.decode("utf-8", "replace")] = len(numbers)
-        if numbers[-1] == len(lines) - 1 and _is_cut(lines, numbers):
-            mask[-1] = False
-            found.report(lines, numbers.pop())
-        table = _table(SHAPES.get(shape), [lines[number] for number in numbers])
-        if table is not None:
-            places = place_of[numbers]
-            for name, values in table.items():
-                found.columns[name][places] = values
-            continue
-        for number in numbers:
-            place = int(place_of[number])
-            mask[place] = _one(lines[number], place, found)
-            if not mask[place] and not TAIL.match(lines[number]):
-                found.report(lines, number)
+    for number, line in words.items():
+        place = int(place_of[number])
+        found.shapes.add(_shape(line))
+        mask[place] = _one(line, place, found)
+        if not mask[place] and not TAIL.match(line):
+            found.report(text, number)
+    if len(mask) and mask[-1] and line_numbers[-1] == len(text) - 1 and _is_cut(text, line_numbers):
+        mask[-1] = False
+        found.report(text, line_numbers[-1])
     if not mask.all():
         found.keep(mask)
     return found
 
 
-def _is_cut(lines, numbers):
-    """Whether the file ends within its last line: with fewer decimals than the line of this shape before it."""
-    before, last = ([None, *(LAST_DECIMALS.search(lines[number]) for number in numbers[-2:])])[-2:]
+def _shape(line):
+    """What is left of a line without its numbers."""
+    return line.translate(None, b"0123456789.").decode("utf-8", "replace")
+
+
+def _is_cut(text, line_numbers):
+    """Whether the file ends within its last line: with fewer decimals than the line of its shape before it."""
+    last = text[line_numbers[-1]]
+    before = next((line for number in line_numbers[-2::-1] if _shape(line := text[number]) == _shape(last)), b"")
+    before, last = LAST_DECIMALS.search(before), LAST_DECIMALS.search(last)
     return before is not None and (last is None or len(last[1]) < len(before[1]))
 
 
-def _drop_repeated(found, lines):
+def _drop_repeated(found, text):
     """A line that stands there twice in a row is one; two lines of one step between others are the voices of two ranks.
 
     The second voice is reported.  Where a step comes twice at a run's end or once in a log, another run begins: see runs.
@@ -168,14 +154,14 @@ def _drop_repeated(found, lines):
         return
     again = np.append(False, same_again(found))
     for place in np.flatnonzero(again).tolist():
-        if lines[found.line_numbers[place]].rstrip() == lines[found.line_numbers[place - 1]].rstrip():
+        if text[found.line_numbers[place]].rstrip() == text[found.line_numbers[place - 1]].rstrip():
             again[place], found.num_repeated = False, found.num_repeated + 1
             step[place] = -1
     inside = again & (step > 0) & ~(step == total)
     near = np.flatnonzero(inside)
     second = again if (np.diff(near) <= 2).any() else np.zeros(len(step), bool)
     for place in np.flatnonzero(second).tolist():
-        found.report(lines, found.line_numbers[place])
+        found.report(text, found.line_numbers[place])
     if second.any() or found.num_repeated:
         found.keep(~second & (step >= 0))
 
@@ -185,27 +171,6 @@ def same_again(found):
     step = found.columns["step"]
     is_val = ~(np.isnan(found.columns["val_loss"]) & np.isnan(found.columns["val_diverged"]))
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
-
-
-def _table(names, lines):
-    """Lines of one known shape -> {column: values}, or None if they are not what the shape promises."""
-    if names is None or not lines:  # no lines: the only one was cut
-        return None
-    text = b"\n".join(lines)
-    numbers = b",".join(text.translate(NOT_DIGITS).split()) if b":nan" in lines[0] else text.translate(COMMAS)
-    try:  # as JSON: the quickest way from digits to floats
-        values = np.array(FLOATS.decode(b"[" + numbers + b"]"))
-    except msgspec.DecodeError:
-        return None
-    if len(values) != len(names) * len(lines):
-        return None
-    values = values.reshape(len(lines), len(names))
-    table = {name: values[:, place] for place, name in enumerate(names)}
-    if (table["step"] % 1).any() or table["step"].max() > MAX_STEP or not np.isfinite(values).all():
-        return None
-    if "train_time_s" in table:
-        table["train_time_ms"] = np.round(table.pop("train_time_s") * 1e3, 6)
-    return table
 
 
 STEP = re.compile(rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+[A-Za-z]\w*:\S+)+)\s*$")

@@ -5,7 +5,6 @@ told apart by trying each on the log's own numbers.
 """
 
 import hashlib
-import itertools
 import re
 from datetime import datetime, timezone
 
@@ -14,17 +13,18 @@ import numpy as np
 from bench.importers import lines
 from bench.importers.run import Run
 
-TORCH = re.compile(rb"^Running [Pp]y[Tt]orch (\S+) compiled for CUDA (\S+)", re.M)
-PYTHON_VERSION = re.compile(rb"^Running Python (\S+)", re.M)
-ON_DEVICE = re.compile(rb"(?:^Running on device_name=| on )((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b", re.M)
-ON_DEVICES = re.compile(rb"^Running on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M)  # ./run.sh export
-SMI_GPU = re.compile(rb"^\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|", re.M)
+# of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
+TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+) compiled for CUDA (\S+)")
+PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
+ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
+ON_DEVICES = re.compile(rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M)  # ./run.sh export
+SMI_GPU = re.compile(rb"\n\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|")
 SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
 SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
-SMI_DATE = re.compile(rb"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
-UTC = re.compile(rb"^Run UTC timestamp=(\S+)", re.M)
-SEED = re.compile(rb"^Using seed=(\d{1,20})\b", re.M)
-PEAK = re.compile(rb"^peak memory (?:consumption|allocated): (\d{1,12}) MiB", re.M)
+SMI_DATE = re.compile(rb"\n(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
+UTC = re.compile(rb"\nRun UTC timestamp=(\S+)")
+SEED = re.compile(rb"\nUsing seed=(\d{1,20})\b")
+PEAK = re.compile(rb"\npeak memory (?:consumption|allocated): (\d{1,12}) MiB")
 RULE = b"=" * 40
 PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
@@ -42,9 +42,9 @@ def read(data, name):
     data = lines.plain(data)
     source, start = _source(data)
     first_number = data.count(b"\n", 0, start) + 1
-    found, texts, is_metric = lines.read(data[start:])
+    found, text, is_metric = lines.read(data[start:])
     runs, places = [], _split(found)
-    for number, facts in enumerate(_facts_of_runs(found, places, texts, is_metric)):
+    for number, facts in enumerate(_facts_of_runs(found, places, text, is_metric)):
         runs.append(_run(found, places[number], facts, source, number))
     unmatched = [(first_number + line, text) for line, text in found.unmatched]
     return runs, {"unmatched": unmatched, "num_repeated": found.num_repeated, "num_tail_lines": len(found.tails), "format_id": _format(found)}
@@ -56,11 +56,11 @@ def _split(found):
         return []
     step, total = found.columns["step"], found.columns["total"]
     another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
-    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(found) | another) + 1)]
-    return [np.arange(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
+    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(found) | another) + 1).tolist()]
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
 
 
-def _facts_of_runs(found, places, texts, is_metric):
+def _facts_of_runs(found, places, text, is_metric):
     """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
 
     A later run of a file without a head of its own is of the same machine; its seed and its start are not told.
@@ -69,23 +69,18 @@ def _facts_of_runs(found, places, texts, is_metric):
     ends = [int(found.line_numbers[of_run[-1]]) for of_run in places]
     first = {}
     for number, (start, end) in enumerate(zip(starts, ends)):
-        before = _text(texts, is_metric, ends[number - 1] + 1 if number else 0, start)
-        after = _text(texts, is_metric, start, starts[number + 1] if number + 1 < len(starts) else len(texts))
-        told = _environment(before if len(places) > 1 else before + b"\n" + after)
+        before = text.without(is_metric, ends[number - 1] + 1 if number else 0, start)
+        after = text.without(is_metric, start, starts[number + 1] if number + 1 < len(starts) else len(text))
+        told = _environment(b"\n" + (before if len(places) > 1 else before + b"\n" + after))
         first = first or told
         if number and told["torch"] is None and told["gpu_name"] is None:
             told = first | {name: told[name] for name in ("seed", "started_at", "started_zone")}
-        peak = PEAK.search(after)
+        peak = PEAK.search(b"\n" + after)
         yield told | {"peak_mib": peak and int(peak[1])}
 
 
-def _text(texts, is_metric, start, stop):
-    """The lines from start to before stop that are no metric lines."""
-    return b"\n".join(itertools.compress(texts[start:stop], (~is_metric[start:stop]).tolist()))
-
-
 def _run(found, places, facts, source, number):
-    columns = {name: values[places] for name, values in found.columns.items()}
+    columns = {name: values[places.start : places.stop] for name, values in found.columns.items()}
     is_val = ~np.isnan(columns["val_loss"])
     total = columns["total"][-1]
     val = np.flatnonzero(is_val)
@@ -113,22 +108,21 @@ def _run(found, places, facts, source, number):
 
 def _meaning(columns):
     """Which of MEANINGS gives the printed step_avg; None: none was printed, or none fits."""
-    step, time_ms, printed = columns["step"], columns["train_time_ms"], columns["step_avg_ms"]
-    known = ~np.isnan(printed) & ~np.isnan(time_ms) & (step > 0)
+    known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
     if not known.any():
         return None
-    is_val = known & ~np.isnan(columns["val_loss"])
-    errors = {}
+    step, time_ms, printed, val_loss = (columns[name][known] for name in ("step", "train_time_ms", "step_avg_ms", "val_loss"))
+    late, is_val = step > 2 * UNTIMED_STEPS, ~np.isnan(val_loss)
     with np.errstate(divide="ignore", invalid="ignore"):
-        errors[MEANINGS[0]] = np.abs(time_ms / step / printed - 1)[known]
-        late = known & (step > 2 * UNTIMED_STEPS)
-        errors[MEANINGS[1]] = np.abs(time_ms / (step - UNTIMED_STEPS) / printed - 1)[late]
-        places = np.flatnonzero(is_val)
-        windows = np.diff(time_ms[places]) / np.diff(step[places]) if len(places) > 1 else np.empty(0)
-        errors[MEANINGS[2]] = np.abs(windows / printed[places[1:]] - 1) if len(places) > 1 else np.empty(0)
-    fits = {name: float(np.mean(found)) for name, found in errors.items() if len(found) and np.isfinite(np.mean(found))}
+        averages = (
+            (time_ms / step, printed),
+            (time_ms[late] / (step[late] - UNTIMED_STEPS), printed[late]),
+            (np.diff(time_ms[is_val]) / np.diff(step[is_val]), printed[is_val][1:]),
+        )
+        errors = {name: np.abs(average / told - 1) for name, (average, told) in zip(MEANINGS, averages)}
+    fits = {name: fit for name, found in errors.items() if len(found) and np.isfinite(fit := found.sum() / len(found))}
     best = min(fits, key=fits.get, default=None)  # by the mean: a wrong meaning may fit most steps of an even race
-    return best if best is not None and np.median(errors[best]) < FIT_FRAC else None
+    return best if best is not None and 2 * np.count_nonzero(errors[best] < FIT_FRAC) > len(errors[best]) else None
 
 
 def _environment(data):
@@ -213,13 +207,12 @@ def _rule(data, start):
 
 def _format(found):
     """A short name of the kind of log."""
-    shapes = set(found.shapes)
     if not len(found):
         return "Z_not_a_run_log"
-    if any(shape.startswith("s:") for shape in shapes):
+    if any(shape.startswith("s:") for shape in found.shapes):
         return "A_llmc_s_trl"
-    if not any("train_time:s" in shape for shape in shapes):
-        return "B_ms_trainloss" if any("train_loss:" in shape for shape in shapes) else "C_ms_no_trainloss"
+    if not any("train_time:s" in shape for shape in found.shapes):
+        return "B_ms_trainloss" if any("train_loss:" in shape for shape in found.shapes) else "C_ms_no_trainloss"
     if found.extras:
         return "F_s_ext"
-    return "E1_s_val_only" if all("val_loss:" in shape for shape in shapes) else "E2_s_with_train_lines"
+    return "E1_s_val_only" if all("val_loss:" in shape for shape in found.shapes) else "E2_s_with_train_lines"
