@@ -106,8 +106,8 @@ def _code_change(a, b):
 
 def _traces(a, b):
     """The change between the traces of both arms; None without traces, and nothing for them is imported then."""
-    folders = [[folder for folder in arm.folders if folder and os.path.isdir(f"{folder}/traces")] for arm in (a, b)]
-    if not all(folders):
+    folders = [[folder for folder in arm.folders if folder] for arm in (a, b)]
+    if not all(any(os.path.isdir(f"{folder}/traces") for folder in some) for some in folders):
         return None
     from bench import trace_change
 

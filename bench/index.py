@@ -189,11 +189,12 @@ def _code():
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Rows hold no circles, and looking for some while 10,000 of them are made takes longer than making them."""
+    """Rows hold no circles, and looking for some while 10,000 of them are made, and later, takes longer than making them."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if enabled:
             gc.enable()

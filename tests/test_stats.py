@@ -99,3 +99,8 @@ def test_the_t_test_cries_wolf_as_often_as_it_says():
         stats.one_sample_t_less([rng.gauss(3.28, 0.001) for _ in range(5)], 3.28)[1] < 0.05 for _ in range(2000)
     )
     assert 71 <= alarms <= 129  # 100 -+ 3 * sqrt(2000 * 0.05 * 0.95)
+
+
+def test_numbers_that_are_none_are_not_constant():
+    """The same nan twice is equal to nothing: a spread of 0 would be a claim."""
+    assert math.isnan(stats.sd([math.nan, math.nan])) and math.isnan(stats.mean([math.nan, math.nan]))

@@ -65,4 +65,5 @@ def median_interval(values, confidence=0.95):
 
 
 def is_constant(values):
-    return all(value == values[0] for value in values)
+    """Whether all of at least one number are equal; nan is not equal to itself."""
+    return values[0] == values[0] and values.count(values[0]) == len(values)
