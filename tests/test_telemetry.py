@@ -57,7 +57,8 @@ class Sampling:
         self.gpus = {uuid: USUAL | changed for uuid, changed in gpus.items()}
         self.write()
         uuids = list(gpus) if uuids is None else uuids
-        job = {"path": str(self.path), "interval_ms": interval_ms, "uuids": uuids, "num_devices": len(uuids), "root_pid": os.getpid()}
+        paces = {"interval_ms": interval_ms, "host_interval_ms": interval_ms}
+        job = {"path": str(self.path), **paces, "uuids": uuids, "num_devices": len(uuids), "root_pid": os.getpid()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)], cwd=racing.REPO, text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -254,7 +255,7 @@ def test_a_full_disk_ends_the_file_and_not_the_counters(tmp_path, library):
 
 def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path, library):
     read_end, write_end = os.pipe()
-    job = json.dumps({"path": str(tmp_path / "telemetry.csv"), "interval_ms": 20, "uuids": [], "num_devices": 0, "root_pid": 1})
+    job = json.dumps({"path": str(tmp_path / "telemetry.csv"), "interval_ms": 20, "host_interval_ms": 20, "uuids": [], "num_devices": 0, "root_pid": 1})
     code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-m', 'bench.telemetry.sampler', '{job}'], stdin={read_end}, stdout=subprocess.PIPE)\n"
@@ -441,7 +442,7 @@ def seen(tmp_path, library, monkeypatch):
             monkeypatch.setenv(name, str(value))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         context = Context(tmp_path, 0, len(gpus), "cuda", 4, HostMarks())
-        (telemetry,), warnings = instruments.load({"telemetry": {"interval_ms": interval_ms}}, context)
+        (telemetry,), warnings = instruments.load({"telemetry": {"interval_ms": interval_ms, "host_interval_ms": interval_ms}}, context)
         assert not warnings
         return Watch([telemetry]), telemetry, context
 
@@ -514,8 +515,10 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
 
 
 def test_an_interval_that_no_driver_can_follow_is_refused(tmp_path):
-    made, (warning,) = instruments.load({"telemetry": {"interval_ms": 5}}, Context(tmp_path, 0, 1, "cpu", 4, HostMarks()))
-    assert made == [] and "instruments.telemetry.interval_ms=5" in warning["error"]
+    for name in ("interval_ms", "host_interval_ms"):
+        settings = {"interval_ms": 100, "host_interval_ms": 1000, name: 5}
+        made, (warning,) = instruments.load({"telemetry": settings}, Context(tmp_path, 0, 1, "cpu", 4, HostMarks()))
+        assert made == [] and f"instruments.telemetry.{name}=5" in warning["error"]
 
 
 @pytest.mark.slow
@@ -525,7 +528,7 @@ def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libr
     scenario = tmp_path / "gpus.txt"
     scenario.write_text("".join(f"GPU-{name} {' '.join(map(str, USUAL.values()))}\n" for name in "ab"))
     more = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}
-    seen = racing.race(tmp_path / "with", "instruments=[regions,telemetry]", "instruments.telemetry.interval_ms=50", **more)
+    seen = racing.race(tmp_path / "with", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more)
     assert racing.losses(without) == racing.losses(seen)
     run = racing.run_json(seen)
     assert len(json.loads((seen / "environment.json").read_text())["gpus"]) == 2

@@ -23,11 +23,12 @@ NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsuppor
 
 
 class Telemetry(Instrument):
-    def __init__(self, context, interval_ms):
+    def __init__(self, context, interval_ms, host_interval_ms):
         super().__init__(context)
-        if interval_ms < 10:
-            raise ValueError(f"instruments.telemetry.interval_ms={interval_ms}: at least 10, drivers refresh no faster")
-        self._interval_ms = interval_ms
+        self._intervals = {"interval_ms": interval_ms, "host_interval_ms": host_interval_ms}
+        for name, value in self._intervals.items():
+            if value < 10:
+                raise ValueError(f"instruments.telemetry.{name}={value}: at least 10, drivers refresh no faster")
         self._path = context.folder / "telemetry.csv"
         self._process = None
         self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
@@ -39,7 +40,7 @@ class Telemetry(Instrument):
         if self.context.rank == 0:
             job = {
                 "path": str(self._path.absolute()),
-                "interval_ms": self._interval_ms,
+                **self._intervals,
                 "uuids": self._uuids(),
                 "num_devices": self.context.world_size if self.context.device_type == "cuda" else 0,
                 "root_pid": int(os.environ.get("SPEEDRUN_AGENT_PID", os.getpid())),
@@ -137,7 +138,6 @@ class Telemetry(Instrument):
         return {
             **self._joined(),
             **{name: value for name, value in report.items() if name != "warnings"},
-            "interval_ms": self._interval_ms,
             "sampler_cpu_frac": cpu_s / run_s if cpu_s is not None and run_s > 0 else None,
         }
 

@@ -1,5 +1,6 @@
-"""The sampling process: python -m bench.telemetry.sampler '{"path", "interval_ms", "uuids", "num_devices", "root_pid"}'.
+"""The sampling process: python -m bench.telemetry.sampler JOB
 
+JOB is JSON: path, interval_ms (of GPUs), host_interval_ms (of the host, where there is no GPU), uuids, num_devices, root_pid.
 Started by rank 0's instrument.  Lines on its standard input steer it: "start" and "stop" are each answered by a line of
 JSON with the energy counters read at that moment; the end of the pipe ends it, and so does the end of its parent, which
 is looked for besides because somebody else may hold the pipe open.  No torch, no CUDA context, no lock shared with the
@@ -25,11 +26,11 @@ PARENT_EVERY_S = 1.0
 
 
 class Sampler:
-    def __init__(self, path, interval_ms, uuids, num_devices, root_pid):
-        self.interval_s = interval_ms / 1e3
+    def __init__(self, path, interval_ms, host_interval_ms, uuids, num_devices, root_pid):
         self.family = host.Family(root_pid)
         self.gpus, self.warnings = nvml.open_gpus(uuids, num_devices) if num_devices else ([], [])
         self.devices = self.gpus or [host.Host(self.family)]
+        self.interval_ms = interval_ms if self.gpus else host_interval_ms
         self.limits = {gpu.name: gpu.limits() for gpu in self.gpus}
         self.num_samples = {device.name: 0 for device in self.devices}
         self.foreign = {}  # device: the most foreign processes seen at once
@@ -88,6 +89,7 @@ class Sampler:
                 self.warnings.append(f"{gpu.name}: {gpu.num_failed_calls} calls of NVML failed")
         return {
             "source": "nvml" if self.gpus else "host",
+            "interval_ms": self.interval_ms,
             "num_samples": self.num_samples,
             "num_missed_ticks": self.num_missed,
             "unsupported": {gpu.name: gpu.unsupported for gpu in self.gpus if gpu.unsupported},
@@ -101,7 +103,7 @@ class Sampler:
     def run(self, parent_pid):
         """Serve until "stop", the end of standard input or the end of the parent."""
         _say({"ready": True})
-        due_s, sampling, rest = 0.0, False, b""
+        due_s, sampling, rest, interval_s = 0.0, False, b"", self.interval_ms / 1e3
         while os.getppid() == parent_pid:
             wait_s = min(PARENT_EVERY_S, max(0.0, due_s - time.monotonic())) if sampling else PARENT_EVERY_S
             if select.select([0], [], [], wait_s)[0]:
@@ -121,9 +123,9 @@ class Sampler:
                         return
             elif sampling and time.monotonic() >= due_s:
                 self.tick()
-                due_s += self.interval_s
-                while due_s < time.monotonic() - self.interval_s:  # a slow call loses ticks: no burst makes up for them
-                    due_s += self.interval_s
+                due_s += interval_s
+                while due_s < time.monotonic() - interval_s:  # a slow call loses ticks: no burst makes up for them
+                    due_s += interval_s
                     self.num_missed += 1
 
 
