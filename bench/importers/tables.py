@@ -22,10 +22,11 @@ LAYOUTS = tuple(re.compile(pattern.replace(b"NUMBER", NUMBER)) for pattern in (
 def read(text):
     """Text -> {layout: (numbers of its lines, {column: values})}, of all lines that have one of LAYOUTS."""
     layouts, of_line = _layouts(text)
+    by_layout, stops = np.argsort(of_line, kind="stable"), np.cumsum(np.bincount(of_line)).tolist()
     tables = {}
-    for number, layout in enumerate(layouts):
+    for layout, start, stop in zip(layouts, [0, *stops], stops):
         if layout.startswith(BEGINNINGS) and (form := _form(layout)):
-            numbers = np.flatnonzero(of_line == number)
+            numbers = by_layout[start:stop]
             lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[text.starts[numbers]]
             tables[layout] = numbers, _columns(lines.view(np.uint8).reshape(len(numbers), -1), *form)
     return tables
