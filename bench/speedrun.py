@@ -3,9 +3,10 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
-from bench import compose, environment, launch, preflight, record, table, verdict
+from bench import compose, environment, launch, preflight, record, table_text, verdict
 from bench.job import prepare
 from bench.progress import last_words, say
+from bench.rows import row_of
 from bench.units import format_bytes
 
 
@@ -39,7 +40,7 @@ def main(argv):
         if run["status"] == "aborted":
             return 1
     print()
-    print(table.text([record.read(run["folder"]) for run in runs]))
+    print(table_text.of_runs([row_of(record.read(run["folder"])) for run in runs]))
     answer = verdict.of_repeats(runs, config.track.p_value)
     say("verdict", answer["words"])
     if job.deviations:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import record, table
+from bench import record, table, table_text
+from bench.rows import METRICS, row_of
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -58,7 +59,7 @@ def test_a_failed_run_is_listed_without_numbers(capsys):
     """Its record knows 3 steps and a val_loss, but these are no result."""
     (row,) = as_json(capsys, str(FAILED))
     assert (row["status"], row["failure"], row["validity"]) == ("failed", "non_finite_loss", "invalid")
-    assert {row[name] for name in table.METRICS} == {None}
+    assert {row[name] for name in METRICS} == {None}
 
 
 def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsys):
@@ -124,15 +125,15 @@ def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(r
 def test_what_does_not_fit_gives_way_from_the_right():
     run = record.read(COMPLETE)
     run["metrics"]["mfu"] = 0.4512
-    wide, narrow = table.text([run], width=200).splitlines(), table.text([run], width=70).splitlines()
-    assert wide[0].split() == list(table.SHOWN)
+    wide, narrow = table_text.of_runs([row_of(run)], width=200).splitlines(), table_text.of_runs([row_of(run)], width=70).splitlines()
+    assert wide[0].split() == list(table_text.SHOWN)
     assert wide[2].split()[3:] == ["4.2500", "0.22", "53.33", "19,200", "0.451", "0.50"]
     assert narrow[0].split() == ["run_id", "track", "status", "val_loss"]
 
 
 def test_a_column_without_any_value_is_not_shown():
-    assert "mfu" not in table.text([record.read(COMPLETE)], width=200)
-    assert table.text([]) == ""
+    assert "mfu" not in table_text.of_runs([row_of(record.read(COMPLETE))], width=200)
+    assert table_text.of_runs([]) == ""
 
 
 def test_markdown_and_csv(results, capsys):
