@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from racing import race, run_json
 
-from bench import dashboards, record, verify
+from bench import dashboards, integrity, record
 from bench.dashboards import cli, reading
 from bench.instruments import load
 from bench.instruments.base import Context
@@ -94,7 +94,7 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
         == "ZeroDivisionError: division by zero"
     )
     assert (run / "run.json").read_bytes() == before
-    ok, words = verify.nothing_is_unrecorded(run, record.read(run))
+    ok, words = integrity.nothing_is_unrecorded(run, record.read(run))
     assert ok, words
 
 
@@ -239,5 +239,5 @@ def test_a_race_that_names_exporters_is_exported_or_warned_and_passes_verificati
     ]
     for name in there:
         assert json.loads((folder / "dashboards" / "dashboards.json").read_text())[name]["error"] is None
-    ok, words = verify.nothing_is_unrecorded(folder, run)
+    ok, words = integrity.nothing_is_unrecorded(folder, run)
     assert ok, words

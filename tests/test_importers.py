@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import import_cli, importers, record, steps, verify
+from bench import import_cli, importers, integrity, record, steps
 from bench.importers import consoles, modded_nanogpt, records
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
@@ -74,7 +74,7 @@ def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp
     }  # fmt: skip
     folders = list(record.find_runs([tmp_path]))
     assert len(folders) == 63
-    assert all(verify.report(folder)["passed"] for folder in folders[::7])
+    assert all(integrity.report(folder)["passed"] for folder in folders[::7])
     assert import_cli.main(["modded-nanogpt", str(SHARED / "modded-nanogpt")]) == 0
     assert "0 new run folders" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench import atomic, record, steps, verify
+from bench import atomic, integrity, record, steps, verify
 from bench import config as schema
 
 RECORDS = Path(__file__).parent / "records"
@@ -51,7 +51,7 @@ def replace_in(path, old, new):
 
 
 def failed_rules(folder):
-    return {rule["rule"]: rule["evidence"] for rule in verify.report(folder)["rules"] if not rule["passed"]}
+    return {rule["rule"]: rule["evidence"] for rule in integrity.report(folder)["rules"] if not rule["passed"]}
 
 
 def test_a_true_record_passes_every_rule(folder, capsys):
@@ -59,7 +59,7 @@ def test_a_true_record_passes_every_rule(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == folder.name
     assert all(line.startswith("    pass  ") for line in lines[1:-1])
-    assert lines[-1] == f"  verify  all {len(verify.RULES + verify.RULES_OF_A_COMPLETE_RUN)} rules passed"
+    assert lines[-1] == f"  verify  all {len(integrity.RULES + integrity.RULES_OF_A_COMPLETE_RUN)} rules passed"
 
 
 @pytest.mark.parametrize("kept", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
@@ -90,7 +90,7 @@ def test_a_file_of_another_size_a_missing_one_and_one_outside_are_found(folder):
 
 def test_a_clone_lacks_the_logs_as_a_whole_and_still_passes(folder):
     shutil.rmtree(folder / "logs")
-    (rule,) = [rule for rule in verify.report(folder)["rules"] if rule["rule"] == "artifacts are unchanged"]
+    (rule,) = [rule for rule in integrity.report(folder)["rules"] if rule["rule"] == "artifacts are unchanged"]
     assert (rule["passed"], rule["evidence"]) == (True, "7 files; not here, as in a clone: logs")
 
 
@@ -209,20 +209,20 @@ def test_only_a_run_that_did_not_complete_may_have_no_metrics(folder, status, fa
 def test_a_clock_that_ran_too_slowly_is_found(folder):
     """The steps add up to 218 ms; train_s of 0.2 s allows 210."""
     edit(folder, measured__train_s_by_rank=[0.2, 0.2])
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
     assert failed_rules(folder) == {"steps fit into the time": "they add up to 0.2180 s, the limit is 0.2100 s"}
 
 
 def test_a_race_longer_than_its_run_is_found(folder):
     edit(folder, measured__wall_s=0.26)  # 0.22 of training + 0.05 of validation
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
     assert list(failed_rules(folder)) == ["times fit into the wall time"]
 
 
 def test_a_race_that_was_stopped_early_is_found(folder):
     lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     (folder / "steps.csv").write_text("".join(lines[:4]))  # steps 0 to 2, with a validation at 2
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
     listed_again(folder)
     assert failed_rules(folder) == {"steps are those of the goal": "2 of 4"}
 
@@ -230,7 +230,7 @@ def test_a_race_that_was_stopped_early_is_found(folder):
 def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
     """Slack for 2,048 tokens is far below the 4 nats by which this loss undercuts its floor."""
     edit(folder, data__floor_nats=8.25)
-    edit(folder, metrics=verify.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
     evidence = failed_rules(folder)["validity is honest"]
     assert "recorded valid, ruled invalid" in evidence
     assert "below the data's floor" in evidence
@@ -241,8 +241,8 @@ def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
 def test_a_record_with_holes_fails_rules_and_ends_none_of_them(folder):
     (folder / "config.yaml").unlink()
     (folder / "steps.csv").unlink()
-    found = verify.report(folder)["rules"]
-    assert len(found) == len(verify.RULES + verify.RULES_OF_A_COMPLETE_RUN)
+    found = integrity.report(folder)["rules"]
+    assert len(found) == len(integrity.RULES + integrity.RULES_OF_A_COMPLETE_RUN)
     assert any("cannot be checked: FileNotFoundError" in rule["evidence"] for rule in found)
 
 
@@ -266,7 +266,7 @@ def test_what_is_no_record_is_wrong_use(tmp_path, folder, capsys):
 
 
 def test_every_rule_says_in_one_sentence_what_it_wants():
-    for rule in verify.RULES + verify.RULES_OF_A_COMPLETE_RUN:
+    for rule in integrity.RULES + integrity.RULES_OF_A_COMPLETE_RUN:
         assert rule.__doc__.endswith(".")
         assert "\n" not in rule.__doc__
 
