@@ -128,6 +128,7 @@ def modded_nanogpt_log(folder):
     has_times = run["metrics"].get("train_s") is not None or (not imported and any(row.get("step_ms") is not None for row in rows))
     lines = list(_step_lines(rows, _num_planned(folder, run, rows), imported) if has_times else _llmc_lines(rows))
     lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
+    lines += imported.get("other_lines") or ()
     peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
     if peaks := [gib for gib in peaks_gib if gib is not None]:
         lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
@@ -140,7 +141,7 @@ def _environment(run):
     if env.get("python") is not None:
         yield f"Running Python {env['python']}"
     if env.get("torch") is not None:
-        yield f"Running PyTorch {env['torch']} compiled for CUDA {env.get('cuda')}"
+        yield f"Running PyTorch {env['torch']}" + (f" compiled for CUDA {env['cuda']}" if env.get("cuda") else "")
     if gpus or env.get("cpu_model"):
         power_w = {gpu.get("power_limit_w") for gpu in gpus} - {None}
         limit = f" at {power_w.pop():g} W" if len(power_w) == 1 else ""
@@ -206,7 +207,7 @@ def _loss(nats):
 
 
 def _tail(words):
-    return " ".join(f"{key}:{text}" for key, text in words.items())
+    return " ".join(f"{key}:{text}" if text else key for key, text in words.items())
 
 
 def _put(text, out):

@@ -7,6 +7,7 @@ shown with its number, and the runs of its file are marked suspect.
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from bench import atomic, importers, places, record, steps
 
 NUM_SHOWN = 20  # lines of one kind
+FOREIGN = re.compile(rb"^.*\bstep\W{0,3}\d.*\bloss\W{0,3}\d.*$", re.I | re.M)
 
 
 def main(argv):
@@ -21,7 +23,8 @@ def main(argv):
     args = _parser().parse_args(argv)
     files = importers.files([places.of_user(word) for word in args.path])
     summary = {"files": 0, "runs": 0, "complete": 0, "incomplete": 0, "not_a_run": 0, "unmatched_metric_lines": 0, "duplicates": 0}
-    told, seen, written = {"unread": [], "unmatched": [], "no run": [], "repeated": []}, set(), 0
+    told, seen, written = {"unread": [], "unmatched": [], "no run": [], "repeated": [], "same run": []}, set(), 0
+    where = {}  # same_run_id -> the first file with that run
     for done, (path, part_of) in enumerate(files, 1):
         if sys.stderr.isatty():
             print(f"\r{done} of {len(files)} files", end="\n" if done == len(files) else "", file=sys.stderr, flush=True)
@@ -32,6 +35,8 @@ def main(argv):
             continue
         _count(summary, found, facts, facts["sha256"] in seen)
         _tell(told, path, found, facts)
+        if facts["sha256"] not in seen:
+            _tell_of_same_runs(told, path, found, where)
         if not args.dry_run and facts["sha256"] not in seen:
             written += sum(write(run, rows, record.results_root()) for run, rows in found)
         seen.add(facts["sha256"])
@@ -59,30 +64,43 @@ def _count(summary, found, facts, is_duplicate):
 def _tell(told, path, found, facts):
     told["unmatched"] += [f"{path}:{number}: not understood: {text!r}" for number, text in facts["unmatched"]]
     if facts["num_repeated"]:
-        told["repeated"].append(f"{path}: {facts['num_repeated']} lines stand there twice in a row; each counts once")
+        told["repeated"].append(f"{path}: {facts['num_repeated']} lines repeat lines before them; each counts once")
     if not found:
-        told["no run"].append(path)
+        told["no run"].append((path, facts["unmatched"]))
+
+
+def _tell_of_same_runs(told, path, found, where):
+    for run, _ in found:
+        same = run["imported"]["same_run_id"]
+        if same is not None and where.setdefault(same, path) != path:
+            told["same run"].append(f"{path}: its run with {same} is also in {where[same]}: compare and table --group count it once")
 
 
 def _print_told(told, form):
     """What a person must look at, on stderr; of each kind the first few."""
-    no_runs = [f"{path}: {_why_no_run(path, form)}" for path in told["no run"][:NUM_SHOWN]]
-    for lines, num_lines in ((told["unread"], None), (told["unmatched"], None), (told["repeated"], None), (no_runs, len(told["no run"]))):
+    no_runs = [f"{path}: {_why_no_run(path, form, unmatched)}" for path, unmatched in told["no run"][:NUM_SHOWN]]
+    kinds = (told["unread"], told["unmatched"], told["repeated"], told["same run"], no_runs)
+    for lines, num_lines in zip(kinds, (None, None, None, None, len(told["no run"]))):
         for line in lines[:NUM_SHOWN]:
             print(f"import: {line}", file=sys.stderr)
         if (num_lines or len(lines)) > NUM_SHOWN:
             print(f"import: and {(num_lines or len(lines)) - NUM_SHOWN:,} more like it", file=sys.stderr)
 
 
-def _why_no_run(path, form):
+def _why_no_run(path, form, unmatched):
     """A file without a run -> what it is instead, as far as can be told."""
+    if unmatched:
+        return f"no run: {len(unmatched)} of its lines look like metric lines, and none was understood"
     data = path.read_bytes()
     if not data.strip():
         return "no run: the file is empty"
     if b"\0" in data[:4096]:
         return "no run: the file is no text"
     other = next((other for other in importers.FORMATS if other != form and importers.read(path, other)[0]), None)
-    return "no run: it has no step's line" + (f" of {form}, but some of {other}: ./run.sh import {other} {path}" if other else "")
+    if other:
+        return f"no run: it has no step's line of {form}, but some of {other}: ./run.sh import {other} {path}"
+    foreign = FOREIGN.search(data)
+    return "no run: it has no step's line" + (f" of {form}; another program's are in it: {foreign[0].decode('utf-8', 'replace')[:100]!r}" if foreign else "")
 
 
 def write(run, rows, results):

@@ -18,7 +18,8 @@ def metrics(run, steps):
     num_steps = steps[-1]["step"] if steps else None
     val_loss = last_val_loss(steps)
     seconds = train_s(measured)
-    timed_s, num_timed_steps = timed(seconds, steps)
+    num_untimed_steps = measured.get("num_untimed_steps") or 0
+    timed_s, num_timed_steps = timed(seconds, steps, num_untimed_steps)
     rate = tokens_per_s(num_timed_steps, measured.get("batch_tokens"), timed_s)
     num_gpus = len(run["environment"].get("gpus") or ())
     gap_nats = _minus(val_loss, run["data"].get("floor_nats"))
@@ -29,7 +30,7 @@ def metrics(run, steps):
         "num_steps": num_steps,
         "val_loss": val_loss,
         "train_s": seconds,
-        "num_flagged_steps": None if num_timed_steps is None else num_steps - num_timed_steps,
+        "num_flagged_steps": None if num_timed_steps is None else num_steps - num_untimed_steps - num_timed_steps,
         "step_avg_ms": step_avg_ms(timed_s, num_timed_steps),
         "step_ms_p50": stats.percentile(timed_ms, 50),
         "step_ms_p95": stats.percentile(timed_ms, 95),
@@ -53,15 +54,18 @@ def train_s(measured):
     return max(measured.get("train_s_by_rank") or (), default=None)
 
 
-def timed(seconds, steps):
+def timed(seconds, steps, num_untimed_steps=0):
     """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
 
-    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.
+    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the first
+    ones of some foreign logs, which their clock does not hold.
     """
     if seconds is None or not steps:
         return None, None
-    flagged_ms = [row["step_ms"] for row in steps if row.get("flags") and row.get("step_ms") is not None]
-    return seconds - s_from_ms(sum(flagged_ms)), steps[-1]["step"] - len(flagged_ms)
+    flagged_ms = [
+        row["step_ms"] for row in steps if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
+    ]
+    return seconds - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
 
 
 def step_avg_ms(seconds, num_steps):

@@ -72,7 +72,7 @@ def read_rows(folders):
 
 
 def groups(rows):
-    """Repeats together: same track, config, source and comparability_id.
+    """Repeats together: same track, config (of logs: name), source and comparability_id.
 
     A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
     config and source.  Means and sd (ddof 1, None for n = 1) are of complete runs that are not invalid
@@ -80,7 +80,7 @@ def groups(rows):
     """
     complete, incomplete = {}, {}
     for row in rows:
-        family = (row["track"], row["config_id"], row["source_sha256"])
+        family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log knows no config
         if row["status"] == "complete":
             complete.setdefault((*family, row["comparability_id"]), []).append(row)
         else:
@@ -96,6 +96,7 @@ def groups(rows):
 def _group(members):
     first = members[0]
     counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]]
+    counted = list({row["log_id"] or row["run_id"]: row for row in counted}.values())  # two files of one run are one
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
     group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bench import import_cli, importers, record
+from bench import import_cli, importers, record, table
 
 LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"
 
@@ -80,4 +80,30 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
 def test_lines_that_stand_there_twice_are_told(logs, capsys):
     (logs / "tee.log").write_text("".join(line * 2 for line in LOG.splitlines(keepends=True)))
     assert import_cli.main(["modded-nanogpt", "tee.log"]) == 0
-    assert "2 lines stand there twice in a row; each counts once" in capsys.readouterr().err
+    assert "2 lines repeat lines before them; each counts once" in capsys.readouterr().err
+
+
+def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
+    (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
+    assert import_cli.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"import: {logs}/whole.txt: its run with 1/1 3.2 100ms is also in {logs}/console.log: compare and table --group count it once\n"
+    assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
+    (group,) = table.groups([row for row in table.read_rows([str(logs / "results")]) if row.update(name="x") is None])
+    assert (group["n"], len(group["run_ids"])) == (1, 2)
+
+
+def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
+    (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
+    assert import_cli.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
+    assert [(group["name"], group["n"]) for group in table.groups(table.read_rows([str(logs / "results")]))] == [("other", 1), ("whole", 1)]
+
+
+@pytest.mark.parametrize("text, words", [
+    ("step: 3/9 | val_loss:3.2 | train_time:38.6s\n", "no run: 1 of its lines look like metric lines, and none was understood"),
+    ("[METRICS] step: 269  |  loss: 4.01\n", "no run: it has no step's line of modded-nanogpt; another program's are in it: '[METRICS] step: 269  |  loss: 4.01'"),
+])  # fmt: skip
+def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words):
+    (logs / "foreign.txt").write_text(text)
+    import_cli.main(["modded-nanogpt", "foreign.txt"])
+    assert f"{logs}/foreign.txt: {words}\n" in capsys.readouterr().err

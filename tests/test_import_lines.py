@@ -169,6 +169,63 @@ def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
     assert run.facts["num_gpus"] == 8
 
 
+# ---- what drivers, steps within a validation and broken runs leave
+
+
+def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_is():
+    """It prints the validations again after each run; a run that broke off after the same first validation has another last line."""
+    first, second = race(loss=3.1), race(loss=3.2)
+    again = [text.splitlines(True)[0] + text.splitlines(True)[-1] for text in (first, second)]
+    runs, facts = read(f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: 7 MiB\n{again[1]}PASS 2\n")
+    assert [(run.val_loss, run.facts["peak_mib"], run.complete) for run in runs] == [(3.1, 5, True), (3.2, 7, True)]
+    assert (facts["num_repeated"], facts["unmatched"]) == (4, [])
+    runs, _ = read(first + first.splitlines(True)[0])
+    assert [run.complete for run in runs] == [True, False]
+
+
+def test_a_run_that_broke_off_has_the_time_of_the_step_that_it_reached():
+    text = VAL.format(step=0, total=4, loss=10.8, ms=0) + "".join(TRAIN.format(step=step, total=4, ms=100 * step) for step in range(1, 5))
+    for num_steps, message in ((4, "the log ends at step 4, without a validation of it"), (3, "the log ends at step 3 of 4")):
+        (run,), _ = read("".join(text.splitlines(True)[: num_steps + 1]))
+        record, _ = record_of(run)
+        assert (record["metrics"]["num_steps"], record["metrics"]["train_s"], record["metrics"]["step_avg_ms"]) == (num_steps, num_steps / 10, 100.0)
+        assert (record["status"], record["failure"]["message"], record["failure"]["step"]) == ("failed", message, num_steps)
+
+
+def test_steps_that_the_clock_left_out_are_in_no_average():
+    text = "".join(f"step:{step}/40 train_time:{ms}ms step_avg:{'nan' if step <= 10 else '50.00'}ms\n" for step in range(1, 41) for ms in [9000 * step if step <= 10 else 50 * (step - 10)])
+    (run,), _ = read(text + "step:40/40 val_loss:3.2 train_time:1500ms step_avg:50.00ms\n")
+    record, rows = record_of(run)
+    found = record["metrics"]
+    assert (found["train_s"], found["step_avg_ms"], found["num_flagged_steps"], found["step_ms_p95"]) == (1.5, 50.0, 0, 50.0)
+    assert {row["flags"] for row in rows if 0 < row["step"] <= 10} == {"untimed"} and rows[1]["train_time_ms"] == 18000.0
+
+
+def test_lines_of_a_step_without_its_loss_or_time_are_kept_as_they_are():
+    others = ["step:2/4 qnorm:15.9 ema_a:0", "val_step:1/2 val_loss:3.2904 val_time:51547ms step_avg:51546.60ms"]
+    text = "\n".join([others[0], race().rstrip().replace(" val_loss:3.2793", " val_loss:3.2793 val_time: 105380ms"), others[1]])
+    (run,), facts = read(text + "\nstep:3/4 val_lo\n")
+    told = record_of(run)[0]["imported"]
+    assert (run.val_loss, run.complete, told["other_lines"], told["line_tails"]) == (3.2793, True, others, {"4": {"val_time": "105380ms"}})
+    assert facts["unmatched"] == [(9, "step:3/4 val_lo")]
+
+
+def test_a_word_behind_a_line_is_kept_and_half_a_word_before_its_end_is_not():
+    (run,), facts = read(race().rstrip() + " final_eval\n")
+    assert (run.val_loss, run.extras, facts["unmatched"]) == (3.2793, {"4": {"final_eval": ""}}, [])
+    (run,), facts = read(race().rstrip().removesuffix(" step_avg:100.00ms") + " step\n")
+    assert run.val_loss == 10.8258 and len(facts["unmatched"]) == 1
+
+
+@pytest.mark.parametrize("text, name, value", [
+    ("args: {'steps': 4, 'seed': 17, 'lam': 0.5}", "seed", 17), ("Running pytorch 2.7.1+cpu", "torch", "2.7.1+cpu"),
+    ("peak memory consumption training: 42 GiB", "peak_mib", 43008), ("Running PyTorch 2.7.1 compiled for CUDA 12.8 on NVIDIA H800         with world_size 8", "gpu_name", "NVIDIA H800"),
+])  # fmt: skip
+def test_other_words_for_the_same_facts(text, name, value):
+    (run,), _ = read(f"{text}\n{race()}{text}\n" if name == "peak_mib" else f"{text}\n{race()}")
+    assert run.facts[name] == value
+
+
 # ---- the record
 
 

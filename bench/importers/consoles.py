@@ -40,11 +40,11 @@ class NanoGpt:
         return None
 
     def clock(self, by_step):
-        """Their sum, where every iteration was printed; with validations in it."""
+        """(meaning, number of first steps that are untimed).  Their sum, where every iteration was printed; with validations in it."""
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
         _summed(by_step, untimed=0)
-        return "sum of the iterations' times, validations included"
+        return "sum of the iterations' times, validations included", 0
 
 
 class NanoChat:
@@ -82,7 +82,7 @@ class NanoChat:
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
         _summed(by_step, untimed)
-        return f"time of the steps, the first {untimed} untimed"
+        return f"time of the steps, the first {untimed} untimed", untimed
 
 
 class KempnerForge:
@@ -117,7 +117,7 @@ class KempnerForge:
     def clock(self, by_step):
         """Their sum, where every step was printed (log_interval 1); in hundredths of a second each."""
         _summed(by_step, untimed=0)
-        return "sum of the steps' times, printed in hundredths of a second"
+        return "sum of the steps' times, printed in hundredths of a second", 0
 
 
 FORMS = {"nanogpt": NanoGpt(), "nanochat": NanoChat(), "kempnerforge": KempnerForge()}
@@ -173,7 +173,7 @@ def _summed(by_step, untimed):
 
 
 def _run(by_step, number, form, facts):
-    meaning = FORMS[form].clock(by_step)
+    meaning, num_untimed = FORMS[form].clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
     last, total = rows[-1]["step"], next((row["total"] for row in rows if "total" in row), int(facts["total"]) if "total" in facts else None)
@@ -192,7 +192,7 @@ def _run(by_step, number, form, facts):
         number=number, columns=columns, num_steps=last, declared_steps=total, val_step=val_step,
         diverged_step=diverged, complete=diverged is None and _is_complete(form, last, val_step, total, facts),
         val_loss=next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None), train_time_ms=timed[-1] if timed else None,
-        step_avg_ms=None, step_avg_meaning=meaning if timed else None, facts=known, extras={}, model=form,
+        step_avg_ms=None, step_avg_meaning=meaning if timed else None, num_untimed_steps=num_untimed if timed else 0, facts=known, extras={}, model=form,
         headline={"val_bpb": str(validated[-1]["val_bpb"])} if validated and "val_bpb" in validated[-1] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
         batch_tokens=round(_number(str(facts["batch_tokens"]))) if "batch_tokens" in facts else None,

@@ -1,6 +1,6 @@
 """Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
 
-A line that begins with "step:7/", "s:7 " or "tailavg step:" is a metric line; the code that logs embed is none of this file's.
+A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed is none of this file's.
 Lines of the common shapes are read as tables, the others word by word.  Reported is what is no whole metric line but looks like
 one: cut, torn by another rank's output, the second voice of a run, or with words in front.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from bench.importers import tables
 from bench.importers.text import Text
 
-IS_METRIC = re.compile(rb"(?:step|s):\d|tailavg step:")
-BEGINNINGS = (b"step:", b"s:", b"tailavg ")
-FIRST = re.compile(rb"\n(?:(?:step|s):\d|tailavg step:\d)")  # with a newline first, which is looked for quickly
+IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
+BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
+FIRST = re.compile(rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)")  # with a newline first, which is looked for quickly
 # in a line that is none: the middle of a metric line.  The words come first, what may not stand before them after: quick to search
 STRAYS = tuple(re.compile(pattern) for pattern in (
     rb"step:(?<![\w./]step:)\d+/\d+ +\w+:", rb"s:(?<![\w./]s:)\d+ t[re]l:", rb"train_time:[\d.]", rb"step_avg:[\d.]",
@@ -39,7 +39,8 @@ class Metrics:
     unmatched: list = field(default_factory=list)  # (line number from 0, text) of what looks like one and could not be read
     shapes: set = field(default_factory=set)  # what is left of metric lines without their numbers
     tails: list = field(default_factory=list)  # {key: text} of "tailavg" lines: read, and no steps of a run
-    num_repeated: int = 0  # lines that were there twice in a row
+    others: list = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
+    num_repeated: int = 0  # lines that repeat lines before them
 
     def __len__(self):
         return len(self.columns["step"])
@@ -120,8 +121,9 @@ def _metrics(text, by_layout, words, is_metric):
     for number, line in words.items():
         place = int(place_of[number])
         found.shapes.add(_shape(line))
-        mask[place] = _one(line, place, found)
-        if not mask[place] and not TAIL.match(line):
+        is_known = _one(line, place, found)
+        mask[place] = is_known == "step"
+        if not is_known:
             found.report(text, number)
     if len(mask) and mask[-1] and line_numbers[-1] == len(text) - 1 and _is_cut(text, line_numbers):
         mask[-1] = False
@@ -173,8 +175,11 @@ def same_again(found):
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
-STEP = re.compile(rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+[A-Za-z]\w*:\S+)+)\s*$")
+STEP = re.compile(rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$")
+WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # elsewhere a blank may stand for a lost digit
 TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
+VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
+MEASURED = re.compile(rb"loss|time|avg|lr")  # in the keys of a line that says more than how something else stood
 NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
 LOSSES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
 KEPT = {b"lr": "lr", b"norm": "grad_norm"}
@@ -182,15 +187,18 @@ NOT_TWICE = (b"step", b"s")  # a second line inside of the line
 
 
 def _one(line, place, found):
-    """A line of a rarer shape: key:value words in any order.  False: not kept as a step's line."""
+    """A line of a rarer shape: key:value words in any order.  "step": a step's line; "other": understood, of no step; None: not understood."""
     if TAIL.match(line):
         found.tails.append(_texts(line[len(b"tailavg ") :].split()))
-        return False
+        return "other"
     match = STEP.match(line)
-    pairs = [word.split(b":", 1) for word in match[4].split()] if match else []
+    pairs = WORD.findall(match[4]) if match else []
     words = dict(pairs)
+    if VAL_STEP.match(line) or (match and match[1] and not any(MEASURED.search(key) or key in LOSSES or key in NOT_TWICE for key in words)):
+        found.others.append(line.decode("utf-8", "replace").rstrip())
+        return "other"
     if len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
-        return False
+        return None
     values = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
     if match[1]:  # both stand in every such line: one without them was cut
         values["train_time_ms"], values["step_avg_ms"] = _time_ms(words.pop(b"train_time", b"")), _time_ms(words.pop(b"step_avg", b""), (b"ms",))
@@ -200,13 +208,13 @@ def _one(line, place, found):
             values[LOSSES.get(key) or KEPT[key]] = np.nan
             if key in LOSSES:
                 values[NOT_FINITE[LOSSES[key]]] = 1.0
-    if None in values.values() or (match[3] and (words or len(values) == 2)):
-        return False
+    if None in values.values() or (match[3] and (words or match[5] or len(values) == 2)):
+        return None
     for name, value in values.items():
         found.columns[name][place] = value
-    if words:
-        found.extras[place] = _texts(b"%s:%s" % item for item in words.items())
-    return True
+    if words or match[5]:
+        found.extras[place] = _texts(b"%s:%s" % item for item in words.items()) | ({match[5].decode(): ""} if match[5] else {})
+    return "step"
 
 
 def _texts(words):

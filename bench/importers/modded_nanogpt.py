@@ -14,7 +14,7 @@ from bench.importers import lines
 from bench.importers.run import Run
 
 # of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
-TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+) compiled for CUDA (\S+)")
+TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")
 PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
 ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
 ON_DEVICES = re.compile(rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M)  # ./run.sh export
@@ -23,8 +23,8 @@ SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
 SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
 SMI_DATE = re.compile(rb"\n(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
 UTC = re.compile(rb"\nRun UTC timestamp=(\S+)")
-SEED = re.compile(rb"\nUsing seed=(\d{1,20})\b")
-PEAK = re.compile(rb"\npeak memory (?:consumption|allocated): (\d{1,12}) MiB")
+SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b")
+PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
 RULE = b"=" * 40
 PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # how code may begin
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
@@ -43,6 +43,7 @@ def read(data, name):
     source, start = _source(data)
     first_number = data.count(b"\n", 0, start) + 1
     found, text, is_metric = lines.read(data[start:])
+    _drop_told_again(found, text)
     runs, places = [], _split(found)
     for number, facts in enumerate(_facts_of_runs(found, places, text, is_metric)):
         runs.append(_run(found, places[number], facts, source, number))
@@ -58,6 +59,20 @@ def _split(found):
     another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
     starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(found) | another) + 1).tolist()]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
+
+
+def _drop_told_again(found, text):
+    """A run whose lines all stand in the one before, its last among them, is no other: a driver's summary, say, of its log."""
+    places = _split(found)
+    kept = np.ones(len(found), bool)
+    for before, after in zip(places, places[1:]):
+        if len(after) > len(before) or text[found.line_numbers[before[-1]]] != text[found.line_numbers[after[-1]]]:
+            continue
+        if {text[number] for number in found.line_numbers[after]} <= {text[number] for number in found.line_numbers[before]}:
+            kept[after] = False
+    if not kept.all():
+        found.num_repeated += np.count_nonzero(~kept)
+        found.keep(kept)
 
 
 def _facts_of_runs(found, places, text, is_metric):
@@ -76,7 +91,7 @@ def _facts_of_runs(found, places, text, is_metric):
         if number and told["torch"] is None and told["gpu_name"] is None:
             told = first | {name: told[name] for name in ("seed", "started_at", "started_zone")}
         peak = PEAK.search(b"\n" + after)
-        yield told | {"peak_mib": peak and int(peak[1])}
+        yield told | {"peak_mib": peak and int(peak[1]) * (1024 if peak[2] == b"G" else 1)}
 
 
 def _run(found, places, facts, source, number):
@@ -90,9 +105,9 @@ def _run(found, places, facts, source, number):
     declared = None if np.isnan(total) else int(total)
     diverged = np.flatnonzero(~np.isnan(columns["train_diverged"]) | ~np.isnan(columns["val_diverged"]))
     complete = not len(diverged) and final is not None and int(columns["step"][final]) == (last_step if declared is None else declared)
-    time_ms = None if not len(timed) else float(columns["train_time_ms"][final if final is not None and not np.isnan(columns["train_time_ms"][final]) else timed[-1]])
+    at = final if final is not None and final in timed and columns["step"][final] == last_step else timed[-1] if len(timed) else None
     printed = columns["step_avg_ms"][final] if final is not None else np.nan
-    headline = {}
+    meaning, headline = _meaning(columns), {}
     for place in reversed(places if found.extras else ()):
         if found.extras.get(int(place), {}).get("val_ema_loss"):
             headline = {"val_ema_loss": found.extras[int(place)]["val_ema_loss"]}
@@ -100,9 +115,10 @@ def _run(found, places, facts, source, number):
     return Run(
         number=number, columns=columns, num_steps=last_step, declared_steps=declared, complete=bool(complete),
         val_loss=None if final is None else float(columns["val_loss"][final]), val_step=None if final is None else int(columns["step"][final]),
-        train_time_ms=time_ms, step_avg_ms=None if np.isnan(printed) else float(printed), step_avg_meaning=_meaning(columns),
+        train_time_ms=None if at is None else float(columns["train_time_ms"][at]), step_avg_ms=None if np.isnan(printed) else float(printed),
+        step_avg_meaning=meaning, num_untimed_steps=UNTIMED_STEPS if meaning == MEANINGS[1] else 0,
         extras={str(int(columns["step"][place - places[0]])): extra for place, extra in found.extras.items() if places[0] <= place <= places[-1]},
-        headline=headline, facts=facts, tail_averages=found.tails, source_sha256=source, diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
+        headline=headline, facts=facts, tail_averages=found.tails, other_lines=found.others, source_sha256=source, diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
     )  # fmt: skip
 
 
@@ -135,7 +151,7 @@ def _environment(data):
         gpus, powers = [_words(exported[2])] * int(exported[1]), [exported[3]] if exported[3] else []
     world_size = int(device[2]) if device else int(exported[4]) if exported and exported[4] else None
     return {
-        "torch": torch and _words(torch[1]), "cuda": torch and _words(torch[2]), "python": python and _words(python[1]),
+        "torch": torch and _words(torch[1]), "cuda": torch and torch[2] and _words(torch[2]), "python": python and _words(python[1]),
         "gpu_name": gpus[0] if gpus else device and _words(device[1]), "num_gpus": len(gpus) or world_size, "world_size": world_size,
         "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None, "driver": driver and _words(driver[1]),
         "seed": seed and int(seed[1]), "started_at": started_at, "started_zone": zone,
@@ -143,7 +159,7 @@ def _environment(data):
 
 
 def _words(text):
-    return text.decode("utf-8", "replace")
+    return text.decode("utf-8", "replace").strip()
 
 
 def _one_table(rows):

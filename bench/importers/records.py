@@ -25,10 +25,10 @@ def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
         "run_id": _run_id(facts.get("started_at"), name, data_sha256, run.number),
         "provenance": "imported",
         "imported": {
-            "format": form, "format_id": told["format_id"], "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
+            "same_run_id": _same_run_id(run), "format": form, "format_id": told["format_id"], "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
             "num_runs_of_file": num_runs, "declared_steps": run.declared_steps, "printed_step_avg_ms": run.step_avg_ms,
             "step_avg_meaning": run.step_avg_meaning, "headline": run.headline, "num_gpus_of_machine": facts.get("num_gpus"),
-            "started_zone": facts.get("started_zone"), "line_tails": run.extras, "tail_averages": run.tail_averages,
+            "started_zone": facts.get("started_zone"), "line_tails": run.extras, "tail_averages": run.tail_averages, "other_lines": run.other_lines,
         },
         "name": name, "track": track, "deviations": [], "status": "complete" if run.complete else "failed",
         "validity": "invalid" if not run.complete else "suspect" if doubts else "valid",
@@ -55,6 +55,13 @@ def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
     return record, rows
 
 
+def _same_run_id(run):
+    """What two files of one run agree on (its console, its log, a driver's summary): the last validation and its time, to the millisecond."""
+    if run.val_step is None or run.val_loss is None or not run.train_time_ms:
+        return None
+    return f"{run.val_step}/{run.declared_steps} {run.val_loss!r} {round(run.train_time_ms)}ms"
+
+
 def _doubts(told):
     """Of every run of the file: whose the lines are that were not understood is not known."""
     if not told["unmatched"]:
@@ -68,6 +75,7 @@ def _measured(run):
     return {
         "train_s_by_rank": [] if run.train_time_ms is None else [s_from_ms(run.train_time_ms)],
         "batch_tokens": run.batch_tokens,
+        "num_untimed_steps": run.num_untimed_steps,
         "peak_mem_gib_by_rank": {} if peak_mib is None else {"allocated": [gib_from_bytes(peak_mib * MIB)]},
     }
 
@@ -76,19 +84,23 @@ def _failure(run):
     if run.diverged_step is not None:
         return {"kind": "non_finite_loss", "rank": None, "step": run.diverged_step, "signal": None, "exit_code": None,
                 "message": f"the log prints a loss that is no number at step {run.diverged_step}", "hint": "nothing can be imported of it"}  # fmt: skip
-    reached = run.val_step if run.val_step is not None else run.num_steps
-    words = f"the log ends at step {reached}" + (f" of {run.declared_steps}" if run.declared_steps else ", without a validation of its last step")
-    return {"kind": "incomplete_log", "rank": None, "step": reached, "signal": None, "exit_code": None, "message": words,
+    is_last = run.num_steps == (run.declared_steps or run.num_steps)
+    words = f"the log ends at step {run.num_steps}" + (", without a validation of it" if is_last else f" of {run.declared_steps}")
+    return {"kind": "incomplete_log", "rank": None, "step": run.num_steps, "signal": None, "exit_code": None, "message": words,
             "hint": "import the whole log, if there is one"}  # fmt: skip
 
 
 def _rows(run):
-    """Rows by step; step_ms as printed, or the difference of printed train times of neighbouring steps, which nothing synchronised."""
+    """Rows by step; step_ms as printed, or the difference of printed train times of neighbouring steps, which nothing synchronised.
+
+    The first steps of some programs are in no clock: flagged, with a step_ms only where one was printed.
+    """
     columns, rows, tokens = run.columns, {}, run.batch_tokens
     steps = columns["step"].astype(int).tolist()
     for step in steps:
         if step not in rows:
-            rows[step] = {"step": step, "flags": run.flags.get(step, ""), "tokens": None if tokens is None else step * tokens}
+            flag = "untimed" if 0 < step <= run.num_untimed_steps else ""
+            rows[step] = {"step": step, "flags": run.flags.get(step, flag), "tokens": None if tokens is None else step * tokens}
     for name in ("train_loss", "val_loss", "lr", "grad_norm", "train_time_ms", "step_ms"):
         values = columns.get(name, np.empty(0))
         for place in np.flatnonzero(~np.isnan(values)).tolist():
@@ -99,7 +111,7 @@ def _rows(run):
             rows[steps[place]]["train_time_at_val_ms"] = time_ms
     ordered = [rows[step] for step in sorted(rows)]
     for before, row in zip(ordered, ordered[1:]):
-        if "step_ms" not in row and row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:
+        if "step_ms" not in row and row["flags"] != "untimed" and row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:
             step_ms = row["train_time_ms"] - before["train_time_ms"]
             if step_ms >= 0:  # where the clock was set back after untimed steps there is none
                 row["step_ms"] = step_ms

@@ -18,9 +18,11 @@ class Run:
     facts: dict  # torch, cuda, python, gpu_name, num_gpus, world_size, power_limit_w, driver, peak_mib, seed, started_at, started_zone
     extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
     tail_averages: list = field(default_factory=list)  # {key: text} of the file's "tailavg" lines
+    other_lines: list = field(default_factory=list)  # of the file, of a step, without its loss or time: as they are
     headline: dict = field(default_factory=dict)  # the result that the log's author goes by, where it is not val_loss
     source_sha256: str | None = None
     diverged_step: int | None = None  # the first whose loss is printed as nan or inf
     flags: dict = field(default_factory=dict)  # step -> why its time is not its own
     model: str = "unknown"
     batch_tokens: int | None = None
+    num_untimed_steps: int = 0  # the first ones, which train_time_ms leaves out
