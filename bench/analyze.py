@@ -1,8 +1,8 @@
 """./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
 
 PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the ranks
-of one job; several folders are answered one by one, in --json as {PATH: answer}.  Of a run folder it also writes
-analysis.json and summary.md into it.  Needs no torch.
+of one job; several folders, and the windows of a run, are answered one by one, in --json as {PATH: answer}.  Of a run folder
+it also writes analysis.json and summary.md into it, of its first window.  Needs no torch.
 """
 
 import argparse
@@ -44,14 +44,18 @@ def main(argv):
     answers = {}
     for words in _jobs(args.path):
         paths = [_locate(word) for word in words]
-        title = ", ".join(words)
-        found = answers[title] = analyze([one for path in paths for one in load.find(path)], rules, args.include_last_step)
+        by_window = load.by_window([one for path in paths for one in load.find(path)])
+        found = {}
+        for name, ranks in by_window.items():
+            title = ", ".join(words) + (f", window {name}" if len(by_window) > 1 else "")
+            found[title] = of_ranks(ranks, rules, args.include_last_step)
+            if not args.json:
+                print(as_text(found[title], title))
         if (paths[0] / "run.json").is_file():
-            _keep(paths[0], found)
-        if not args.json:
-            print(as_text(found, title))
+            _keep(paths[0], next(iter(found.values())))
+        answers |= found
     if args.json:
-        print(json.dumps(answers if len(answers) > 1 else found, indent=1))
+        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     return 0
 
 
@@ -63,7 +67,11 @@ def _jobs(words):
 
 def analyze(paths, rules=categories.RULES, include_last_step=False):
     """Trace files of one job -> {"ranks": {"0": {...}}, "overall": {...}}: the --json answer."""
-    ranks = load.load_all(paths)
+    return of_ranks(load.load_all(paths), rules, include_last_step)
+
+
+def of_ranks(ranks, rules=categories.RULES, include_last_step=False):
+    """Ranks of one job -> the same."""
     chosen = {rank.rank: (rank, *_rows(rank, rules, include_last_step)) for rank in ranks}
     by_rank = {str(number): of_rank(*one, rules, include_last_step) for number, one in chosen.items()}
     return {"ranks": by_rank, "overall": _overall(by_rank, chosen)}

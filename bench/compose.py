@@ -201,6 +201,8 @@ def _check_instruments(instruments):
                 raise ValueError(f"unknown setting instruments.{name}.{key}={value}: {name} has {', '.join(known) or 'no settings'}")
             if known[key] is not None and value is not None and not _is_like(known[key], value):
                 raise ValueError(f"instruments.{name}.{key}={value!r}: it must be a {type(known[key]).__name__}")
+            if key.endswith("_ms") and (value is None or value < 0):
+                raise ValueError(f"instruments.{name}.{key}={value}: give a number of milliseconds, 0 or more")
         for key in known:  # an experiment may name some of them only; the record names all
             settings.setdefault(key, known[key])
     profiling_rules.check(instruments)

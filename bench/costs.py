@@ -21,7 +21,8 @@ NO_DURATION = ("graph_break", "non_finite_loss")
 def of(folder, run, rows):
     """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
     events = steps.read_events(folder)
-    by_rank = steps.read_by_rank(folder)
+    flagged = {row["step"] for row in rows if row.get("flags")}
+    by_rank = {name: [_without(flagged, of_rank) for of_rank in of_ranks] for name, of_ranks in steps.read_by_rank(folder).items()}
     found = causes.explain(stalls.find(rows), rows, events, by_rank)
     skewed = skew.summary(by_rank)
     costs = {"stall": {"count": len(found), "ms": sum(stall["ms"] for stall in found)}}
@@ -33,6 +34,10 @@ def of(folder, run, rows):
         costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
     costs["non_finite_loss"] = _of_worst_rank("non_finite_loss", events)
     return {"costs": costs, "skew": skewed, "events": _as_events(found, skewed, rows, events)}
+
+
+def _without(flagged, of_rank):
+    return {row: ms for row, ms in of_rank.items() if row not in flagged}
 
 
 def _of_worst_rank(kind, events):

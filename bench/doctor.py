@@ -33,6 +33,8 @@ TELLING = re.compile(r"timed out|timeout|error", re.I)
 def main(argv):
     """Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
+    if not args.timeout_s > 0:
+        raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
     machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
     hardware = compose.compose(args.overrides, machine).hardware
     resolve.resolve_hardware(hardware, machine)

@@ -7,11 +7,13 @@ each of its threads in logs/rankN.log.
 """
 
 import faulthandler
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
+RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch keeps a ring of its own for NCCL; a CPU build has the other only
 NUM_COLLECTIVES = 2000  # of each rank; torch's own default for NCCL
 
 
@@ -37,12 +39,15 @@ def arm(folder):
 
 def dump(folder, rank):
     """This rank's last collectives as JSON -> logs/rankN.flight.json; nothing where torch has recorded none."""
-    try:
-        from torch._C import _distributed_c10d as c10d
+    from torch._C import _distributed_c10d as c10d
 
-        text = c10d._dump_fr_trace_json()
-    except Exception as error:  # an older torch, or a build without it: the failure itself matters more
-        print(f"flight recorder: {type(error).__name__}: {error}", file=sys.stderr)
-        return
-    if text:
-        (Path(folder) / "logs" / f"rank{rank}.flight.json").write_bytes(text)
+    found = {}  # number of collectives -> JSON
+    for name in RECORDERS:
+        try:
+            text = getattr(c10d, name)()
+            text = text.encode() if isinstance(text, str) else text
+            found.setdefault(len(json.loads(text).get("entries") or ()), text)
+        except Exception as error:  # another torch, or a build without it: the failure itself matters more
+            print(f"flight recorder: {name}: {type(error).__name__}: {error}", file=sys.stderr)
+    if found:
+        (Path(folder) / "logs" / f"rank{rank}.flight.json").write_bytes(found[max(found)])

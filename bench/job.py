@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import compose, environment, gpus, places, private, resolve, sources
+from bench import compose, environment, gpus, places, private, profiling_rules, resolve, sources
 from bench import config as schema
 
 REPO = Path(__file__).resolve().parent.parent
@@ -39,6 +39,7 @@ def prepare(overrides, fetch=False, say=print):
             setattr(asked.data, name, private.redact(getattr(asked.data, name), REPO))
     config = resolve.resolve(asked, machine, dataset.vocab_size)
     _check_names(config)
+    profiling_rules.check_ranks(config.instruments, config.hardware.num_processes)
     return Job(config, dataset, list(overrides), compose.deviations(config))
 
 

@@ -81,6 +81,17 @@ def check(instruments):
             )
 
 
+def check_ranks(instruments, num_processes):
+    """Raises ValueError where ranks are chosen that the race has not: nothing would be recorded."""
+    for name, settings in instruments.items():
+        chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
+        chosen += [(f"instruments.{name}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()]
+        for where, ranks in chosen:
+            missing = [rank for rank in ranks or () if rank >= num_processes]
+            if missing:
+                raise ValueError(f"{where}={list(ranks)}: the race has {num_processes} process{'es' * (num_processes > 1)}, ranks from 0: leave {missing[0]} out")
+
+
 def _refuse_overlap(window, other):
     if window.name == other.name:
         raise ValueError(

@@ -7,6 +7,7 @@ import time
 from bench import record
 
 SAID = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
+MAX_WARNINGS = 3  # shown after a run; the record has all
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
 
@@ -110,11 +111,18 @@ def last_words(run):
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
         return (
             f"complete: val_loss {found['val_loss']:.4f}, train {found['train_s']:.2f} s, step_avg "
-            f"{found['step_avg_ms']:.2f} ms{doubt}\n       {run['folder']}"
+            f"{found['step_avg_ms']:.2f} ms{doubt}\n       {run['folder']}{_warned(run)}"
         )
     failure = run["failure"]
     where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
-    return f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}\n       {run['folder']}"
+    return f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}\n       {run['folder']}{_warned(run)}"
+
+
+def _warned(run):
+    """What an instrument could not do, a line each: the race went on, and its author should know."""
+    told = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
+    more = [f"and {len(told) - MAX_WARNINGS} more warnings in run.json"] if len(told) > MAX_WARNINGS else []
+    return "".join(f"\n       warning: {words}" for words in told[:MAX_WARNINGS] + more)
 
 
 def say(topic, text):

@@ -95,7 +95,9 @@ class Emitted:
         self.kept = []
 
     def __call__(self, name, **facts):
-        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, "rank": self._rank, **facts}
+        now_ns = time.perf_counter_ns()
+        t_ns = facts.pop("t_ns", now_ns)  # of what is told later than it happened
+        event = {"t_ns": t_ns, "utc": atomic.utc_now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
         self._sink(event) if self._sink else self.kept.append(event)
 
     def flow_to(self, sink):
@@ -119,7 +121,7 @@ def _watch(folder, config, ranks, emit, peaks, rows):
 
     device = ranks.device
     marks = marks_for(device.type)
-    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say, peaks, rows)
+    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say, peaks, rows=rows)
     made, warnings = instruments.load(config.instruments, context)
     return Watch(made, warnings=warnings)
 

@@ -59,7 +59,7 @@ def test_an_annotation_that_says_nothing_changes_nothing():
         ("Memset (Device)", "memory copy"),
         ("Memcpy PtoP (Device -> Device)", "memory copy"),
         ("triton_per_fused_native_layer_norm_2", "normalisation"),
-        ("triton_poi_fused_cat_fill_new_zeros_0", "elementwise"),
+        ("triton_poi_fused_cat_fill_new_zeros_0", "triton"),
         ("", "other"),
     ],
 )  # fmt: skip

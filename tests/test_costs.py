@@ -77,3 +77,11 @@ def test_what_ranks_measured_is_read_as_it_was_written(tmp_path):
 
 def test_the_record_can_hold_it(folder):
     json.dumps(costs.of(folder, run("garbage"), rows()), allow_nan=False)
+
+
+def test_steps_that_a_profiler_disturbed_make_no_rank_late(folder):
+    own = [{num: 10.0 for num in range(1, 12)}, {num: 900.0 if num == 7 else 11.0 for num in range(1, 12)}]
+    steps.write_by_rank(folder, {"step_ms": own, "own_ms": own})
+    flagged = [row | ({"flags": "profiled"} if row["step"] == 7 else {}) for row in rows()]
+    found = costs.of(folder, run(), flagged)
+    assert found["costs"]["late_rank"] == {"count": 0, "ms": 10.0} and found["skew"]["step_ms"]["late_ms_max"] == 1.0

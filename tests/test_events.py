@@ -1,15 +1,17 @@
 """The instruments of events that cost time: garbage collection, recompiles, the host's CPUs; and the collector's policy."""
 
 import gc
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+from datetime import datetime
 
 import pytest
 
-from bench import clock, collector, failures, flight, instruments, resolve
+from bench import clock, collector, failures, flight, instruments, progress, resolve, worker
 from bench import config as schema
 from bench.instruments.base import Context, Watch
 from bench.timers import HostMarks
@@ -165,6 +167,20 @@ def test_the_host_tells_computing_from_waiting(context):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
+def test_what_others_do_between_two_steps_is_in_neither(context):
+    """A profiler's flush comes after the host's reading at the end of a step."""
+    watch, host = made(context, host={})
+    watch.on_run_start()
+    for step in range(2):
+        watch.on_step_start(step)
+        watch.on_step_end(step)
+        started_ns = time.thread_time_ns()
+        while time.thread_time_ns() - started_ns < 50_000_000:
+            pass
+    watch.on_run_end()
+    assert max(host.columns()["cpu_ms"].values()) < 25
+
+
 def test_the_host_tells_when_another_program_had_its_core(context):
     """Another process spins on the one core that this thread may use: half of the time is spent waiting for it."""
     ours = os.sched_getaffinity(0)
@@ -254,6 +270,26 @@ def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
     assert flight.variables(2)["TORCH_FR_BUFFER_SIZE"] == "2000"
 
 
+@pytest.mark.parametrize("nccl, gloo", [(b'{"entries": [1, 2]}', b'{"entries": []}'), (b'{}', '{"entries": [1]}'), (None, b'{"entries": [1]}')])
+def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp_path, monkeypatch, nccl, gloo):
+    from torch._C import _distributed_c10d as c10d
+
+    (tmp_path / "logs").mkdir()
+    if nccl is not None:
+        monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: nccl, raising=False)
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: gloo)
+    flight.dump(tmp_path, 3)
+    assert json.loads((tmp_path / "logs" / "rank3.flight.json").read_text())["entries"]
+
+
+def test_an_event_told_late_has_the_wall_clocks_time_of_when_it_happened(tmp_path):
+    told = worker.Emitted(0)
+    told("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
+    told("gc")
+    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in told.kept)
+    assert 2.9 < (late - early).total_seconds() < 3.2
+
+
 def test_nccls_watchdog_aborts_and_the_record_says_timeout(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "agent.json").write_text('{"failures": [{"rank": 2, "exit_code": -6, "failed_at_s": 100.0}]}')
@@ -274,3 +310,13 @@ def test_binary_dumps_stay_as_they_are_when_logs_lose_their_private_paths(tmp_pa
     private.redact_logs(tmp_path, "/some/where")
     assert (tmp_path / "logs" / "flight_rank0").read_bytes() == b"\x80\x05\0/some/where/bench\xff"
     assert (tmp_path / "logs" / "rank0.log").read_text() == "in ./bench\n"
+
+
+def test_what_an_instrument_could_not_do_is_said_after_the_race():
+    warned = [{"rank": rank, "instrument": name, "error": "needs a package"} for name in ("wandb", "mlflow", "tensorboard", "telemetry") for rank in (0, 1)]
+    run = {"status": "aborted", "failure": {"kind": "interrupted", "rank": None, "step": 3, "message": "m", "hint": "h"}, "folder": "f", "warnings": warned}
+    assert progress.last_words(run).splitlines()[3:] == [
+        "       warning: wandb: needs a package", "       warning: mlflow: needs a package", "       warning: tensorboard: needs a package",
+        "       warning: and 1 more warnings in run.json",
+    ]  # fmt: skip
+    assert "warning" not in progress.last_words(run | {"warnings": []})

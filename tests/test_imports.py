@@ -82,7 +82,7 @@ TABLE = {
         LAZY,
     ),
     "resolve": (("config",), False),
-    "job": (("compose", "config", "environment", "gpus", "places", "private", "resolve", "sources"), False),
+    "job": (("compose", "config", "environment", "gpus", "places", "private", "profiling_rules", "resolve", "sources"), False),
     "opening": (
         ("atomic", "clock", "codestate", "collector", "config", "environment", "ledger", "private", "record", "sources", "steps"),
         False,

@@ -127,8 +127,43 @@ class Odd(Seeing):
 def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context):
     watch = Watch([Odd(context)])
     assert watch.ask("columns") == {} and watch.ask("summary") == {}
-    assert "columns() gave step_ms, which the race itself writes" in watch.warnings[0]["error"]
+    assert "columns() gave step_ms, which is written already, by the race or another instrument" in watch.warnings[0]["error"]
     assert "not JSON serializable" in watch.warnings[1]["error"]
+
+
+@pytest.mark.parametrize("what, answer, words", [
+    ("columns", {"odd_ms": [1.0]}, "columns()['odd_ms'] gave a list, not a dict"), ("columns", {"odd_ms": {1: "late"}}, "columns()['odd_ms'][1] gave a str"),
+    ("columns", {"odd_ms": {1: float("nan")}}, "not JSON compliant"), ("columns", {"odd_ms": {"1": 2.0}}, "a row of columns()['odd_ms'] gave a str, not a int"),
+    ("flags", {1: 5}, "flags()[1] gave a int, not a str"), ("flags", [1], "flags() gave a list, not a dict"), ("doubts", [5], "an entry of doubts() gave a int"),
+])  # fmt: skip
+def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, words):
+    odd = Odd(context)
+    setattr(odd, what, lambda: answer)
+    watch = Watch([odd])
+    assert watch.ask(what) == {} and words in watch.warnings[0]["error"]
+
+
+def test_a_column_of_another_instrument_is_not_overwritten(context):
+    first, second = Odd(context), Odd(context)
+    first.columns, second.columns, second.name = lambda: {"watts": {1: 5.0}}, lambda: {"watts": {1: 7.0}}, "second"
+    watch = Watch([first, second])
+    assert watch.ask("columns") == {"odd": {"watts": {1: 5.0}}} and watch.warnings[0]["instrument"] == "second"
+
+
+def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, hand):
+    odd, seen = Odd(context), instruments.load({"regions": {}, "host": {}}, context)[0]
+    odd.on_step_end, odd.flags = lambda step: None, lambda: {2: "profiled"}
+    watch = Watch([odd, *seen])
+    for step, ms in enumerate((10, 500, 20)):
+        watch.on_step_start(step)
+        watch.on_phase("forward")
+        hand.ns += ms * 1_000_000
+        watch.on_step_end(step)
+    watch.on_run_end()
+    watch.ask("flags")
+    found = watch.ask("summary")
+    assert found["regions"]["forward_ms"] == 15.0
+    assert found["host"]["cpu_ms"] == pytest.approx(sum(ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2))
 
 
 def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(context):

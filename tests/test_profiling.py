@@ -7,7 +7,8 @@ import pytest
 import torch
 from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
 
-from bench.profiling import files, recording, shrink, tables
+from bench import analyze, profiling_rules
+from bench.profiling import files, recording, shrink, tables, windows
 from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
 from bench.profiling_rules import Options
 
@@ -397,3 +398,40 @@ def test_what_cannot_be_recorded_here_is_said():
         pytest.skip("here it can be")
     with pytest.raises(ValueError, match=r"activities=\['cuda'\]: this torch records none of them here"):
         Recording("gpu", Options(activities=("cuda",)), "cpu", 0, 1)
+
+
+def test_what_ranks_recorded_of_a_window_is_told_together():
+    def one(rank, **more):
+        return {"status": "recorded", "steps": [3, 4], "files": [f"traces/a_rank{rank}.json"], "num_events": 10, "num_bytes": 5, "left_out": {"cpu_op": rank}, "flush_ms": float(rank)} | more
+
+    bare = {"status": "recorded", "steps": [3, 4]}
+    found = windows.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
+    assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
+    assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["left_out"]) == (20, 10, 1.0, {"cpu_op": 1})
+    assert found["b"] == one(1)
+    assert windows.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
+
+
+@pytest.mark.parametrize("instruments", [{"trace": {"ranks": [0, 5]}}, {"stages": {"ranks": [5]}}, {"memory_history": {"windows": [{"name": "a", "ranks": [5]}]}}])
+def test_ranks_that_the_race_has_not_are_refused(instruments):
+    with pytest.raises(ValueError, match="the race has 2 processes, ranks from 0: leave 5 out"):
+        profiling_rules.check_ranks(instruments, 2)
+    profiling_rules.check_ranks(instruments, 6)
+
+
+def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):
+    watch = watch_of(tmp_path, {"trace": {"first_step": 3, "active_steps": 9, "gzip": False}})
+    race(watch, stop_after=5)
+    facts = json.loads((tmp_path / "traces" / "trace_rank0.pt.trace.json").read_text())["speedrun"]
+    assert (facts["first_step"], facts["last_step"]) == (3, 5)
+
+
+def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):
+    listed = [{"name": "late", "first_step": 7, "active_steps": 2}, {"name": "early", "first_step": 3, "active_steps": 1}]
+    watch = watch_of(tmp_path, {"trace": {"windows": listed}})
+    race(watch)
+    watch.ask("summary")
+    assert analyze.main([str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == [f"{tmp_path}, window early", f"{tmp_path}, window late"]
+    assert [one["overall"]["num_ranks"] for one in found.values()] == [1, 1]

@@ -146,7 +146,7 @@ def test_each_kernel_counts_once():
     assert found["kernel_efficiency_pct"] == pytest.approx(100 * 2.0 / 0.012 / 989)
     assert {name: us for name, us in breakdown.by_category(STEP).items() if us} == {
         "matmul": 4_000, "attention": 1_000, "normalisation": 500, "communication": 6_000, "memory copy": 200,
-        "elementwise": 300}  # fmt: skip
+        "triton": 300}  # fmt: skip
 
 
 def test_kempner_v0_counts_as_the_published_reports_do():

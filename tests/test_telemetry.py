@@ -160,6 +160,14 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
     assert done.stdout == "2 ['sw_power_cap']\n", done.stderr
 
 
+@pytest.mark.parametrize("rest", ["", "PowerUsage,"])
+def test_without_any_field_values_power_comes_from_the_older_call_and_each_is_named_once(tmp_path, library, rest):
+    rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, FAKE_NVML_UNSUPPORTED=f",FieldValues,{rest}")
+    assert {row["power_w"] is None for row in rows} == {bool(rest)} and all(row["power_average_w"] is None for row in rows)
+    names = told["unsupported"]["gpu0"]
+    assert "power_average_w" in names and ("power_w" in names) == bool(rest) and len(names) == len(set(names))
+
+
 def test_what_may_not_be_read_is_empty_and_a_warning(tmp_path, library):
     rows, told = sampled(tmp_path, library, {"GPU-a": {"denied": 1}})
     assert all(row["util_pct"] is None and row["temp_c"] == 61 for row in rows)

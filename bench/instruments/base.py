@@ -30,6 +30,7 @@ class Context:
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
     peaks: Any = None  # bench.peaks, shared with the race: a peak that somebody else resets is lost to it
+    flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete when summary() is asked
     rows: list = field(default_factory=list)  # of the race's own log: {"step", "t_ns", "step_ms", ...}; complete after on_run_end
 
 
@@ -160,12 +161,19 @@ class Watch:
 
     def ask(self, what):
         """{instrument name: its columns(), flags(), summary(), doubts() or warnings()}; one that raises is left out, with a warning."""
-        answers = {}
+        answers, taken = {}, set(RACE_COLUMNS)
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
-                answers[instrument.name] = _checked(what, getattr(instrument, what)())
+                answer = _checked(what, getattr(instrument, what)(), taken)
             except Exception as error:
                 self.warnings.append(warning(instrument.name, what, error))
+                continue
+            answers[instrument.name] = answer
+            if what == "columns":
+                taken.update(answer)
+        if what == "flags":
+            for instrument in self.instruments:
+                instrument.context.flagged.update(*answers.values())
         return answers
 
     def merge(self, by_rank):
@@ -203,13 +211,32 @@ def warning(name, edge, error):
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 
 
-def _checked(what, answer):
-    """An answer that the record can hold, or an exception: plain numbers and words, and no column of the race's own."""
+def _checked(what, answer, taken=()):
+    """An answer that the record can hold, or an exception: plain finite numbers and words, and no column that is taken."""
     kind = list if what in ("doubts", "warnings") else dict
-    if not isinstance(answer, kind):
-        raise TypeError(f"{what}() gave a {type(answer).__name__}, not a {kind.__name__}")
-    json.dumps(answer)
-    taken = RACE_COLUMNS.intersection(answer) if what == "columns" else ()
-    if taken:
-        raise ValueError(f"columns() gave {', '.join(sorted(taken))}, which the race itself writes")
+    _expect(answer, kind, f"{what}()")
+    json.dumps(answer, allow_nan=False)
+    if kind is list:
+        for sentence in answer:
+            _expect(sentence, str, f"an entry of {what}()")
+    if what == "flags":
+        _check_rows(answer, str, "flags()")
+    if what == "columns":
+        for name, rows in answer.items():
+            if name in taken:
+                raise ValueError(f"columns() gave {name}, which is written already, by the race or another instrument")
+            _expect(rows, dict, f"columns()[{name!r}]")
+            _check_rows(rows, (int, float, type(None)), f"columns()[{name!r}]")
     return answer
+
+
+def _check_rows(rows, kind, where):
+    for row, value in rows.items():
+        _expect(row, int, f"a row of {where}")
+        _expect(value, kind, f"{where}[{row}]")
+
+
+def _expect(value, kind, where):
+    if not isinstance(value, kind):
+        wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise TypeError(f"{where} gave a {type(value).__name__}, not a {wanted}")

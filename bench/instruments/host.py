@@ -13,26 +13,27 @@ from pathlib import Path
 from bench.instruments.base import Instrument
 
 MAX_THREADS = 3
+MAX_BETWEEN_NS = 500_000  # one read serves the end of a step and the start of the next, unless another instrument worked between them
 
 
 class Host(Instrument):
     def __init__(self, context):
         super().__init__(context)
         self._fds = []  # of the main thread first
-        self._before = None
+        self._before, self._read_ns = None, 0
         self._samples = []  # (row, what was read at the step's start, and at its end)
 
     def on_run_start(self):
         self._fds = [os.open(path, os.O_RDONLY) for path in _busiest_threads()]
 
     def on_step_start(self, step):
-        if self._before is None:
+        if self._before is None or time.perf_counter_ns() - self._read_ns > MAX_BETWEEN_NS:
             self._before = self._read()
 
     def on_step_end(self, step):
-        now = self._read()
+        now, self._read_ns = self._read(), time.perf_counter_ns()
         self._samples.append((step + 1, self._before, now))
-        self._before = now  # of the next step too, unless a validation comes between them
+        self._before = now  # of the next step too, unless something comes between them
 
     def on_validation(self, steps_done, val_loss, train_s):
         self._before = None
@@ -61,13 +62,9 @@ class Host(Instrument):
         return found
 
     def summary(self):
-        """Sums over the steps of this rank; num_threads watched."""
-        columns = self.columns()
-        runqueue_ms = columns["runqueue_ms"]
-        return {
-            "cpu_ms": sum(columns["cpu_ms"].values()),
-            "runqueue_ms": sum(runqueue_ms.values()) if runqueue_ms else None,
-        }
+        """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""
+        kept = {name: [ms for row, ms in rows.items() if row not in self.context.flagged] for name, rows in self.columns().items()}
+        return {name: sum(found_ms) if found_ms else None for name, found_ms in kept.items()}
 
     def close(self):
         for fd in self._fds:

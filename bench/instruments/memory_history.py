@@ -70,9 +70,9 @@ class MemoryHistory(Instrument):
                 self._end()
 
     def on_run_end(self):
-        self._row, self._edge = None, "after the race"
+        last_row, self._row, self._edge = self._row, None, "after the race"
         if self._open is not None:  # the race stopped early, at its target
-            self._end()
+            self._end(last_row)
         if self._on_gpu:
             self._always.stop()
         if self._rank == 0 and any("file" in told for told in self._done.values()):
@@ -93,10 +93,14 @@ class MemoryHistory(Instrument):
             return
         self._open, self._recording = window, recording
 
-    def _end(self):
-        """Write the window's file; the step after it is flagged too: it begins with an idle GPU, and ranks waited in it."""
+    def _end(self, last_step=None):
+        """Write the window's file; the step after it is flagged too: it begins with an idle GPU, and ranks waited in it.
+
+        last_step: the race's, where it ended within the window.
+        """
         window, recording, self._open = self._open, self._recording, None
-        last_step = self._row or self.context.num_steps
+        status = "recorded" if last_step is None else "cut short"
+        last_step = self._row if last_step is None else last_step
         path = self._folder / f"{window.name}_rank{self._rank}{'.pickle' if self._on_gpu else '.rss.json'}"
         began_s = time.perf_counter()
         try:
@@ -115,7 +119,7 @@ class MemoryHistory(Instrument):
             "file": f"memory/{path.name}",
         }
         self.context.emit("memory_snapshot", step=self._row, ms=ms, **facts)
-        self._done[window.name] = {"status": "recorded", **facts, "num_bytes": num_bytes, "dump_ms": ms}
+        self._done[window.name] = {"status": status, **facts, "num_bytes": num_bytes, "dump_ms": ms}
         if self._whole_race and self._on_gpu:
             self._begin_always()
 
@@ -177,7 +181,7 @@ class MemoryHistory(Instrument):
         for rank, summary in known:
             for window in summary["windows"]:
                 told = windows.setdefault(window["window"], {**window, "ranks": []})
-                if window["status"] == "recorded":
+                if "file" in window:
                     if not told["ranks"]:
                         told.update(window)
                     else:

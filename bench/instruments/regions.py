@@ -46,8 +46,9 @@ class Regions(Instrument):
         return self._ms
 
     def summary(self):
-        """Mean milliseconds of each region over all steps of this rank."""
-        return {name: sum(rows.values()) / len(rows) for name, rows in self._ms.items() if rows}
+        """Mean milliseconds of each region over the steps of this rank that nothing disturbed."""
+        kept = {name: [ms for row, ms in rows.items() if row not in self.context.flagged] for name, rows in self._ms.items()}
+        return {name: sum(found_ms) / len(found_ms) for name, found_ms in kept.items() if found_ms}
 
 
 INSTRUMENT = Regions

@@ -17,7 +17,7 @@ from bench import memory_recording, profiling_rules
 from bench.instruments.base import Instrument
 from bench.profiling import allocations, files, memory_page, tables
 from bench.profiling.recording import Recording
-from bench.profiling.windows import FLAG, STEP_RANGE
+from bench.profiling.windows import FLAG, STEP_RANGE, merged
 from bench.units import MIB, format_bytes, ms_from_ns
 
 STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
@@ -157,6 +157,9 @@ class Stages(Instrument):
         self._tables = []
         not_mine = "not reached" if self._mine else f"not this rank: ranks={self._settings['ranks']}"
         return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
+
+    def merge(self, summaries):
+        return merged(summaries)
 
     def close(self):
         if self._recording is not None:

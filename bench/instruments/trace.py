@@ -5,7 +5,7 @@ Which steps: conf/instruments/trace.yaml.  How it is done: bench/profiling/windo
 
 from bench import profiling_rules
 from bench.instruments.base import Instrument
-from bench.profiling.windows import Windows
+from bench.profiling.windows import Windows, merged
 
 
 class Trace(Instrument):
@@ -43,6 +43,9 @@ class Trace(Instrument):
 
     def summary(self):
         return self.windows.summary()
+
+    def merge(self, summaries):
+        return merged(summaries)
 
     def close(self):
         self.windows.close()

@@ -66,7 +66,8 @@ def threads(hardware, num_cpus, quota_cores):
         return Check("threads", "ok", found)
     if hardware.device == "cpu":
         threads_each = max(1, int(cores // hardware.num_processes))
-        return Check("threads", "warn", found, f"hardware.num_threads={threads_each}, or fewer processes")
+        fewer = f"hardware.num_threads={threads_each}, or fewer processes" if threads_each < hardware.num_threads else f"hardware.num_processes={max(1, int(cores))} or fewer"
+        return Check("threads", "warn", found, fewer)
     return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
 
 

@@ -106,11 +106,11 @@ class Recording:
         ):  # where torch itself is silent
             here = {"backend": None, "rank": self._rank, "world_size": self._world_size}
             self.profile.add_metadata_json("distributedInfo", json.dumps(here))
-        self.profile.add_metadata_json("speedrun", json.dumps(self._facts))
 
-    def stop(self):
-        """Waits for the device, so that the last step's kernels are in."""
+    def stop(self, **facts):
+        """Waits for the device, so that the last step's kernels are in.  facts: what the trace says, where it came otherwise than planned."""
         self.ranges.close()
+        self.profile.add_metadata_json("speedrun", json.dumps(self._facts | facts))
         self.is_recording = self.is_warm = False
         self.profile.stop_trace()
 

@@ -29,6 +29,22 @@ class Shot:
     flush_ms: float | None = None
 
 
+def merged(summaries):
+    """Windows.summary() of every rank -> one: of each window what its first recording rank says, with the files and sizes of all."""
+    known = [summary for summary in summaries if summary]
+    found = {}
+    for name in dict.fromkeys(name for summary in known for name in summary):
+        of_ranks = [summary[name] for summary in known if name in summary]
+        written = [one for one in of_ranks if one.get("files")] or of_ranks[:1]
+        found[name] = dict(written[0])
+        if len(written) > 1:
+            found[name] |= {"files": [file for one in written for file in one["files"]], "flush_ms": max(one["flush_ms"] for one in written)}
+            found[name] |= {key: sum(one[key] for one in written) for key in ("num_events", "num_bytes")}
+            kinds = dict.fromkeys(kind for one in written for kind in one["left_out"])
+            found[name]["left_out"] = {kind: sum(one["left_out"].get(kind, 0) for one in written) for kind in kinds}
+    return found
+
+
 class Windows:
     """Call the on_... at every edge, then flags() and summary(); close() gives back what is held.
 
@@ -107,13 +123,15 @@ class Windows:
             self._flagged[self._last_row + 1] = FLAG
         recording = shot.recording
         if recording is None:
+            if shot.rows:
+                self._say(f"window {shot.window.name} was for rank {', '.join(map(str, shot.window.ranks))}: {rules.span(shot.rows[0], shot.rows[-1])}")
             return
         started_ns = time.perf_counter_ns()
         self._recording = None
         if not shot.rows:
             recording.cancel()
             return
-        recording.stop()
+        recording.stop(last_step=shot.rows[-1])
         suffix = ".pt.trace.json.gz" if shot.window.gzip else ".pt.trace.json"
         path = self._folder / f"{shot.window.name}_rank{self._context.rank}{suffix}"
         shot.saved = files.save(recording.profile, path, shot.window.max_mib)
@@ -122,7 +140,7 @@ class Windows:
             shot.recording = None  # millions of events are not kept in memory for a table that is not made
         steps = rules.span(shot.rows[0], shot.rows[-1])
         self._context.emit(
-            "profile_stop", window=shot.window.name, steps=[shot.rows[0], shot.rows[-1]], flush_ms=shot.flush_ms
+            "profile_stop", window=shot.window.name, status=status, steps=[shot.rows[0], shot.rows[-1]], flush_ms=shot.flush_ms
         )
         size = f"{shot.saved.num_events:,} events, {format_bytes(shot.saved.num_bytes)}"
         cut = f", {sum(shot.saved.left_out.values()):,} events left out for max_mib" if shot.saved.left_out else ""

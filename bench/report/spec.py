@@ -48,7 +48,8 @@ def regions(rows, at_s):
     timed = [row for row in rows if row.get("step_ms") is not None]
     if not names or not timed:
         return None
-    means = {name: stats.mean([row[name] for row in timed if row.get(name) is not None]) for name in names}
+    plain = [row for row in timed if not row.get("flags")] or timed
+    means = {name: stats.mean([row[name] for row in plain if row.get(name) is not None] or [0.0]) for name in names}
     caption = "mean " + ", ".join(f"{name.removesuffix('_ms')} {means[name]:.2f} ms" for name in names)
     series = [series_of(name.removesuffix("_ms"), [row.get(name) for row in timed], "area") for name in names]
     return chart("regions", "Regions of a step", caption, "seconds since the start", "ms", [at_s[row["step"]] for row in timed], series, (), "time")

@@ -117,8 +117,12 @@ class Gpu:
         try:
             values = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self._fields[column] for column in wanted])
         except self.nvml.NVMLError as error:
-            if error.value == self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            nvml = self.nvml
+            if error.value in (nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NOT_SUPPORTED):
                 self._without_fields(wanted)
+            elif error.value == nvml.NVML_ERROR_NO_PERMISSION:
+                self._no_fields.update(wanted)
+                self.denied += [column for column in wanted if column != "power_w"]
             else:
                 self._failed("field values", error)
             return {}
@@ -172,10 +176,14 @@ def open_gpus(uuids, num_devices):
     try:
         nvml.nvmlInit()
         for num in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(num)
-            by_uuid[nvml.nvmlDeviceGetUUID(handle)] = handle
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(num)
+                by_uuid[nvml.nvmlDeviceGetUUID(handle)] = handle
+            except nvml.NVMLError as error:  # lost, or somebody else's: the others are there all the same
+                warnings.append(f"GPU {num} of this machine, by NVML's count: {error}")
         if (os.environ.get("CUDA_VISIBLE_DEVICES") or "").startswith("MIG-"):
-            uuids, warnings = [], ["a MIG slice: power, energy and clocks are those of the whole GPU"]
+            uuids = []
+            warnings.append("a MIG slice: power, energy and clocks are those of the whole GPU")
         if not uuids:
             known = list(by_uuid)
             uuids = [known[num] for num in visible_order(known, asked_devices(nvml))][:num_devices]

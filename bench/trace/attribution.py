@@ -105,8 +105,8 @@ def phase_times(rank, rows, until_ns=None):
 def launchers(rank, rows, limit=100):
     """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest first.
 
-    The innermost of each around the launch, None where there is none or it was not recorded.  module needs with_modules or
-    with_stack, source with_stack.
+    The innermost of each around the launch, None where there is none or it was not recorded.  module and source need
+    with_stack.
     """
     calls = window.launches(rank, rows)
     places = [operators(rank, rows), annotations(rank, rows)]
@@ -124,7 +124,7 @@ def launchers(rank, rows, limit=100):
 
 
 def modules(rank, rows, until_ns=None):
-    """[{"module", "device_us", "num_kernels"}] by the innermost nn.Module around the launch; only with_modules or with_stack.
+    """[{"module", "device_us", "num_kernels"}] by the innermost nn.Module around the launch; only with_stack.
 
     Without device rows [{"module", "cpu_us", "num_calls"}]: the modules' own time, without the modules inside them.
     """

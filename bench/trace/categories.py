@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
-ELEMENTWISE, OTHER = "elementwise", "other"  # elementwise: and reductions, indexing, Triton kernels of no other kind
-CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, ELEMENTWISE, OTHER)
+TRITON, ELEMENTWISE, OTHER = "triton", "elementwise", "other"  # Triton's of no other kind; elementwise: and reductions, indexing
+CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, TRITON, ELEMENTWISE, OTHER)
 MAX_CHARS = 2000  # template arguments go on for tens of thousands; what a kernel is stands at their beginning
 
 
@@ -39,7 +39,7 @@ RULES = (
     Rule(LOSS, r"^triton_\w*(?:log_softmax|nll_loss|cross_entropy)", "triton_red_fused__log_softmax_mul_tanh_7"),
     Rule(ATTENTION, r"^triton_\w*softmax", "triton_per_fused__safe_softmax_add_where_6"),
     Rule(NORMALISATION, r"^triton_\w*(?:_norm|rsqrt)", "triton_red_fused_add_mean_mul_pow_rsqrt_0"),
-    Rule(ELEMENTWISE, r"^triton_(?:poi|red|per|unk|mix|spl)_", "triton_poi_fused__unsafe_view_mul_silu_2"),
+    Rule(TRITON, r"^triton_(?:poi|red|per|unk|mix|spl)_", "triton_poi_fused__unsafe_view_mul_silu_2"),
     # Communication before everything that its names contain.
     Rule(COMMUNICATION, r"[nrhx]ccl|oneccl", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
     Rule(COMMUNICATION, r"deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
@@ -87,7 +87,7 @@ RULES = (
          "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2>(float*)"),
     Rule(ELEMENTWISE, r"cub::|thrust::|rocprim|devicescan|distribution_|rope|rotary|silu|gelu|quant|dropout",
          "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>"),
-    Rule(ELEMENTWISE, r"^triton_", "triton_mul_add_by_hand"),
+    Rule(TRITON, r"^triton_", "triton_mul_add_by_hand"),
 )
 # Where an annotation around the launch says more than the name of a kernel that could be anybody's.
 ANNOTATION_RULES = (
@@ -97,7 +97,7 @@ ANNOTATION_RULES = (
     Rule(ATTENTION, r"attention|attn|sdpa", "nn.Module: CausalSelfAttention_0"),
 )
 # fmt: on
-ANYBODYS = (ELEMENTWISE, OTHER)
+ANYBODYS = (TRITON, ELEMENTWISE, OTHER)
 HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
 
 

@@ -83,7 +83,21 @@ def load(path, kinds=None, processes=None):
 
 
 def load_all(paths, kinds=None, processes=None):
-    """Files -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
+    """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
+    return _numbered(_load_each(paths, kinds, processes))
+
+
+def by_window(paths):
+    """Files -> {window: Ranks in order of rank}, by first step: traces of this project say which window they are; others are one, None."""
+    windows = {}
+    for rank in _load_each(paths, None, None):
+        facts = rank.meta.get("speedrun")
+        windows.setdefault(facts.get("window") if isinstance(facts, dict) else None, []).append(rank)
+    ordered = sorted(windows, key=lambda name: min((int(rank.ts.min()) for rank in windows[name] if len(rank.ts)), default=0))
+    return {name: _numbered(windows[name]) for name in ordered}
+
+
+def _load_each(paths, kinds, processes):
     processes = processes or os.cpu_count() or 1
     total = sum(os.path.getsize(path) * (15 if str(path).endswith(".gz") else 1) for path in paths)
     if len(paths) == 1 or processes == 1 or total < PARALLEL_BYTES:
@@ -91,7 +105,7 @@ def load_all(paths, kinds=None, processes=None):
     else:
         with _pool(min(processes, len(paths))) as pool:
             ranks = [_rank(path, [found]) for path, found in zip(paths, pool.map(_read, paths, [kinds] * len(paths), [0] * len(paths), [1] * len(paths)))]
-    return _numbered(ranks)
+    return ranks
 
 
 def find(word):
