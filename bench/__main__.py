@@ -47,8 +47,13 @@ def main(argv):
     module = importlib.import_module(f"bench.{VERBS[verb][0]}")
     try:
         return module.main(rest)
+    except BrokenPipeError:
+        raise
     except ValueError as error:
         print(f"{verb}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a closed folder, a full disk
+        print(f"{verb}: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
 
 

@@ -23,6 +23,8 @@ class Arm:
     records: dict = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
     plan: dict | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
+    peeked: bool = False  # somebody looked into the race when no look was planned
+    told: dict | None = None  # what the race itself said at its end of this arm against the baseline
 
     def record_of(self, place):
         """The whole record of the run at this place of rows."""
@@ -45,7 +47,11 @@ def of_words(words, on_error=None):
         race = _race_folder(words[0])
         if race is None:
             raise ValueError(f"{words[0]}: that is one group of runs; give two, A B, or the folder of a race")
-        return list(_arms_of_race(race, on_error).values())
+        arms = _arms_of_race(race, on_error)
+        empty = [name for name, arm in arms.items() if not arm.rows]
+        if empty or len(arms) < 2:
+            raise ValueError(f"{words[0]}: no verdict: {_why(race) or 'no run is there'} (arm {', '.join(empty) or 'B'} has no run to compare)")
+        return list(arms.values())
     else:
         groups = [word.split(",") for word in words]
     paths = {word: _paths(word) for group in groups for word in group}
@@ -186,9 +192,29 @@ def _arms_of_race(folder, on_error):
         folders = [_run_of_race(folder, run) for run in runs]
         rows = index.read_rows([path for path in folders if path is not None], on_error)
         arms[name] = Arm(
-            name, [row for _, row in rows], [path for path, _ in rows], plan=race.get("plan"), race=str(folder)
-        )
+            name, [row for _, row in rows], [path for path, _ in rows], plan=race.get("plan"), race=str(folder),
+            peeked=bool(race.get("peeked")), told=((race.get("result") or {}).get("against") or {}).get(name),
+        )  # fmt: skip
     return arms
+
+
+def _why(folder):
+    """Why the race has no verdict, in its own words."""
+    try:
+        return json.loads((folder / "race.json").read_bytes()).get("why")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def open_races(arm):
+    """Races that runs of the arm belong to and that are not over: {race_id: folder}.  A race named as such is its own matter."""
+    found = {}
+    for row, folder in zip(arm.rows, arm.folders, strict=True):
+        if row["race_id"] and folder and arm.race is None:
+            race = Path(folder).parent.parent / "races" / row["race_id"]
+            if (race / "plan.json").is_file() and not (race / "race.json").is_file():
+                found[row["race_id"]] = race
+    return found
 
 
 def _run_of_race(race, run):

@@ -22,6 +22,14 @@ def is_one(folder):
     return (Path(folder) / FILE).is_file()
 
 
+def was_one(folder):
+    """Whether the folder has a claim's README and lacks the claim."""
+    try:
+        return COMMAND in generated.commands((Path(folder) / "README.md").read_text()) and not is_one(folder)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def read(folder):
     """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()

@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 def is_timed(row):
     """Whether the run has a time that may count."""
-    return row["status"] == "complete" and row["validity"] != "invalid" and row["train_s"] is not None
+    return row["status"] == "complete" and row["validity"] != "invalid" and row["train_s"] is not None and row["train_s"] > 0
 
 
 def judge(a_rows, b_rows, interleaved=None):
@@ -131,15 +131,18 @@ def _session(a, b):
 
 
 def _finish_line(a, b):
-    """Run times mean something over the same steps, or over the way to the same target."""
-    targets = _known(row["target_val_loss"] for row in a + b)
+    """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
+    targets = {row["target_val_loss"] for row in a + b}
     steps = {name: _known(row["num_steps"] for row in rows) for name, rows in (("A", a), ("B", b))}
-    all_steps = steps["A"] | steps["B"]
-    if len(all_steps) <= 1:
+    tokens = {name: _known(row["batch_tokens"] for row in rows) for name, rows in (("A", a), ("B", b))}
+    if len(steps["A"] | steps["B"]) > 1:
+        ran, mark = f"A ran {_some(steps['A'])} steps and B {_some(steps['B'])}", "steps-differ"
+    elif len(tokens["A"] | tokens["B"]) > 1:
+        ran, mark = f"a step of A is {_some(tokens['A'])} tokens and one of B {_some(tokens['B'])}", "tokens-differ"
+    else:
         return
-    ran = f"A ran {_some(steps['A'])} steps and B {_some(steps['B'])}"
-    if len(targets) != 1:
-        yield "refusal", f"{ran}, and they have no common target: times over different step ranges are not comparable"
+    if len(targets) != 1 or None in targets:
+        yield "refusal", f"{ran}, and they have no common target: times over different amounts of training are not comparable"
         return
     (target,) = targets
     if all(row["stop_at_target"] for row in a + b):
@@ -152,7 +155,7 @@ def _finish_line(a, b):
         if refusals:
             yield from (("refusal", sentence) for sentence in refusals)
             return
-    yield "flag", "steps-differ"
+    yield "flag", mark
     yield "remark", f"{ran}: the times to the same target are compared, milliseconds a step are not"
 
 

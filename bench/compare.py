@@ -5,6 +5,7 @@ First whether they may be compared and what differs, then the numbers and the ve
 
 import argparse
 import json
+import math
 import os
 import sys
 
@@ -21,8 +22,12 @@ FAILURES = ("slower", "inconclusive", "loss")
 def main(argv):
     """Exit codes: 0 compared, 1 what --fail-on names, 2 wrong use or not comparable."""
     args = _parser().parse_args(argv)
+    for option, value in (("--margin", args.margin), ("--target", args.target)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
     fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
     arms = arms_of_words.of_words(args.runs, lambda message: print(f"compare: left out: {message}", file=sys.stderr))
+    _refuse_open_races(arms)
     against = of_arms(arms, force=args.force, target_val_loss=args.target, loss_margin_nats=args.margin,
                       diagnose=not args.no_diagnosis)  # fmt: skip
     if args.json:
@@ -34,6 +39,13 @@ def main(argv):
         form = "md" if args.md else "terminal"
         print("\n\n".join(compare_text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against))
     return max(exit_code(result, fail_on) for _, result in against)
+
+
+def _refuse_open_races(arms):
+    """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
+    for arm in arms:
+        for race_id in arms_of_words.open_races(arm):
+            raise ValueError(f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look")
 
 
 def exit_code(result, fail_on=()):
@@ -79,12 +91,16 @@ def of_folders(a_folders, b_folders, **options):
 def _one(a, b, diagnose, options):
     timed = [[row for row in arm.rows if comparison.comparable.is_timed(row)] for arm in (a, b)]
     kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
+    of_one_race = a.race is not None and a.race == b.race
     options = {
-        "plan": a.plan if a.race is not None and a.race == b.race else None,
+        "plan": a.plan if of_one_race else None,
         "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
+        "peeked": of_one_race and a.peeked,
         "identical_losses": identical_losses(a, b),
         "differing": differences.of_papers(_papers(a), _papers(b)),
     } | options
+    if of_one_race and b.told:  # the floor that was known when it ended: a later calibration does not change what a race said
+        options["floor_pct"] = None if "uncalibrated" in b.told["flags"] else b.told["time"]["floor_pct"]
     result = comparison.of_rows(a.rows, b.rows, **options)
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)

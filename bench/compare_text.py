@@ -26,9 +26,11 @@ MARKS = {  # flag: what it means, for someone who meets it the first time
     "verdict-hangs-on-runs-left-out": "with the runs left out put back the verdict is another",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
+    "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
     "mixed-code": "an arm mixes runs of different code",
     "open-division": "runs that change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
+    "peeked": "somebody looked at the race when its plan had no look: the verdict is no evidence",
     "forced": "numbers were asked for although the runs are not comparable",
 }
 

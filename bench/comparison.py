@@ -43,12 +43,13 @@ def adjusted(against):
 
 
 def of_rows(a_rows, b_rows, floor_pct=None, plan=None, interleaved=None, identical_losses=None, target_val_loss=None,
-            loss_margin_nats=None, force=False, differing=()):  # fmt: skip
+            loss_margin_nats=None, force=False, differing=(), peeked=False):  # fmt: skip
     """Rows (bench/rows.py) of all started runs -> the comparison.
 
     floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha"} made before the
     first run.  interleaved: None finds out from the starts.  identical_losses: every trajectory of B is one of A, bit
-    for bit.  force: numbers although the runs are not comparable, still without a verdict.
+    for bit.  force: numbers although the runs are not comparable, still without a verdict.  peeked: somebody looked
+    at the race when its plan had no look.
     """
     plan = plan or {}
     answer = comparable.judge(a_rows, b_rows, interleaved)
@@ -77,7 +78,9 @@ def of_rows(a_rows, b_rows, floor_pct=None, plan=None, interleaved=None, identic
         "plan": {"looks": looks, "alpha": alpha} if looks else None,
         "differences": list(differing),
     }
-    result["flags"] += _marks(result, (a_rows, b_rows), arms, floor_pct)
+    result["flags"] += _marks(result, (a_rows, b_rows), arms, floor_pct) + ["peeked"] * bool(peeked)
+    if answer.refusals:
+        result["val_loss"]["verdict"] = "unknown"
     _decide(result)
     return result
 

@@ -53,7 +53,7 @@ def check(files, table):
     """1 if a table in these files is stale, else 0; the commands that print what it should be are named."""
     code = 0
     for file in map(Path, files or _committed()):
-        content = file.read_text()
+        content = _content(file)
         found = stale(content, lambda command: printed(command, table))
         for command in found:
             print(f"{os.path.relpath(file)}: stale: ./run.sh {command}", file=sys.stderr)
@@ -66,10 +66,17 @@ def check(files, table):
     return code
 
 
+def _content(file):
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror}): name a Markdown file") from None
+
+
 def write(files, table):
     """Every table in these files, as it is now."""
     for file in map(Path, files or _committed()):
-        before = file.read_text()
+        before = _content(file)
         after = fresh(before, lambda command: printed(command, table))
         if after != before:
             atomic.write_text(file, after)

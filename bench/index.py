@@ -35,7 +35,7 @@ def read_rows(paths, on_error=None, logs_too=False):
     """
     found = {}
     for path in paths:
-        if not _find(os.path.abspath(path), found) and not logs_too and not os.path.isdir(path):
+        if not _find(os.path.abspath(path), found, on_error) and not logs_too and not os.path.isdir(path):
             raise ValueError(f"{path}: there is no such folder; ./run.sh table without a folder shows results/")
     with _no_garbage_collection():
         return [
@@ -45,30 +45,34 @@ def read_rows(paths, on_error=None, logs_too=False):
         ]
 
 
-def _find(path, found):
+def _find(path, found, on_error):
     """Fill found: {parent: {name: stat of run.json}}; not below a run folder.  Returns whether path is one."""
     parent, name = os.path.split(path)
     if _is_run(parent, name, found):
         return True
-    _find_below(path, found)
+    _find_below(path, found, on_error)
     return False
 
 
-def _find_below(path, found):
+def _find_below(path, found, on_error):
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # somebody else's, or just removed
+    except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
+        return
+    except OSError as error:
+        if on_error:
+            on_error(f"{path}: cannot be read ({error.strerror})")
         return
     for name in names:
         if not name.startswith(".") and not _is_run(path, name, found):
-            _find_below(f"{path}/{name}", found)
+            _find_below(f"{path}/{name}", found, on_error)
 
 
 def _is_run(parent, name, found):
     try:
         stat = os.stat(f"{parent}/{name}/run.json")
-    except OSError:
+    except OSError:  # there is none; or the folder is closed, which shows when it is searched
         return False
     if parent not in found:
         found[parent] = {}
@@ -132,7 +136,7 @@ def _load(parent):
     path = Path(parent, NAME)
     try:
         return _parsed(path, *_signature(path.stat()))
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return {}
 
 

@@ -41,6 +41,8 @@ def _claims(words):
         folder = record.locate(words[0])
         if claim_folder.is_one(folder):
             return [(words[0], claim_folder.read(folder))]
+        if claim_folder.was_one(folder):
+            raise ValueError(f"{folder}: its README.md has a claim's table and {claim_folder.FILE} is not there: a claim without it is none")
     folders = [run for word in words for run in record.find_runs([record.locate(word)])]
     if not folders:
         raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")

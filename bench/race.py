@@ -174,7 +174,7 @@ def result_of(state, results):
     arms = []
     for name in state.plan["arms"]:
         arm = arms_of_runs.of_folders(name, [Path(results) / run for run in state.runs(name)])
-        arm.plan, arm.race = state.plan, state.race_id
+        arm.plan, arm.race, arm.peeked = state.plan, state.race_id, any(not look["planned"] for look in state.looks)
         arms.append(arm)
     return {"baseline": state.plan["baseline"], "against": dict(compare.of_arms(arms))}
 
@@ -200,13 +200,13 @@ def _finish(folder, results, status, why, args):
 def look(folder, results):
     """Show the interim state.  The look is written into the ledger: before the end only a planned one does no harm."""
     state = race_state.read(folder, results)
+    if not all(state.started().values()):
+        raise ValueError(f"{state.race_id}: not every arm has a run yet, so there is nothing to see")
     if not state.is_over:
         started = state.started()
         planned = len(set(started.values())) == 1 and next(iter(started.values())) in state.plan["looks"]
         ledger.append(results, "look", race_id=state.race_id, started=started, planned=planned)
         print(f"look written down, {'planned' if planned else 'NOT planned: the race counts as peeked'}; started: {started}", file=sys.stderr)
-    if not all(state.started().values()):
-        raise ValueError(f"{state.race_id}: not every arm has a run yet")
     print(race_report.verdicts(result_of(state, results)))
     return 0
 

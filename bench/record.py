@@ -9,8 +9,11 @@ Format history of run.json:
 A new version gets a line here, a function in UPGRADERS and a kept example in tests/records/.
 """
 
+import errno
 import json
+import math
 import os
+import stat
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,6 +21,7 @@ from pathlib import Path
 from bench import atomic, places, private
 
 SCHEMA_VERSION = 1
+MAX_BYTES = 256 * 2**20  # of a run.json: more is none
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
 # What launcher and workers tell each other while a run lasts; named so that they are no artifacts.
 SHARDS, PROGRESS, RESULT = ".shards.tmp", ".progress.tmp", ".result.tmp"
@@ -115,11 +119,11 @@ def read_raw(folder):
     """A run folder -> its record as written, upgraded to the newest version.  ValueError names a file that is none."""
     path = os.path.join(folder, "run.json")
     try:
-        with open(path, "rb") as file:
-            run = json.loads(file.read())
+        with open(path, "rb", opener=_open_file) as file:
+            run = json.loads(file.read(), parse_constant=_refuse_constant)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}): give a run folder") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is no JSON ({error}): the file was damaged, restore it") from None
     version = run.get("schema_version") if isinstance(run, dict) else None
     if type(version) is not int or "run_id" not in run:
@@ -130,7 +134,30 @@ def read_raw(folder):
         run = UPGRADERS[version](run)
         assert run["schema_version"] == version + 1, f"UPGRADERS[{version}] left {run['schema_version']}"
         version += 1
+    _check_numbers(path, run.get("metrics"))
     return run
+
+
+def _open_file(path, flags):
+    """Neither waits for a pipe nor reads a device without an end."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MAX_BYTES:
+        os.close(fd)
+        raise OSError(errno.EINVAL, f"it is no file of up to {MAX_BYTES // 2**20} MiB")
+    return fd
+
+
+def _refuse_constant(word):
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _check_numbers(path, metrics):
+    """What every verb counts and sorts with: finite numbers, yes and no, or nothing."""
+    if type(metrics) is not dict:
+        raise ValueError(f"{path}: is no record of a run: it has no metrics")
+    for name, value in metrics.items():
+        if value is not None and (type(value) not in (int, float, bool) or not -math.inf < value < math.inf):
+            raise ValueError(f"{path}: metrics.{name}={str(value)[:40]!r} is no number: the file was damaged, restore it")
 
 
 def read_all(paths, on_error=None):

@@ -16,7 +16,7 @@ SHOWN = (  # the table's, without the folder, which depends on where one stands
     "source_sha256", "comparability_id", "session_id", "race_id", "arm", "discarded",
 )
 COUNTED = (  # a comparison's, beyond those
-    "provenance", "num_flagged_steps", "energy_j", "target_val_loss", "stop_at_target", "val_tokens", "setting",
+    "provenance", "num_flagged_steps", "batch_tokens", "energy_j", "target_val_loss", "stop_at_target", "val_tokens", "setting",
     "machine_doubts", "headline", "log_id",
 )
 # fmt: on
@@ -58,6 +58,7 @@ def _counted(run, complete):
     return {
         "provenance": run.get("provenance"),
         "num_flagged_steps": metrics.get("num_flagged_steps") if complete else None,
+        "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
         "energy_j": _energy_j(run) if complete else None,
         "target_val_loss": _target(goal, run["data"].get("floor_nats")),
         "stop_at_target": goal.get("stop_at_target"),

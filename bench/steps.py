@@ -98,9 +98,22 @@ def append_event(folder, event):
 
 
 def read_events(folder):
-    """events.jsonl -> list of dicts, without a line that a kill cut.  No file: []."""
+    """events.jsonl -> list of dicts, without a line that a kill cut.  No file: [].  ValueError names a damaged line."""
+    path = Path(folder) / "events.jsonl"
     try:
-        lines = (Path(folder) / "events.jsonl").read_text().split("\n")
+        lines = path.read_text().split("\n")
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines[:-1]]
+    try:
+        return [json.loads(line) for line in lines[:-1]]
+    except ValueError:
+        number, line = next((number, line) for number, line in enumerate(lines, 1) if not _is_json(line))
+        raise ValueError(f"{path}: line {number} is damaged: {line[:60]!r}: restore it, or remove the line") from None
+
+
+def _is_json(line):
+    try:
+        json.loads(line)
+        return True
+    except ValueError:
+        return False

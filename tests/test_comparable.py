@@ -132,6 +132,23 @@ def steps(num_steps, val_loss=4.25, **goal):
     }
 
 
+def tokens(num_tokens, val_loss=4.25, **goal):
+    return lambda run: steps(4, val_loss, **goal)(run) | {"measured": run["measured"] | {"batch_tokens": num_tokens}}
+
+
+def test_half_the_tokens_are_no_speed():
+    found = compared(tokens(512))
+    assert "tokens-differ" in found["flags"] and any("a step of A is" in reason for reason in found["reasons"])
+    found = compared(tokens(512, val_loss=4.7))
+    assert found["verdict"] == "not_comparable" and "does not reach the target" in found["reasons"][0]
+
+
+def test_a_target_of_one_arm_alone_is_none():
+    found = compared(steps(3, target_val_loss=None))
+    assert found["verdict"] == "not_comparable" and "no common target" in found["reasons"][0]
+    assert found["val_loss"]["verdict"] == "unknown"
+
+
 def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
     reached = compared(steps(3))
     assert reached["verdict"] == "slower"

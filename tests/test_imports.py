@@ -142,7 +142,7 @@ TABLE = {
     "export": (("atomic", "record", "steps", "table", "places"), False),
     "analyze_text": ((), False),
     "analyze": (("analyze_text", "atomic", "hardware", "record", "trace", "places"), False),
-    "report": (("atomic", "record", "snapshot", "stats", "steps", "table", "units", "web", "places"), False),
+    "report": (("atomic", "diagnosis_text", "record", "snapshot", "stats", "steps", "table", "units", "web", "places"), False),
     "integrity": (("config", "metrics", "private", "record", "steps", "verdict"), False),
     "verify": (("integrity", "record"), False),
     "run": (("codestate", "compose", "config", "environment", "gpus", "job", "launch", "progress", "record"), False),

@@ -337,6 +337,13 @@ def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path,
     assert failed(folder) == {"the table says what the runs say": "README.md has no generated table"}
 
 
+def test_a_claim_folder_without_its_claim_is_none(results, tmp_path, capsys):
+    folder = claim_of(results, three(results), tmp_path / "claim")
+    (folder / "claim.yaml").unlink()
+    with pytest.raises(ValueError, match="claim.yaml is not there"):
+        judge.main([str(folder)])
+
+
 def test_a_claimed_number_that_is_not_the_number_of_runs_is_refused(results, tmp_path, capsys):
     folder = claim_of(results, [*three(results), results.add(3)], tmp_path / "claim")
     told = yaml.safe_load((folder / "claim.yaml").read_text())

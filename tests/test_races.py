@@ -15,7 +15,8 @@ import claimed
 import pytest
 import racing
 
-from bench import ledger, plan, race, race_state, record
+from bench import arms as arms_of_words
+from bench import calibration, compare, ledger, plan, race, race_state, record
 
 NOISE = 0.002  # sd of log run time, of one machine in one sitting; public logs have 0.0008
 
@@ -212,6 +213,42 @@ def test_looking_is_written_down_and_an_unplanned_look_is_called_peeking(results
     found = race_json(results)
     assert found["peeked"] and [look["planned"] for look in found["looks"]] == [False]
     assert "peeked: somebody looked" in capsys.readouterr().out
+    assert compare.main([found["race_id"], "--json"]) == 0
+    assert "peeked" in json.loads(capsys.readouterr().out)["flags"]
+
+
+def test_a_look_at_nothing_is_none(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=", "n=3", hurt={1: "interrupt"})
+    with pytest.raises(ValueError, match="nothing to see"):
+        race.main(["--look"])
+    race.main(["--resume"])
+    assert not race_json(results)["peeked"]
+
+
+def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
+    configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
+    globs = [str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]
+    with pytest.raises(ValueError, match="holds runs of the race .*, which is not over: ./run.sh race --look"):
+        compare.main(globs)
+    race.main(["--resume"])
+    assert compare.main(globs) == 0
+
+
+def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=", "n=3", hurt={0: "fail"})
+    with pytest.raises(ValueError, match="no verdict: the warm-up of"):
+        compare.main([race_json(results)["race_id"]])
+
+
+def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=", "n=3")
+    said = race_json(results)["result"]["against"]["B"]
+    monkeypatch.setattr(calibration, "of_runs", lambda rows: {"file": "x", "floor_pct": 25.0, "floor_n": 4, "cv_pct": 9.0, "exact": True})
+    monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
+    arms = arms_of_words.of_words([race_json(results)["race_id"]])
+    ((_, found),) = compare.of_arms(arms)
+    assert (found["time"]["floor_pct"], found["verdict"]) == (said["time"]["floor_pct"], said["verdict"])
 
 
 def test_showing_every_run_is_a_look(results, monkeypatch):

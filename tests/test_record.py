@@ -79,7 +79,13 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
         ('{"run_id": "x"}', "no record"),
         ('{"schema_version": "1", "run_id": "x"}', "no record"),
         ('{"schema_version": 99, "run_id": "x"}', "newer than 1: update"),
-        ('{"schema_version": 1, "run_id": "x"}', "lacks something"),
+        ('{"schema_version": 1, "run_id": "x"}', "it has no metrics"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {}}', "lacks something"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": NaN}}', "NaN is no number of JSON"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": 1e400}}', "metrics.train_s='inf' is no number"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}', "metrics.val_loss='3.2' is no number"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": [1]}}', "metrics.val_loss='.1.' is no number"),
+        pytest.param("[" * 100_000, "no JSON", id="deep"),
     ],
 )
 def test_what_is_no_record_is_refused_by_name(folder, content, words):

@@ -167,6 +167,9 @@ def test_the_history_is_the_best_so_far_of_runs_that_count(results):
     rows = [row for row in site.results_table.read_rows([str(results)]) if row["started_at"].startswith("2026-11-22")]
     assert site.history("cpu_nano", rows)["series"][0]["y"] == [5.0, 4.5, 4.5]
     assert site.history("free", rows) is None
+    warm_up = rows[0] | {"train_s": 1.0, "discarded": True}  # of a race's arm: no record
+    assert site.history("cpu_nano", [*rows, warm_up])["series"][0]["y"] == [5.0, 4.5, 4.5]
+    assert (site._shown(warm_up, "status"), site._shown(rows[0], "status")) == ("warm-up", "complete")
 
 
 def test_wrong_use_is_refused(tmp_path):
@@ -174,6 +177,8 @@ def test_wrong_use_is_refused(tmp_path):
         site.write(tmp_path, tmp_path / "site")
     with pytest.raises(ValueError, match="nowhere is no folder"):
         cli.main([str(tmp_path / "nowhere")])
+    with pytest.raises(ValueError, match="it is for one run or race; name one"):
+        cli.main([str(tmp_path), "--png"])
 
 
 def test_the_vendored_scripts_are_the_published_ones():
@@ -218,6 +223,11 @@ def test_the_site_filters_sorts_and_sets_two_runs_side_by_side(browser, results)
         add(results, seed, name=EVIL if seed == 3 else "gpt2-adamw", metrics={"train_s": 5.0 + seed / 10})
     shown = browser.open(site.write(results, results / "site"))
     assert "12 of 12 runs" in shown.text
+    shown.js("document.querySelector('.tabulator-col[tabulator-field=seed]').focus()")
+    shown.js("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true}))")
+    shown.until("document.querySelector('.tabulator-row [tabulator-field=seed]').textContent === '0'")
+    shown.js("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true}))")
+    shown.until("document.querySelector('.tabulator-row [tabulator-field=seed]').textContent === '11'")
     shown.click("[tabulator-field=train_s] input")
     shown.type(">5.75")
     shown.until("document.getElementById('shown').textContent === '4 of 12 runs'")  # 5.8, 5.9, 6.0, 6.1

@@ -22,9 +22,15 @@ def main(argv):
         return _race(folder, args)
     if args.md:
         raise ValueError(f"--md {folder}: it is for one run or race; ./run.sh table --md prints a table of many")
+    if args.png:
+        raise ValueError(f"--png {folder}: it is for one run or race; name one")
     from bench.report import site
 
-    index = site.write(folder, places.of_user(args.out) if args.out else folder / "site", say=_progress)
+    out = places.of_user(args.out) if args.out else folder / "site"
+    try:
+        index = site.write(folder, out, say=_progress)
+    except OSError as error:
+        raise ValueError(f"{error.filename or out}: cannot be written ({error.strerror}): name another place with --out") from None
     _say(index)
     return 0
 

@@ -6,7 +6,7 @@ Reads race.json (bench/race.py) and the records of its runs.
 import json
 from pathlib import Path
 
-from bench import record, steps
+from bench import diagnosis_text, record, steps
 from bench.web.chart import chart, series_of
 from bench.web.page import Safe, figure, page, section, table, tag
 
@@ -108,13 +108,13 @@ def _details(name, one):
     """The numbers of one candidate against the baseline."""
     time = one.get("time") or {}
     lines = [
-        ["train time", _pct(time.get("change_pct")), _interval(time.get("ci95_pct")), _p(time.get("p")), _pair(time.get("n")), _pair(time.get("cv_pct")), _pct(time.get("mde_pct"))]
+        ["train time", _pct(time.get("change_pct")), _interval(time.get("ci95_pct")), _p(time.get("p_holm") or time.get("p")), _pair(time.get("n")), _pair(time.get("cv_pct")), _pct(time.get("mde_pct"))]
     ]
     for key in ("energy", "memory", "compile"):
         found = one.get(key) or {}
         if found.get("change_pct") is not None:
-            lines.append([key, _pct(found["change_pct"]), _interval(found.get("ci95_pct")), _p(found.get("p")), _pair(found.get("n")), _pair(found.get("cv_pct")), _pct(found.get("mde_pct"))])
-    parts = [table(("", "change", "95 % interval", "p", "n", "CV, %", "smallest detectable"), lines)]
+            lines.append([key, _pct(found["change_pct"]), _interval(found.get("ci95_pct")), _p(found.get("p_holm") if time.get("p_holm") is not None else found.get("p")), _pair(found.get("n")), _pair(found.get("cv_pct")), _pct(found.get("mde_pct"))])
+    parts = [table(("", "change", "95 % interval", "p after Holm" if time.get("p_holm") is not None else "p", "n", "CV, %", "smallest detectable"), lines)]
     loss = one.get("val_loss") or {}
     if loss.get("n"):
         facts = [[key, json.dumps(value)] for key, value in loss.items() if value is not None]
@@ -123,6 +123,8 @@ def _details(name, one):
         lines = [[found.get("kind"), found.get("what"), json.dumps(found.get("a")), json.dumps(found.get("b"))] for found in one["differences"]]
         parts.append(tag("details", tag("summary", "what differs"), table(("kind", "what", "A", name), lines)))
     parts += _source(one.get("code_change"))
+    if where := diagnosis_text.text(one.get("diagnosis") or {}, False):
+        parts.append(tag("details", tag("summary", "where the time went (within-run: for diagnosis, not for the verdict)"), tag("pre", where)))
     if one.get("left_out"):
         lines = [[left.get("arm"), left.get("run_id"), "; ".join(left.get("reasons") or [])] for left in one["left_out"]]
         parts.append(table(("arm", "run left out", "by which rule"), lines))
@@ -142,10 +144,10 @@ def _source(change):
 
 
 def _peeks(race):
-    looks = race.get("looks") or []
-    if not race.get("peeked") or not looks:
+    num = sum(not look.get("planned") for look in race.get("looks") or [])
+    if not race.get("peeked") or not num:
         return ""
-    return tag("p", f"Somebody looked at the interim state {len(looks)} times; see the plan for the looks that it allowed.", class_="doubt")
+    return tag("p", f"Somebody looked at the interim state {num} time{'s' * (num != 1)} when the plan had no look: the verdict is no evidence.", class_="doubt")
 
 
 def _arms(race):

@@ -21,7 +21,7 @@ STYLES = ("uPlot.min.css", "tabulator_simple.min.css", "style.css", "site.css")
 COLUMNS = (
     "run_id", "track", "status", "validity", "name", "seed", "model", "optim", "device", "world_size", "val_loss",
     "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "num_steps", "target_reached", "num_deviations",
-    "started_at", "commit", "config_id", "session_id", "comparability_id",
+    "started_at", "race_id", "arm", "commit", "config_id", "session_id", "comparability_id",
 )  # fmt: skip
 MADE = ".made.json"
 
@@ -50,12 +50,13 @@ def history(track, rows):
         line.append(best)
     when_s = [_seconds(row["started_at"]) for row in counted]
     series = [series_of("record", line, "line"), series_of("run", [row["train_s"] for row in counted], "points")]
-    caption = f"{len(counted)} runs reached the target, the fastest in {best:.2f} s ({counted[line.index(best)]['run_id']})"
+    runs = f"{len(counted)} run{'s' * (len(counted) != 1)}"
+    caption = f"{runs} reached the target, the fastest in {best:.2f} s ({counted[line.index(best)]['run_id']}); one run is no claim: see table --leaderboard"
     return chart(f"history-{track}", track, caption, "date", "train time, s", when_s, series) | {"dates": True}
 
 
 def _counts(row, track):
-    reached = row["status"] == "complete" and row["target_reached"] is True and row["train_s"] is not None
+    reached = row["status"] == "complete" and row["target_reached"] is True and row["train_s"] is not None and not row["discarded"]
     return row["track"] == track and reached and row["validity"] == "valid" and not row["num_deviations"]
 
 
@@ -68,12 +69,12 @@ def _tracks(rows):
 
 
 def _index(rows, pages, charts):
-    data = {"columns": COLUMNS, "rows": [[row[column] for column in COLUMNS] for row in rows], "pages": pages}
-    help_words = "Click a column's head to sort, type below it to filter; numbers take <, > and =. Tick two runs to compare them."
+    data = {"columns": COLUMNS, "rows": [[_shown(row, column) for column in COLUMNS] for row in rows], "pages": pages}
+    help_words = "Click a column's head (or Enter on it) to sort, type below it to filter; numbers take <, > and =. Tick two runs to compare them."
     tracks = _tracks(rows)
     body = [
         tag("h1", "Results"),
-        tag("p", f"{len(rows)} runs, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {help_words}", class_="soft"),
+        tag("p", f"{len(rows)} run{'s' * (len(rows) != 1)}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {help_words}", class_="soft"),
         tag("div", tag("button", "Clear filters", type="button", id="clear"), tag("span", "", id="shown", role="status"), class_="bar"),
         tag("div", "", id="runs"),
         tag("section", tag("h2", "The two runs you ticked"), tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite")),
@@ -81,6 +82,14 @@ def _index(rows, pages, charts):
     if charts:
         body.append(section("Record history", *(figure(chart) for chart in charts)))
     return page("Results", *body, data={"runs-data": data, "charts": charts}, scripts=SCRIPTS, styles=STYLES, assets="assets")
+
+
+def _shown(row, column):
+    if column == "status" and row["discarded"] and row["status"] == "complete":
+        return "warm-up"  # of a race's arm: in the ledger, in no mean
+    if column == "validity" and row["status"] == "running":
+        return None
+    return row[column]
 
 
 def _copy_assets(folder):

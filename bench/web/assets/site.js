@@ -3,7 +3,7 @@
 (function () {
   const data = JSON.parse(document.getElementById("runs-data").textContent);
   const numbers = { val_loss: 4, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, num_steps: 0, seed: 0, world_size: 0, num_deviations: 0 };
-  const hidden = new Set(["model", "optim", "num_deviations", "target_reached", "commit", "config_id", "session_id", "comparability_id", "world_size", "num_steps"]);
+  const hidden = new Set(["model", "optim", "num_deviations", "target_reached", "commit", "config_id", "session_id", "comparability_id", "world_size", "num_steps", "race_id", "arm"]);
   const lowerIsBetter = new Set(["val_loss", "train_s", "step_avg_ms", "peak_mem_gib"]);
   const rows = data.rows.map((cells) => Object.fromEntries(cells.map((value, number) => [data.columns[number], value])));
   const show = (column, value) => (value == null ? "–" : column in numbers && typeof value === "number" ? value.toLocaleString("en", { minimumFractionDigits: numbers[column], maximumFractionDigits: numbers[column] }) : String(value));
@@ -44,6 +44,18 @@
   });
   const shown = document.getElementById("shown");
   table.on("dataFiltered", (filters, found) => (shown.textContent = found.length + " of " + rows.length + " runs"));
+  table.on("tableBuilt", () => { // by keyboard as by mouse: Tab to a head, Enter or Space sorts, again turns it round
+    for (const column of table.getColumns().filter((one) => one.getField())) {
+      const head = column.getElement();
+      head.tabIndex = 0;
+      head.addEventListener("keydown", (event) => {
+        if (event.target !== head || (event.key !== "Enter" && event.key !== " ")) return;
+        event.preventDefault();
+        const now = table.getSorters().find((sorter) => sorter.field === column.getField());
+        table.setSort(column.getField(), now && now.dir === "asc" ? "desc" : "asc");
+      });
+    }
+  });
   document.getElementById("clear").addEventListener("click", () => table.clearHeaderFilter());
 
   const pair = document.getElementById("pair");
