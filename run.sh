@@ -12,7 +12,7 @@ unset CDPATH
 export SPEEDRUN_CWD="$PWD" # the program resolves the user's relative paths against this
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
-CPU_GIB=3 # .venv takes 1.2 GiB, pip's downloads 0.3 GiB, the rest is slack
+CPU_GIB=3 # .venv takes 1.4 GiB, pip's downloads 0.3 GiB, the rest is slack
 CUDA_GIB=8
 
 say() { printf 'set-up: %s\n' "$*" >&2; }

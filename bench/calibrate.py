@@ -11,6 +11,7 @@ import sys
 
 from bench import arms, atomic, calibration, grid, launch, record
 from bench import rows as rows_of_runs
+from bench.calibration import MIN_FLOOR_PCT
 from bench.job import prepare
 from bench.progress import last_words, say
 
@@ -40,7 +41,10 @@ def main(argv):
         print(json.dumps(found | {"file": path.name}, indent=1))
     else:
         print(text(found, "github" if args.md else "simple"))
-        print(f"\nkept in {path}: verdicts of session {found['session_id']} use it")
+        if "suspect-runs" in found["aa"]["flags"]:
+            print("\nother programs disturbed these runs: the floor is that of a busy machine; calibrate again when it is quiet")
+        used = "verdicts of session {session_id} use it".format(**found) if found["session_id"] else "no verdict uses it: the runs do not say their session"
+        print(f"\nkept in {path}: {used}")
     return 0
 
 
@@ -108,7 +112,7 @@ def text(found, form="simple"):
     aa = found["aa"]
     low, high = aa["ci95_pct"]
     lines = [
-        f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id']}) on {found['device']}, "
+        f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'}) on {found['device']}, "
         f"mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}"
         + (f" ({', '.join(aa['flags'])})" if aa["flags"] else ""),
@@ -123,7 +127,7 @@ def text(found, form="simple"):
         "",
         grid.render(
             ["to show a change of", "runs a side"],
-            [[f"{pct} %", "too many" if n is None else str(n)] for pct, n in found["needed_n"].items()],
+            [[f"{pct} %", "none can" if n is None and float(pct) < MIN_FLOOR_PCT else "too many" if n is None else str(n)] for pct, n in found["needed_n"].items()],
             [True, True],
             form,
         ),

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 from bench import comparison, record, stats
+from bench.comparison import MIN_FLOOR_PCT
 
 SCHEMA_VERSION = 1
 FOLDER = "calibrations"
@@ -59,8 +60,9 @@ def of_rows(a_rows, b_rows, resolution_pct=None):
         "val_loss_sd": stats.sd(losses),
         "aa": aa["time"]
         | {"verdict": aa["verdict"], "flags": [flag for flag in aa["flags"] if flag != "uncalibrated"]},
-        "smallest_change_pct": {str(n): _pct(stats.smallest_difference((spread, spread), (n, n))) for n in NS},
-        "needed_n": {f"{change:g}": stats.needed_n(math.log1p(change / 100), spread) for change in changes},
+        # no verdict says faster or slower within the least floor, however many runs there are
+        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(stats.smallest_difference((spread, spread), (n, n)))) for n in NS},
+        "needed_n": {f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread) for change in changes},
     }
 
 

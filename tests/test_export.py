@@ -42,7 +42,7 @@ def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
 
 
 def test_parquet_is_read_back(tmp_path, capsys):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is optional")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install pyarrow")
     assert export.main([str(COMPLETE), "--to", "parquet", "--steps", "--out", str(tmp_path / "a.parquet")]) == 0
     assert parquet.read_table(tmp_path / "a.parquet").column("step").to_pylist() == [0, 1, 2, 3, 4]
 
@@ -113,6 +113,6 @@ def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
 
 
 def test_parquet_that_cannot_be_written_is_a_sentence(tmp_path):
-    pytest.importorskip("pyarrow.parquet", reason="pyarrow is optional")
+    pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install pyarrow")
     with pytest.raises(ValueError, match="cannot be written"):
         export.main([str(COMPLETE), "--to", "parquet", "--out", str(tmp_path / "nowhere" / "a.parquet")])
