@@ -69,6 +69,9 @@ def _chosen(results, word):
 def go(folder, results, args):
     """Race what is open of a plan, to its end or to an interrupt."""
     with race_state.locked(folder):
+        for other in race_state.unfinished(results):
+            if other != folder and race_state.is_raced_now(other):
+                raise ValueError(f"{other.name}: is being raced at this moment, and two races at once disturb each other: wait for its end, then ./run.sh race --resume {folder.name}")
         state = race_state.read(folder, results)
         if state.is_over:
             raise ValueError(f"{folder.name}: the race is over: ./run.sh compare {folder.name} shows it")

@@ -134,6 +134,18 @@ def unfinished(results):
     return [folder for folder in folders if folder.name not in over]
 
 
+def is_raced_now(folder):
+    """Whether a process holds the race's lock."""
+    try:
+        with open(Path(folder) / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # never raced, or a file system without locks
+        return False
+    return False
+
+
 @contextlib.contextmanager
 def locked(folder):
     """Nobody else races this race meanwhile.  ValueError where somebody does."""

@@ -35,6 +35,9 @@ def environment(results):
     }
 
 
+DISTURBING = {"trace", "window", "stages", "memory_history"}  # instruments that flag steps
+
+
 def facts(folder, overrides, results):
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
     if not (Path(folder) / "bench" / "racers.py").exists():
@@ -56,6 +59,10 @@ def print_facts(overrides):
         job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
     except ValueError as error:
         print(f"race: {error}", file=sys.stderr)
+        return 2
+    disturbing = sorted(DISTURBING & set(job.config.instruments))
+    if disturbing:
+        print(f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, and look into a run of its own", file=sys.stderr)
         return 2
     code = codestate.state(launch.REPO)
     found = {

@@ -16,7 +16,7 @@ import pytest
 import racing
 
 from bench import arms as arms_of_words
-from bench import calibration, compare, ledger, plan, race, race_state, record
+from bench import calibration, compare, ledger, plan, race, race_state, racers, record
 
 NOISE = 0.002  # sd of log run time, of one machine in one sitting; public logs have 0.0008
 
@@ -233,6 +233,20 @@ def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(result
         compare.main(globs)
     race.main(["--resume"])
     assert compare.main(globs) == 0
+
+
+def test_two_races_at_once_are_refused(results, monkeypatch):
+    go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
+    (first,) = race_state.unfinished(results.folder)
+    with race_state.locked(first):
+        with pytest.raises(ValueError, match="is being raced at this moment"):
+            go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
+    assert race.main(["--resume", first.name]) == 0
+
+
+def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):
+    assert racers.print_facts(["track=cpu_nano", "profile=window"]) == 2
+    assert "instruments.window: the steps that it looks at have no time that counts" in capsys.readouterr().err
 
 
 def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):

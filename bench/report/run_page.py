@@ -216,5 +216,5 @@ def block(run):
 
 def _md(value):
     """Words that Markdown shows as they are."""
-    return "".join("\\" + char if char in "\\`*_{}[]<>|#" else " " if char in "\r\n" else char for char in str(value))
+    return "".join("\\" + char if char in "\\`*_{}[]<>|#" else char if char.isprintable() else " " for char in str(value))
 

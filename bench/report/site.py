@@ -9,12 +9,13 @@ import os
 import shutil
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from bench import atomic
 from bench import table as results_table
 from bench.report import run_page
 from bench.web.chart import chart, series_of
-from bench.web.page import ASSETS, figure, page, section, tag
+from bench.web.page import ASSETS, figure, page, section, table, tag
 
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "tabulator.min.js", "site.js")
 STYLES = ("uPlot.min.css", "tabulator_simple.min.css", "style.css", "site.css")
@@ -35,7 +36,7 @@ def write(results, out, say=lambda done, total: None):
     _copy_assets(out / "assets")
     pages = _write_pages(rows, out, say)
     charts = [chart for track in _tracks(rows) if (chart := history(track, rows))]
-    atomic.write_text(out / "index.html", _index(rows, pages, charts))
+    atomic.write_text(out / "index.html", _index(rows, pages, charts, _races(results, out)))
     return out / "index.html"
 
 
@@ -68,7 +69,23 @@ def _tracks(rows):
     return sorted({row["track"] for row in rows if row["track"]})
 
 
-def _index(rows, pages, charts):
+def _races(results, out):
+    """[(race as a link to its page, status, what it said)], newest first; one that cannot be read is left out."""
+    found = []
+    for path in sorted((Path(results) / "races").glob("*/race.json"), reverse=True):
+        try:
+            race = json.loads(path.read_bytes())
+            against = (race.get("result") or {}).get("against") or {}
+            words = "; ".join(f"{name}: {one['words']}" for name, one in against.items()) or race.get("why") or ""
+            page_of_race = path.with_name("race.html")
+            href = quote(os.path.relpath(page_of_race, out)) if page_of_race.exists() else None
+            found.append((tag("a", race["race_id"], href=href) if href else race["race_id"], str(race["status"]).replace("_", " "), words))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def _index(rows, pages, charts, races):
     data = {"columns": COLUMNS, "rows": [[_shown(row, column) for column in COLUMNS] for row in rows], "pages": pages}
     help_words = "Click a column's head (or Enter on it) to sort, type below it to filter; numbers take <, > and =. Tick two runs to compare them."
     tracks = _tracks(rows)
@@ -79,6 +96,8 @@ def _index(rows, pages, charts):
         tag("div", "", id="runs"),
         tag("section", tag("h2", "The two runs you ticked"), tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite")),
     ]
+    if races:
+        body.append(section("Races", table(("race", "status", "verdict"), races)))
     if charts:
         body.append(section("Record history", *(figure(chart) for chart in charts)))
     return page("Results", *body, data={"runs-data": data, "charts": charts}, scripts=SCRIPTS, styles=STYLES, assets="assets")
