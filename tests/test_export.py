@@ -33,6 +33,15 @@ def test_mllog_lines_are_json_with_the_keys_of_mlperf():
     assert stop["time_ms"] - start["time_ms"] == 220 and stop["metadata"]["status"] == "success"
 
 
+def test_mllog_has_the_times_of_the_events(capsys):
+    assert export.main([str(COMPLETE), "--to", "mllog"]) == 0
+    found = [json.loads(line.removeprefix(":::MLLOG ")) for line in capsys.readouterr().out.splitlines()]
+    at_ms = {event["key"]: event["time_ms"] for event in found}
+    assert [at_ms[key] - at_ms["init_start"] for key in ("init_stop", "run_start", "run_stop")] == [1000, 1000, 2000]
+    last = [event for event in found if event["key"] == "eval_accuracy"][-1]
+    assert (last["metadata"]["step_num"], last["metadata"]["samples_count"]) == (4, steps.read(COMPLETE)[-1]["tokens"])
+
+
 def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
     assert export.main([str(COMPLETE), "--to", "modded-nanogpt", "--out", str(tmp_path / "a.txt")]) == 0
     ((run,), facts) = modded_nanogpt.read((tmp_path / "a.txt").read_bytes(), "a.txt")
