@@ -18,10 +18,10 @@ def of_race(folder):
     race, root = read(folder), results_of(folder)
     charts = charts_of(folder)
     against = (race.get("result") or {}).get("against") or {}
-    parts = [_verdict(name, one) for name, one in against.items()] or [tag("p", "The race is not over: there is no verdict yet.", class_="verdict")]
+    parts = [_verdict(name, one) for name, one in against.items()] or [tag("p", f"There is no verdict: {race.get('why') or 'the race is not over'}.", class_="verdict")]
     body = [
         tag("h1", f"Race {race.get('race_id')}"),
-        tag("p", f"{race.get('status')}; track {race.get('track')}; {race.get('why') or ''}", class_="soft"),
+        tag("p", "; ".join(str(word) for word in (race.get("status"), f"track {race.get('track')}", race.get("why")) if word), class_="soft"),
         section("Verdict", *parts, _peeks(race)),
         *(figure(chart) for chart in charts),
         *(_details(name, one) for name, one in against.items()),

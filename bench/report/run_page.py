@@ -135,7 +135,7 @@ def _happened(run, events):
 
 def what(event):
     """An event's own facts, as words."""
-    return ", ".join(f"{key} {_plain(value)}" for key, value in event.items() if key not in ("t_ns", "utc", "event", "rank", "step"))
+    return ", ".join(f"{key} {_plain(value)}" for key, value in event.items() if key not in ("t_ns", "utc", "event", "rank", "step") and value is not None)
 
 
 def _plain(value):

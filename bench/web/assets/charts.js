@@ -52,14 +52,18 @@
     };
   }
 
+  const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
   function draw(place, spec) {
     const axis = (label) => ({ label, stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 0.5 }, ticks: { stroke: () => colour("--line") } });
+    const lonely = spec.x.length === 1 && (spec.dates ? 86400 : 1); // one point has no range of its own: a day, or one, around it
+    const whole = !spec.dates && spec.x.every(Number.isInteger); // there is no run 1.5
     const narrowScreen = place.clientWidth < 500;
     const options = {
       width: place.clientWidth || 600,
       height: narrowScreen ? 220 : 260,
-      scales: { x: { time: Boolean(spec.dates) }, y: spec.series[0].kind === "area" || spec.series[0].kind === "bars" ? { range: (u, low, high) => [0, high * 1.05 || 1] } : {} },
-      axes: [axis(spec.x_label), Object.assign(axis(spec.y_label), { size: 64 })],
+      scales: { x: Object.assign({ time: Boolean(spec.dates) }, lonely ? { range: [spec.x[0] - lonely, spec.x[0] + lonely] } : {}), y: spec.series[0].kind === "area" || spec.series[0].kind === "bars" ? { range: (u, low, high) => [0, high * 1.05 || 1] } : {} },
+      axes: [Object.assign(axis(spec.x_label), whole ? { incrs: WHOLE } : {}), Object.assign(axis(spec.y_label), { size: 64 })],
       series: [spec.dates ? { label: spec.x_label } : { label: spec.x_label, value: (u, v) => narrow(v) }, ...seriesOptions(spec)],
       hooks: { drawClear: [marks(spec)] },
       cursor: spec.sync ? { sync: { key: spec.sync, setSeries: false, scales: ["x", null] } } : {},
