@@ -142,7 +142,7 @@ def _explain(error, overrides):
         if full and (key == full or key.split(".")[-1] == full or full.endswith("." + key)):
             if unknown or "not in" in text:
                 return f"unknown setting {override}: {_did_you_mean(key, known_keys())}`./run.sh run --cfg job` shows every setting"
-            return f"{override}: {_first_line(error)}"
+            return f"{override}: " + ("give a list, in brackets: [...]" if "DictConfig with ListConfig" in text else _first_line(error))
     return f"{' '.join(overrides)}: {_first_line(error)}"
 
 
