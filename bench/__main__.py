@@ -1,10 +1,12 @@
 """./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds the verb's room and reports a user's mistake."""
 
 import difflib
+import errno
 import importlib
 import os
 import sys
 
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)  # of a file: a sentence is enough
 VERBS = {  # verb: (module in bench/, what it does)
     "run": ("run", "race once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
@@ -52,8 +54,10 @@ def main(argv):
     except ValueError as error:
         print(f"{verb}: {error}", file=sys.stderr)
         return 2
-    except OSError as error:  # a closed folder, a full disk
-        print(f"{verb}: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in NOT_OURS or not isinstance(error.filename, str):
+            raise
+        print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
 
 

@@ -24,7 +24,7 @@ class Arm:
     plan: dict | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
     peeked: bool = False  # somebody looked into the race when no look was planned
-    told: dict | None = None  # what the race itself said at its end of this arm against the baseline
+    told: dict | None = None  # what the race itself said at its end of this arm; of the baseline, about the first candidate
 
     def record_of(self, place):
         """The whole record of the run at this place of rows."""
@@ -48,9 +48,8 @@ def of_words(words, on_error=None):
         if race is None:
             raise ValueError(f"{words[0]}: that is one group of runs; give two, A B, or the folder of a race")
         arms = _arms_of_race(race, on_error)
-        empty = [name for name, arm in arms.items() if not arm.rows]
-        if empty or len(arms) < 2:
-            raise ValueError(f"{words[0]}: no verdict: {_why(race) or 'no run is there'} (arm {', '.join(empty) or 'B'} has no run to compare)")
+        for arm in arms.values():
+            _refuse_empty(words[0], race, arm)
         return list(arms.values())
     else:
         groups = [word.split(",") for word in words]
@@ -91,6 +90,7 @@ def _of_word(word, paths, rows, on_error):
         arms = _arms_of_race(folder, on_error)
         if name not in arms:
             raise ValueError(f"{word}: the race has no arm {name}; choose from {', '.join(arms)}")
+        _refuse_empty(word, folder, arms[name])
         arms[name].name = word
         return arms[name]
     if _race_folder(word) is not None:
@@ -130,7 +130,8 @@ def _without_warm_up(word, folders, rows):
         raise ValueError(
             f"{word}: {len(rows)} run{'s' * (len(rows) > 1)}, all of them warm-up runs that were to be discarded"
         )
-    return Arm(word, [rows[place] for place in kept], [folders[place] for place in kept])
+    once = list({identity(rows[place]): place for place in reversed(kept)}.values())[::-1]  # two files of one run are one
+    return Arm(word, [rows[place] for place in once], [folders[place] for place in once])
 
 
 def _of_logs(word, paths):
@@ -185,25 +186,24 @@ def _arms_of_race(folder, on_error):
     try:
         race = json.loads((folder / "race.json").read_bytes())
         lists = {name: arm["runs"] for name, arm in race["arms"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/race.json: is no race or damaged ({error!r})") from None
-    arms = {}
+    arms, against = {}, (race.get("result") or {}).get("against") or {}
     for name, runs in lists.items():
         folders = [_run_of_race(folder, run) for run in runs]
         rows = index.read_rows([path for path in folders if path is not None], on_error)
         arms[name] = Arm(
             name, [row for _, row in rows], [path for path, _ in rows], plan=race.get("plan"), race=str(folder),
-            peeked=bool(race.get("peeked")), told=((race.get("result") or {}).get("against") or {}).get(name),
+            peeked=bool(race.get("peeked")), told=against.get(name) or next(iter(against.values()), None),
         )  # fmt: skip
     return arms
 
 
-def _why(folder):
-    """Why the race has no verdict, in its own words."""
-    try:
-        return json.loads((folder / "race.json").read_bytes()).get("why")
-    except (OSError, ValueError, AttributeError):
-        return None
+def _refuse_empty(word, folder, arm):
+    """ValueError for an arm without a run, with why the race has no verdict in its own words."""
+    if not arm.rows:
+        why = json.loads((folder / "race.json").read_bytes()).get("why")
+        raise ValueError(f"{word}: no verdict: {why or 'its runs are not there'} (arm {arm.name} has no run to compare)")
 
 
 def open_races(arm):
@@ -211,9 +211,10 @@ def open_races(arm):
     found = {}
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:
-            race = Path(folder).parent.parent / "races" / row["race_id"]
-            if (race / "plan.json").is_file() and not (race / "race.json").is_file():
-                found[row["race_id"]] = race
+            for results in (Path(folder).resolve().parent.parent, record.results_root()):
+                race = results / "races" / row["race_id"]
+                if (race / "plan.json").is_file() and not (race / "race.json").is_file():
+                    found[row["race_id"]] = race
     return found
 
 

@@ -45,7 +45,7 @@ def _refuse_open_races(arms):
     """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
     for arm in arms:
         for race_id in arms_of_words.open_races(arm):
-            raise ValueError(f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look")
+            raise ValueError(f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look; --abandon {race_id} gives it up")
 
 
 def exit_code(result, fail_on=()):
@@ -101,6 +101,7 @@ def _one(a, b, diagnose, options):
     } | options
     if of_one_race and b.told:  # the floor that was known when it ended: a later calibration does not change what a race said
         options["floor_pct"] = None if "uncalibrated" in b.told["flags"] else b.told["time"]["floor_pct"]
+        kept = b.told.get("calibration")
     result = comparison.of_rows(a.rows, b.rows, **options)
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)

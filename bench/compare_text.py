@@ -30,6 +30,7 @@ MARKS = {  # flag: what it means, for someone who meets it the first time
     "mixed-code": "an arm mixes runs of different code",
     "open-division": "runs that change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
+    "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
     "peeked": "somebody looked at the race when its plan had no look: the verdict is no evidence",
     "forced": "numbers were asked for although the runs are not comparable",
 }

@@ -117,6 +117,7 @@ def _marks(result, started, arms, floor_pct):
         "same-seed": any(
             len(seeds := [row["seed"] for row in group if row["seed"] is not None]) > len(set(seeds)) for group in arms
         ),
+        "without-its-plan": not result["plan"] and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": bool(result["plan"])
         and (len(started[0]) != len(started[1]) or len(started[0]) not in result["plan"]["looks"]),
     }

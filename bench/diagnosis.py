@@ -11,6 +11,7 @@ from bench import stalls, stats
 LABEL = "within-run"
 MAX_RUNS = 10  # of each arm: steps of more are not read
 NUM_STRETCHES = 4
+MAX_SHARE = 2  # a region that changed by more than twice what the step did: others went the other way
 REGIONS = {"data_ms", "forward_ms", "backward_ms", "optimizer_ms"}  # and what else the instrument of that name knows
 OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
 OTHER = "other_ms"  # of a step, outside of all regions
@@ -67,7 +68,8 @@ def _medians(runs, column):
 def _regions(a, b):
     """{region: a_ms, b_ms, change_ms, share}: milliseconds a step, mean over the steps of the medians over runs.
 
-    change and share use the steps that both arms have; share is of the change of the whole step.
+    change and share use the steps that both arms have; share is of the change of the whole step, None where changes of the
+    regions cancel each other.
     """
     whole = _pair(_medians(a, "step_ms"), _medians(b, "step_ms"))
     if whole is None:
@@ -81,9 +83,10 @@ def _regions(a, b):
         inside = [pair for name, pair in found.items() if name != "step_ms"]
         rest = [whole[key] - math.fsum(pair[key] for pair in inside) for key in ("a_ms", "b_ms")]
         found[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
+    cancels = any(abs(pair["change_ms"]) > MAX_SHARE * abs(whole["change_ms"]) for pair in found.values())
     for pair in found.values():
-        pair["change_pct"] = 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 else None
-        pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] else None
+        pair["change_pct"] = 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 and pair["b_ms"] >= 0 else None
+        pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] and not cancels else None
     return found
 
 
@@ -170,11 +173,11 @@ def _words(found):
     whole = found["regions"].get("step_ms")
     inside = {name: pair for name, pair in found["regions"].items() if name != "step_ms"}
     if whole and inside and whole["change_ms"]:
-        name, pair = max(inside.items(), key=lambda item: item[1]["share_frac"])
-        words.append(
-            f"the largest part of the change is in {name.removesuffix('_ms')}: "
-            f"{pair['change_ms']:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
-        )
+        sign = math.copysign(1, whole["change_ms"])
+        cancels = whole["share_frac"] is None
+        name, pair = max(inside.items(), key=lambda item: abs(item[1]["change_ms"]) if cancels else sign * item[1]["change_ms"])
+        part = "changes of the regions cancel each other, the largest is" if cancels else "the largest part of the change is"
+        words.append(f"{part} in {name.removesuffix('_ms')}: {pair['change_ms']:+.3f} ms of {whole['change_ms']:+.3f} ms a step")
     for kind, cost in found["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
             words.append(f"{kind.replace('_', ' ')}: {_per_run(cost, 0)} in A, {_per_run(cost, 1)} in B")

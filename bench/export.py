@@ -92,8 +92,6 @@ def mllog(run, rows, events=()):
         return ":::MLLOG " + json.dumps(event)
 
     gpus = run["environment"].get("gpus") or []
-    if ("init_start", None) in at_ms:
-        yield line("INTERVAL_START", "init_start", None, at_ms["init_start", None])
     yield line("POINT_IN_TIME", "submission_benchmark", run["track"], begun_ms, run_id=run["run_id"])
     platform = f"{len(gpus)}x{gpus[0]['name']}" if gpus else run["environment"].get("cpu_model")
     measured = run["measured"]
@@ -105,6 +103,7 @@ def mllog(run, rows, events=()):
         if value not in (None, "unknown"):
             yield line("POINT_IN_TIME", key, value, begun_ms)
     if ("init_start", None) in at_ms and ("run_start", None) in at_ms:
+        yield line("INTERVAL_START", "init_start", None, at_ms["init_start", None])
         yield line("INTERVAL_END", "init_stop", None, start_ms)
     yield line("INTERVAL_START", "run_start", None, start_ms)
     train_ms = 0.0

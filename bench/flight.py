@@ -39,15 +39,15 @@ def arm(folder):
 
 def dump(folder, rank):
     """This rank's last collectives as JSON -> logs/rankN.flight.json; nothing where torch has recorded none."""
-    from torch._C import _distributed_c10d as c10d
-
     found = {}  # number of collectives -> JSON
-    for name in RECORDERS:
-        try:
-            text = getattr(c10d, name)()
+    try:
+        from torch._C import _distributed_c10d as c10d
+
+        for ask in [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]:
+            text = ask()
             text = text.encode() if isinstance(text, str) else text
             found.setdefault(len(json.loads(text).get("entries") or ()), text)
-        except Exception as error:  # another torch, or a build without it: the failure itself matters more
-            print(f"flight recorder: {name}: {type(error).__name__}: {error}", file=sys.stderr)
-    if found:
+    except Exception as error:  # another torch: the failure itself matters more
+        print(f"flight recorder: {type(error).__name__}: {error}", file=sys.stderr)
+    if max(found, default=0):
         (Path(folder) / "logs" / f"rank{rank}.flight.json").write_bytes(found[max(found)])

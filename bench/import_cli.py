@@ -14,8 +14,9 @@ from pathlib import Path
 
 from bench import atomic, importers, places, record, steps
 
+MAX_LOOKED_AT = 200_000  # bytes of a file that is no log: enough to say what it is
 NUM_SHOWN = 20  # lines of one kind
-FOREIGN = re.compile(rb"^.*\bstep\W{0,3}\d.*\bloss\W{0,3}\d.*$", re.I | re.M)
+FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d", re.I))  # of another program's line
 
 
 def main(argv):
@@ -99,8 +100,9 @@ def _why_no_run(path, form, unmatched):
     other = next((other for other in importers.FORMATS if other != form and importers.read(path, other)[0]), None)
     if other:
         return f"no run: it has no step's line of {form}, but some of {other}: ./run.sh import {other} {path}"
-    foreign = FOREIGN.search(data)
-    return "no run: it has no step's line" + (f" of {form}; another program's are in it: {foreign[0].decode('utf-8', 'replace')[:100]!r}" if foreign else "")
+    lines = (line[:100] for line in re.split(rb"[\r\n]", data[:MAX_LOOKED_AT]))
+    foreign = next((line for line in lines if all(word.search(line) for word in FOREIGN)), None)
+    return "no run: it has no step's line" + (f" of {form}; another program's are in it: {foreign.decode('utf-8', 'replace')!r}" if foreign else "")
 
 
 def write(run, rows, results):

@@ -30,7 +30,7 @@ def metrics(run, steps):
         "num_steps": num_steps,
         "val_loss": val_loss,
         "train_s": seconds,
-        "num_flagged_steps": None if num_timed_steps is None else num_steps - num_untimed_steps - num_timed_steps,
+        "num_flagged_steps": None if num_timed_steps is None else max(0, num_steps - num_untimed_steps) - num_timed_steps,
         "step_avg_ms": step_avg_ms(timed_s, num_timed_steps),
         "step_ms_p50": stats.percentile(timed_ms, 50),
         "step_ms_p95": stats.percentile(timed_ms, 95),

@@ -41,6 +41,10 @@ def main(argv):
     results = record.results_root().absolute()
     if args.look is not None:
         return look(_chosen(results, args.look), results)
+    if args.abandon is not None:
+        folder = _chosen(results, args.abandon)
+        with race_state.locked(folder):
+            return _finish(folder, results, "abandoned", "it was given up by whoever raced it", args)
     if args.resume is not None:
         folder = _chosen(results, args.resume)
     elif args.words:
@@ -221,6 +225,7 @@ def _parser():
                         "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms")  # fmt: skip
     parser.add_argument("--resume", nargs="?", const="", metavar="RACE", help="go on with this race, or with the latest that has no end")
     parser.add_argument("--look", nargs="?", const="", metavar="RACE", help="show the interim state; that is written into the ledger")
+    parser.add_argument("--abandon", nargs="?", const="", metavar="RACE", help="give it up without a verdict: one that cannot be resumed, say; it stays in the ledger")
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come; written into the ledger as a look")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print race.json")

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from bench import ledger, plan, record
 
 FOLDER = "races"
 LOCK = ".lock.tmp"  # a name that git ignores
+NUM_ATTEMPTS = 10
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from somebody else's record
 RUN = re.compile(rf"{NAME.pattern}/{NAME.pattern}")
 
@@ -150,12 +152,16 @@ def is_raced_now(folder):
 def locked(folder):
     """Nobody else races this race meanwhile.  ValueError where somebody does."""
     with open(Path(folder) / LOCK, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder}: another process is racing it") from None
-        except OSError:
-            pass  # a file system without locks
+        for attempts_left in reversed(range(NUM_ATTEMPTS)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not attempts_left:
+                    raise ValueError(f"{folder}: another process is racing it") from None
+                time.sleep(0.05)  # is_raced_now() of another race holds it for microseconds
+            except OSError:
+                break  # a file system without locks
         yield
 
 

@@ -134,7 +134,7 @@ def read_raw(folder):
         run = UPGRADERS[version](run)
         assert run["schema_version"] == version + 1, f"UPGRADERS[{version}] left {run['schema_version']}"
         version += 1
-    _check_numbers(path, run.get("metrics"))
+    _check_kinds(path, run)
     return run
 
 
@@ -151,11 +151,15 @@ def _refuse_constant(word):
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _check_numbers(path, metrics):
-    """What every verb counts and sorts with: finite numbers, yes and no, or nothing."""
-    if type(metrics) is not dict:
-        raise ValueError(f"{path}: is no record of a run: it has no metrics")
-    for name, value in metrics.items():
+def _check_kinds(path, run):
+    """What every verb sorts and counts with: words, and in the metrics finite numbers, yes and no, or nothing."""
+    for name in ("run_id", "track", "started_at"):
+        if type(run.get(name)) is not str and (name == "run_id" or run.get(name) is not None):
+            raise ValueError(f"{path}: {name}={str(run.get(name))[:40]!r} is no word: the file was damaged, restore it")
+    for name in ("metrics", "measured", "environment"):
+        if name == "metrics" and type(run.get(name)) is not dict or name in run and type(run[name]) is not dict:
+            raise ValueError(f"{path}: is no record of a run: it has no {name}")
+    for name, value in run["metrics"].items():
         if value is not None and (type(value) not in (int, float, bool) or not -math.inf < value < math.inf):
             raise ValueError(f"{path}: metrics.{name}={str(value)[:40]!r} is no number: the file was damaged, restore it")
 

@@ -17,10 +17,10 @@ def results(tmp_path_factory):
         (["run", "model=gpt3"], "run: model=gpt3: there is no model 'gpt3'; did you mean gpt2?"),
         (["model=gpt3"], "run: model=gpt3"),
         (["run", "goal.num_step=3"], "unknown setting goal.num_step=3: did you mean goal.num_steps?"),
-        (["run", "hardware.num_processes=3"], "it must be a multiple of seq_len * num_processes"),
-        (["run", "optim.muon_lr=0.02"], "it has no effect with optim=adamw: leave it out"),
+        (["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"], "it must be a multiple of seq_len * num_processes"),
+        (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "it has no effect with optim=adamw: leave it out"),
         (["run", "data=shards"], "data.train_glob is not set"),
-        (["run", "optim.schedule=wavy"], "optim.schedule=wavy: use constant, cosine or trapezoid"),
+        (["run", "track=cpu_nano", "optim.schedule=wavy"], "optim.schedule=wavy: use constant, cosine or trapezoid"),
         (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
         (["rnu"], "rnu: there is no such verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
@@ -45,7 +45,7 @@ def test_help_and_the_composed_config_show_the_choices(results):
     text = racing.bench(results, "run", "--help").stdout
     assert "model=gpt2 | modern" in text
     assert "track=cpu_floor | cpu_nano | free | gpt2_small" in text
-    text = racing.bench(results, "run", "--cfg", "job", "model=modern").stdout
+    text = racing.bench(results, "run", "--cfg", "job", "track=cpu_nano", "model=modern").stdout
     assert "arch: modern" in text and "num_layers: 4" in text
 
 

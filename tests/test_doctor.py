@@ -106,8 +106,11 @@ def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
     assert "disk" in out and out.splitlines()[-1].startswith("fit")
 
 
-def test_what_is_asked_wrongly_is_refused():
+def test_what_is_asked_wrongly_is_refused(monkeypatch):
+    monkeypatch.setattr(doctor.gpus, "num_visible", lambda: 0)
     with pytest.raises(ValueError, match="hardware.device=cuda: this machine shows no NVIDIA GPU"):
         doctor.main(["hardware=cuda", "--quick", "hardware.num_processes=1"])
     with pytest.raises(ValueError, match="is no override"):
         doctor.main(["fast"])
+    with pytest.raises(ValueError, match="--timeout-s=-5: use a number of seconds above 0"):
+        doctor.main(["--timeout-s=-5"])

@@ -2,10 +2,11 @@
 
 import json
 import os
+import time
 
 import pytest
 
-from bench import import_cli, importers, record, table
+from bench import arms, import_cli, importers, record, table
 
 LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"
 
@@ -87,10 +88,12 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_cli.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == f"import: {logs}/whole.txt: its run with 1/1 3.2 100ms is also in {logs}/console.log: compare and table --group count it once\n"
+    assert err == f"import: {logs}/whole.txt: its run with 1/1 9 3.2 100ms is also in {logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
     (group,) = table.groups([row for row in table.read_rows([str(logs / "results")]) if row.update(name="x") is None])
     assert (group["n"], len(group["run_ids"])) == (1, 2)
+    (arm, _) = arms.of_words([str(logs / "results" / "imported")] * 2)
+    assert len(arm.rows) == 1
 
 
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
@@ -107,3 +110,11 @@ def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words)
     (logs / "foreign.txt").write_text(text)
     import_cli.main(["modded-nanogpt", "foreign.txt"])
     assert f"{logs}/foreign.txt: {words}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [" " * 5000, "\t " * 3000, '{"step": 1, "x": 2},' * 20_000, "\r".join(f"step {number}/90000" for number in range(20_000))])
+def test_no_line_of_a_file_without_a_run_takes_long(logs, line):
+    (logs / "crashed.txt").write_text(f"import os\n{line}x\n")
+    started = time.perf_counter()
+    import_cli.main(["modded-nanogpt", "crashed.txt"])
+    assert time.perf_counter() - started < 5

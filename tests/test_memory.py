@@ -204,7 +204,8 @@ def test_the_monitors_history_begins_a_step_before_its_snapshot(cuda, tmp_path):
     assert DeviceMemoryMonitor is MemoryMonitor
 
 
-def test_without_a_gpu_the_monitor_tells_of_the_process_and_says_so(tmp_path):
+def test_without_a_gpu_the_monitor_tells_of_the_process_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     facts = MemoryMonitor(snapshot_step=1, snapshot_dir=tmp_path).report(1)
     assert facts["what"] == "resident set of the process"
     assert 0 < facts["allocated_gb"] <= facts["peak_gb"] < facts["total_gb"]

@@ -114,8 +114,8 @@ def test_a_gpu_race_is_asked_about_the_gpus_it_uses(tmp_path):
     """GPU 2 is not raced on: that it is busy and of another model is no matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
     found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
-    assert names(found)[6:] == ["gpus idle", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie"]
-    assert {check.status for check in found[6:]} == {"ok"}
+    assert names(found)[6:] == ["compiler", "gpus idle", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie"]
+    assert {check.status for check in found[7:]} == {"ok"}
 
 
 def test_busy_gpus_are_named():
@@ -199,3 +199,13 @@ def test_the_report_has_a_line_for_each_check_and_one_for_each_remedy():
         "    warn  cpu load  busy",
         "                    try: end them",
     ]
+
+
+def test_a_gpu_race_that_compiles_wants_a_c_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(host.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host.sysconfig, "get_path", lambda name: str(tmp_path))
+    found = host.compiler()
+    assert (found.status, found.found) == ("warn", "no C compiler and no Python.h, which torch.compile needs on a GPU")
+    eager = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=4, compile=False)
+    names = [[check.name for check in preflight.checks(hardware, 0, env([gpu(0)]), tmp_path, 0.0)] for hardware in (GPU, eager)]
+    assert ["compiler" in of_one for of_one in names] == [True, False]

@@ -253,6 +253,8 @@ def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=3", hurt={0: "fail"})
     with pytest.raises(ValueError, match="no verdict: the warm-up of"):
         compare.main([race_json(results)["race_id"]])
+    with pytest.raises(ValueError, match="no verdict: the warm-up of"):
+        compare.main([race_json(results)["race_id"] + ":A", race_json(results)["race_id"] + ":B"])
 
 
 def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monkeypatch, capsys):
@@ -260,9 +262,22 @@ def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monk
     said = race_json(results)["result"]["against"]["B"]
     monkeypatch.setattr(calibration, "of_runs", lambda rows: {"file": "x", "floor_pct": 25.0, "floor_n": 4, "cv_pct": 9.0, "exact": True})
     monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
-    arms = arms_of_words.of_words([race_json(results)["race_id"]])
-    ((_, found),) = compare.of_arms(arms)
-    assert (found["time"]["floor_pct"], found["verdict"]) == (said["time"]["floor_pct"], said["verdict"])
+    race_id = race_json(results)["race_id"]
+    for words in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
+        ((_, found),) = compare.of_arms(arms_of_words.of_words(words))
+        assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (said["time"]["floor_pct"], said["verdict"], None)
+
+
+def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
+    assert race.main(["--abandon"]) == 1
+    found = race_json(results)
+    assert (found["status"], found["result"]) == ("abandoned", None) and "given up" in found["why"]
+    configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
+    ((_, compared),) = compare.of_arms(arms_of_words.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]))
+    assert "without-its-plan" in compared["flags"]
+    with pytest.raises(ValueError, match="no race is unfinished"):
+        race.main(["--abandon"])
 
 
 def test_showing_every_run_is_a_look(results, monkeypatch):
@@ -322,7 +337,7 @@ def test_nobody_races_the_same_race_at_once(results, monkeypatch):
     [
         ([], "what shall be raced"),
         (["A="], "a race needs two arms"),
-        (["A=", "B=optim.lrr=1"], "B: unknown setting"),
+        (["A=", "B=optim.lrr=1", "track=cpu_nano"], "B: unknown setting"),
         (["A.rev=nosuchrevision", "B="], "nosuchrevision: this repository has no such revision"),
         (["--resume", "never"], "never: there is no such race"),
     ],

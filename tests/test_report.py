@@ -168,7 +168,8 @@ def test_the_history_is_the_best_so_far_of_runs_that_count(results):
     assert site.history("cpu_nano", rows)["series"][0]["y"] == [5.0, 4.5, 4.5]
     assert site.history("free", rows) is None
     warm_up = rows[0] | {"train_s": 1.0, "discarded": True}  # of a race's arm: no record
-    assert site.history("cpu_nano", [*rows, warm_up])["series"][0]["y"] == [5.0, 4.5, 4.5]
+    of_a_log = rows[0] | {"train_s": 1.0, "started_at": None}  # whose start nobody knows: it has no place in time
+    assert site.history("cpu_nano", [*rows, warm_up, of_a_log])["series"][0]["y"] == [5.0, 4.5, 4.5]
     assert (site._shown(warm_up, "status"), site._shown(rows[0], "status")) == ("warm-up", "complete")
 
 

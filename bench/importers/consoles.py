@@ -29,7 +29,7 @@ class NanoGpt:
     val = re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}")
     facts = {
         "batch_tokens": re.compile(r"tokens per iteration will be: ([\d,]+)"),
-        "max_iters": re.compile(r"(?:.*\n|^)(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
+        "max_iters": re.compile(r"\A(?:.*\n)?(?:Overriding: )?max_iters = (\d{1,9})\b", re.S),  # the last one counts
     }
 
     def row(self, line):

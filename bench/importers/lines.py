@@ -24,7 +24,7 @@ STRAYS = tuple(re.compile(pattern) for pattern in (
 ))  # fmt: skip
 LAST_DECIMALS = re.compile(rb"\.(\d*)\s*$")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
-BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t]+)+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)  # "[rank0]: ", "0: "
+BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)  # "[rank0]: ", "0: "
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
 NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
 

@@ -25,7 +25,7 @@ def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
         "run_id": _run_id(facts.get("started_at"), name, data_sha256, run.number),
         "provenance": "imported",
         "imported": {
-            "same_run_id": _same_run_id(run), "format": form, "format_id": told["format_id"], "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
+            "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None, "format": form, "format_id": told["format_id"], "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
             "num_runs_of_file": num_runs, "declared_steps": run.declared_steps, "printed_step_avg_ms": run.step_avg_ms,
             "step_avg_meaning": run.step_avg_meaning, "headline": run.headline, "num_gpus_of_machine": facts.get("num_gpus"),
             "started_zone": facts.get("started_zone"), "line_tails": run.extras, "tail_averages": run.tail_averages, "other_lines": run.other_lines,
@@ -56,10 +56,14 @@ def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
 
 
 def _same_run_id(run):
-    """What two files of one run agree on (its console, its log, a driver's summary): the last validation and its time, to the millisecond."""
-    if run.val_step is None or run.val_loss is None or not run.train_time_ms:
+    """What two files of one run agree on (its console, its log, a driver's summary), and two runs hardly ever.
+
+    The first and the last validation and the time to the millisecond; None where there are no two, or no time.
+    """
+    losses = run.columns["val_loss"][~np.isnan(run.columns["val_loss"])]
+    if not run.complete or len(losses) < 2 or not run.train_time_ms:
         return None
-    return f"{run.val_step}/{run.declared_steps} {run.val_loss!r} {round(run.train_time_ms)}ms"
+    return f"{run.val_step}/{run.declared_steps} {losses[0]:g} {run.val_loss!r} {round(run.train_time_ms)}ms"
 
 
 def _doubts(told):

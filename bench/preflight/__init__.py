@@ -27,6 +27,8 @@ def checks(hardware, dataset_bytes, env, results, foreign_cpu_cores=None):
     ]
     if hardware.device == "cpu":
         return [*found, host.waiting_threads(hardware, env["env"])]
+    if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
+        found.append(host.compiler())
     gpus = raced_gpus(hardware, env)
     return [*found, *gpu.checks(gpus)] if gpus else found
 

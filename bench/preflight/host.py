@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sysconfig
 import time
 from pathlib import Path
 
@@ -100,3 +101,13 @@ def sample():
     meter = environment.CpuMeter()
     time.sleep(SAMPLE_S)
     return meter.foreign_cpu_cores()
+
+
+def compiler():
+    """torch.compile's kernels are Triton's, which builds a small extension module of Python with the C compiler."""
+    name = next((name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and shutil.which(name)), None)
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if name and header.is_file():
+        return Check("compiler", "ok", f"{name}, Python.h")
+    missing = " and ".join([*(["no C compiler"] if not name else []), *(["no Python.h"] if not header.is_file() else [])])
+    return Check("compiler", "warn", f"{missing}, which torch.compile needs on a GPU", "apt install gcc python3-dev, or hardware.compile=false")

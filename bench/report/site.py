@@ -57,7 +57,7 @@ def history(track, rows):
 
 
 def _counts(row, track):
-    reached = row["status"] == "complete" and row["target_reached"] is True and row["train_s"] is not None and not row["discarded"]
+    reached = row["started_at"] is not None and row["status"] == "complete" and row["target_reached"] is True and row["train_s"] is not None and not row["discarded"]
     return row["track"] == track and reached and row["validity"] == "valid" and not row["num_deviations"]
 
 
@@ -80,7 +80,7 @@ def _races(results, out):
             page_of_race = path.with_name("race.html")
             href = quote(os.path.relpath(page_of_race, out)) if page_of_race.exists() else None
             found.append((tag("a", race["race_id"], href=href) if href else race["race_id"], str(race["status"]).replace("_", " "), words))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found
 
