@@ -93,6 +93,7 @@ def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
     peaks, mem_bytes_per_s, device_name = _peaks(rank)
     rates, achieved = flops.achieved(ops, sum(line["sum_us"] for line in table) if len(rows) else None, peaks, mem_bytes_per_s)
     steps = window.steps(rank, include_last_step)
+    num_calls, num_lost = launches.without_kernel(rank, until_ns)
     found = {
         "file": rank.path.name,
         "profiler_steps": [number for number, _, _ in steps],
@@ -101,6 +102,8 @@ def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
         "num_device_rows": len(rows),
         "num_device_rows_left_out": _left_out(rank, len(rows)),
         "num_bad_events": rank.num_bad,
+        "num_launch_calls": num_calls,
+        "num_launches_without_kernel": num_lost,
         "cut": rank.cut,
         "device": device_name,
         "temporal": {name: time[name] for name in ("idle_us", "compute_us", "non_compute_us", "span_us", "idle_pct", "compute_pct", "non_compute_pct")},

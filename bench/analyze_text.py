@@ -44,6 +44,8 @@ def _of_file(rank, one):
     """What a reader must know of a file before trusting its numbers."""
     if one["cut"] or one["num_bad_events"]:
         yield f"\nrank {rank}: {one['cut'] or 'the file is whole'}; {one['num_events']} events were read, {one['num_bad_events']} could not be"
+    if one["num_launches_without_kernel"]:
+        yield f"\nrank {rank}: {one['num_launches_without_kernel']} of {one['num_launch_calls']} launches have no kernel in the trace: the profiler lost them, and all sums are too low by them"
     left_out = one["num_device_rows_left_out"]
     if not one["num_device_rows"] and not any(left_out.values()):
         yield f"\nrank {rank} has no device rows: {'a trace of the CPU alone' if one['num_operators'] else 'nor any operators: there is nothing to analyse'}"

@@ -350,3 +350,16 @@ def test_a_real_trace_is_the_same_in_every_writing(tmp_path):
     first = of(write(tmp_path / "a.json", whole["traceEvents"]))
     for name, indent in (("b.json", 2), ("c.json.gz", None)):
         assert of(write(tmp_path / name, whole["traceEvents"], indent=indent)) | {"file": ""} == first | {"file": ""}
+
+
+def test_launches_whose_kernels_the_profiler_lost_are_told(tmp_path):
+    """CUPTI before 13.1 loses the first kernels of a profile; of the last step, which is left out, nothing is expected."""
+    lost = [event("cuda_runtime", "cudaLaunchKernel", 5 + number, 1, correlation=900 + number) for number in range(3)]
+    path = write(tmp_path / "a.json", [*rows(), *lost])
+    found = of(path)
+    assert (found["num_launches_without_kernel"], found["num_launch_calls"] > 3) == (3, True)
+    assert "launches have no kernel in the trace: the profiler lost them" in as_text(analyze.analyze([path]), "x")
+    assert of(write(tmp_path / "b.json", rows()))["num_launches_without_kernel"] == 0
+    late = event("cuda_runtime", "cudaLaunchKernel", 175, 1, correlation=990)
+    assert of(write(tmp_path / "c.json", [*rows(), step(2, 170, 10), late]))["num_launches_without_kernel"] == 0
+    assert of(write(tmp_path / "d.json", lost))["num_launches_without_kernel"] == 0  # a trace without a device

@@ -11,6 +11,7 @@ US = 1000
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
 HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
+LAUNCH = re.compile(r"(?:cuda|cu|hip)Launch(?:Cooperative)?Kernel")
 STATISTICS = (
     "call_us_sum", "call_us_mean", "call_us_p95", "run_us_sum", "delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max",
     "num_short_kernels", "num_slow_calls", "num_long_delays",
@@ -39,6 +40,21 @@ def statistics(rank, rows):
         int(short.sum()), int((call_ns > SLOW_CALL_NS).sum()), int((delay_ns > LONG_DELAY_NS).sum()),
     )  # fmt: skip
     return found | dict(zip(STATISTICS, values))
+
+
+def without_kernel(rank, until_ns=None):
+    """(launching calls that end before until_ns, how many of them have no device row); (0, 0) for a trace without device rows.
+
+    CUPTI before 13.1 gives kernels at the start of a profile wrong times, and libkineto drops those: pytorch#192021.
+    """
+    on_device = rank.device_rows()
+    is_launch = np.array([bool(LAUNCH.match(name)) for name in rank.names] or [False])
+    calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & is_launch[rank.name] & (rank.correlation > 0)) if len(rank.name) else np.empty(0, int)
+    if until_ns is not None:
+        calls = calls[rank.end[calls] < until_ns]
+    if not len(on_device) or not len(calls):
+        return 0, 0
+    return len(calls), int((~np.isin(rank.correlation[calls], rank.correlation[on_device])).sum())
 
 
 def _of_graph(rank, calls):
