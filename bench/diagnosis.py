@@ -11,7 +11,7 @@ from bench import stalls, stats
 LABEL = "within-run"
 MAX_RUNS = 10  # of each arm: steps of more are not read
 NUM_STRETCHES = 4
-MAX_SHARE = 2  # a region that changed by more than twice what the step did: others went the other way
+MAX_SHARE_FRAC = 2  # a region that changed by more than twice what the step did: others went the other way
 REGIONS = {"data_ms", "forward_ms", "backward_ms", "optimizer_ms"}  # and what else the instrument of that name knows
 OF_LOGS = "steps of logs: the time between two printed lines, which nothing synchronised with the device"
 OTHER = "other_ms"  # of a step, outside of all regions
@@ -83,7 +83,7 @@ def _regions(a, b):
         inside = [pair for name, pair in found.items() if name != "step_ms"]
         rest = [whole[key] - math.fsum(pair[key] for pair in inside) for key in ("a_ms", "b_ms")]
         found[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
-    cancels = any(abs(pair["change_ms"]) > MAX_SHARE * abs(whole["change_ms"]) for pair in found.values())
+    cancels = any(abs(pair["change_ms"]) > MAX_SHARE_FRAC * abs(whole["change_ms"]) for pair in found.values())
     for pair in found.values():
         pair["change_pct"] = 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 and pair["b_ms"] >= 0 else None
         pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] and not cancels else None

@@ -74,7 +74,7 @@ def _tell_of_same_runs(told, path, found, where):
     for run, _ in found:
         same = run["imported"]["same_run_id"]
         if same is not None and where.setdefault(same, path) != path:
-            told["same run"].append(f"{path}: its run with {same} is also in {where[same]}: compare and table --group count it once")
+            told["same run"].append(f"{path}: its run ({same}) is also in {where[same]}: compare and table --group count it once")
 
 
 def _print_told(told, form):

@@ -10,6 +10,7 @@ import sys
 
 from bench import choosing, index, record, stats, table_text
 from bench.choosing import COLUMNS
+from bench.comparable import identity
 
 GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
 # fmt: off
@@ -96,7 +97,7 @@ def groups(rows):
 def _group(members):
     first = members[0]
     counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]]
-    counted = list({row["log_id"] or row["run_id"]: row for row in counted}.values())  # two files of one run are one
+    counted = list({identity(row): row for row in counted}.values())  # two files of one run are one
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
     group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)

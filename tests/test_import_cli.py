@@ -88,7 +88,7 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_cli.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == f"import: {logs}/whole.txt: its run with 1/1 9 3.2 100ms is also in {logs}/console.log: compare and table --group count it once\n"
+    assert err == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in {logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
     (group,) = table.groups([row for row in table.read_rows([str(logs / "results")]) if row.update(name="x") is None])
     assert (group["n"], len(group["run_ids"])) == (1, 2)

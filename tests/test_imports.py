@@ -136,7 +136,7 @@ TABLE = {
     "leaderboard": (("claims", "grid", "index", "record", "rules", "stats"), False),
     "choosing": (("rows",), False),
     "table_text": (("grid",), False),
-    "table": (("choosing", "generated", "index", "leaderboard", "record", "stats", "table_text"), False),
+    "table": (("choosing", "comparable", "generated", "index", "leaderboard", "record", "stats", "table_text"), False),
     "importers": (("metrics", "record", "units"), False),
     "import_cli": (("atomic", "importers", "record", "steps", "places"), False),
     "export": (("atomic", "record", "steps", "table", "places"), False),

@@ -63,7 +63,7 @@ def _same_run_id(run):
     losses = run.columns["val_loss"][~np.isnan(run.columns["val_loss"])]
     if not run.complete or len(losses) < 2 or not run.train_time_ms:
         return None
-    return f"{run.val_step}/{run.declared_steps} {losses[0]:g} {run.val_loss!r} {round(run.train_time_ms)}ms"
+    return f"val_loss {losses[0]:g} to {run.val_loss!r} at step {run.val_step} after {round(run.train_time_ms)} ms"
 
 
 def _doubts(told):
