@@ -242,6 +242,9 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
     assert (run.val_loss, run.headline, run.val_step, run.declared_steps, run.complete) == (None, {"val_bpb": "1.32971"}, 14, 14, True)
     assert run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02} and run.batch_tokens == 524_288
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
+    found = importers.records.of_run(run, "x.log", "0" * 64, "nanochat", 1, facts)[0]["metrics"]
+    assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
+    assert (found["num_steps"], found["num_flagged_steps"], found["step_ms_p50"]) == (14, 0, 512.0)
     assert facts["unmatched"] == []
 
 
