@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import index, places, record
-from bench.comparable import identity
+from bench.comparable import places_of_runs
 from bench.rows import row_of
 
 SEPARATOR = "vs"
@@ -72,15 +72,10 @@ def _joined(group, paths, rows, on_error):
     parts = [_of_word(word, paths[word], rows, on_error) for word in group]
     if len(parts) == 1:
         return parts[0]
-    arm, seen = Arm(", ".join(group)), set()
-    for part in parts:
-        for row, folder in zip(part.rows, part.folders, strict=True):
-            if identity(row) not in seen:
-                seen.add(identity(row))
-                arm.rows.append(row)
-                arm.folders.append(folder)
-        arm.records |= part.records
-    return arm
+    rows, folders = ([one for part in parts for one in getattr(part, name)] for name in ("rows", "folders"))
+    once = places_of_runs(rows)
+    records = {run_id: run for part in parts for run_id, run in part.records.items()}
+    return Arm(", ".join(group), [rows[place] for place in once], [folders[place] for place in once], records)
 
 
 def _of_word(word, paths, rows, on_error):
@@ -130,7 +125,7 @@ def _without_warm_up(word, folders, rows):
         raise ValueError(
             f"{word}: {len(rows)} run{'s' * (len(rows) > 1)}, all of them warm-up runs that were to be discarded"
         )
-    once = list({identity(rows[place]): place for place in reversed(kept)}.values())[::-1]  # two files of one run are one
+    once = [kept[number] for number in places_of_runs([rows[place] for place in kept])]
     return Arm(word, [rows[place] for place in once], [folders[place] for place in once])
 
 
@@ -138,7 +133,7 @@ def _of_logs(word, paths):
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
     from bench import importers
 
-    arm, seen = Arm(word), set()
+    rows, records = [], {}
     try:
         files = importers.files(paths)
     except ValueError as error:
@@ -146,15 +141,12 @@ def _of_logs(word, paths):
     for path, part_of in files:
         readings = (importers.read(path, form, part_of)[0] for form in importers.FORMATS)
         for run, steps in next((runs for runs in readings if runs), []):
-            row = row_of(run)
-            if row["log_id"] not in seen:
-                seen.add(row["log_id"])
-                arm.rows.append(row)
-                arm.folders.append(None)
-                arm.records[run["run_id"]] = run | {"steps": steps}
-    if not arm.rows:
+            rows.append(row_of(run))
+            records.setdefault(run["run_id"], run | {"steps": steps})
+    if not rows:
         raise ValueError(f"{word}: no run folder and no training log is in there")
-    return arm
+    once = [rows[place] for place in places_of_runs(rows)]
+    return Arm(word, once, [None] * len(once), records)
 
 
 def _by_id(word, rows):

@@ -69,6 +69,18 @@ def identity(row):
     return row["log_id"] or row["run_id"]
 
 
+def places_of_runs(rows):
+    """Places in rows, in order, each run once: of several files of one run the one that tells most, the first of equals."""
+    by_run = {}
+    for place, row in enumerate(rows):
+        by_run.setdefault(identity(row), []).append(place)
+
+    def told(place):
+        return sum(value is not None for value in rows[place].values()) - rows[place]["setting"].count("null")
+
+    return sorted(places[0] if len(places) == 1 else max(places, key=told) for places in by_run.values())
+
+
 def _disturbed(a, b):
     for name, rows in (("A", a), ("B", b)):
         flagged = [row for row in rows if row["num_flagged_steps"]]

@@ -10,7 +10,7 @@ import sys
 
 from bench import choosing, index, record, stats, table_text
 from bench.choosing import COLUMNS
-from bench.comparable import identity
+from bench.comparable import places_of_runs
 
 GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
 # fmt: off
@@ -97,7 +97,7 @@ def groups(rows):
 def _group(members):
     first = members[0]
     counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]]
-    counted = list({identity(row): row for row in counted}.values())  # two files of one run are one
+    counted = [counted[place] for place in places_of_runs(counted)]
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
     group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)
