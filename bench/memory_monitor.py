@@ -10,8 +10,8 @@ says so.  A snapshot's history begins a step before it (KempnerForge begins it a
 import logging
 from pathlib import Path
 
-from bench import memory_recording
-from bench.peaks import CudaPeaks, ProcessPeaks
+from bench.memory import recording as memory_recording
+from bench.memory.peaks import CudaPeaks, ProcessPeaks
 from bench.units import GIB
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import yaml
 
-from bench import atomic, compose, environment, ledger, metrics, racers, record, resolve, steps
-from bench import config as schema
+from bench import atomic
+from bench.config import compose, resolve
+from bench.machine import environment
+from bench.race import arm_process
+from bench.record import ledger, metrics, run_folder, step_files
+from bench.config import schema
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 BEGIN = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
@@ -46,9 +50,9 @@ class Results:
     def add(self, seed=0, train_s=10.0, val_loss=2.75, overrides=(), shares=None, race=None, status="complete", source="41", change=None):
         """One run -> its folder.  shares: {region column: part of a step}; change(run) may touch the record before it is written."""
         of_run = config(seed, overrides)
-        run = record.read_raw(BASE)
+        run = run_folder.read_raw(BASE)
         minute = next(self.clock)
-        folder = record.new_folder(self.folder, of_run.track.name, of_run.name, schema.config_id(of_run), seed, BEGIN + timedelta(minutes=minute))
+        folder = run_folder.new_folder(self.folder, of_run.track.name, of_run.name, schema.config_id(of_run), seed, BEGIN + timedelta(minutes=minute))
         run |= {
             "run_id": folder.name, "name": of_run.name, "track": of_run.track.name, "seed": seed, "config_id": schema.config_id(of_run),
             "started_at": at(minute), "heartbeat_at": at(minute), "ended_at": at(minute), "deviations": list(_composed(tuple(overrides))[1]),
@@ -78,9 +82,9 @@ class Results:
                               "exit_code": None, "message": "an example", "hint": "none"}  # fmt: skip
             run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(of_run), sort_keys=False))
-        steps.write(folder, rows)
+        step_files.write(folder, rows)
         run["metrics"] = metrics.metrics(run, rows)
-        run["artifacts"] = record.artifacts(folder)
+        run["artifacts"] = run_folder.artifacts(folder)
         atomic.write_json(folder / "run.json", run)
         ledger.ended(self.folder, folder, run)
 
@@ -97,7 +101,7 @@ def _rows(train_s, val_loss, shares, of_run):
 
 
 class Racers:
-    """In the place of bench.racers: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
+    """In the place of bench.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
 
     hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.
     """
@@ -109,15 +113,15 @@ class Racers:
         self.num_started = 0
 
     def install(self, monkeypatch):
-        monkeypatch.setattr("bench.race_plan.secrets.randbits", lambda bits: 1)  # the order is the same in every run of the tests
-        monkeypatch.setattr(racers, "facts", self.facts)
-        monkeypatch.setattr(racers, "start", self.start)
-        monkeypatch.setattr(racers, "source_sha256", lambda folder: ("41" * 64)[:64])
+        monkeypatch.setattr("bench.race.planning.secrets.randbits", lambda bits: 1)  # the order is the same in every run of the tests
+        monkeypatch.setattr(arm_process, "facts", self.facts)
+        monkeypatch.setattr(arm_process, "start", self.start)
+        monkeypatch.setattr(arm_process, "source_sha256", lambda folder: ("41" * 64)[:64])
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))
 
     def facts(self, folder, overrides, results):
         of_run = config(0, overrides)
-        run = record.read_raw(BASE)
+        run = run_folder.read_raw(BASE)
         return {
             "name": of_run.name, "config_id": schema.config_id(of_run), "track": of_run.track.name, "deviations": list(_composed(tuple(overrides))[1]),
             "source_sha256": ("41" * 64)[:64], "commit": run["code"]["commit"], "dirty": False, "session_id": run["session_id"],
@@ -131,7 +135,7 @@ class Racers:
         status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
         self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), overrides, self.shares_of(arm), dict(place), status)
         if what in ("interrupt", "kill"):
-            raise racers.Interrupted("SIGINT")
+            raise arm_process.Interrupted("SIGINT")
         return ""
 
 

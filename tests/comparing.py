@@ -4,7 +4,7 @@ import copy
 import json
 from pathlib import Path
 
-from bench import record
+from bench.record import run_folder
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -14,7 +14,7 @@ CONFIG_IDS = {"A": "aaaaaaaa", "B": "bbbbbbbb", "C": "cccccccc"}
 
 def a_run(arm, train_s, minute, seed=None, val_loss=4.25, base=COMPLETE, **changes):
     """A complete record of this arm that started at this minute of 21 November 2026; its seed is the minute."""
-    run = copy.deepcopy(record.read(base))
+    run = copy.deepcopy(run_folder.read(base))
     seed = minute if seed is None else seed
     hour = 3 + minute // 60
     run |= {

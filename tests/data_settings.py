@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench import config
+from bench.config import schema
 
 REPO = Path(__file__).resolve().parent.parent
 QUIET = {"say": lambda line: None}
@@ -21,7 +21,7 @@ def root(tmp_path, monkeypatch):
 
 def settings(**values):
     """DataConfig; what a track would set is filled in."""
-    return config.build(config.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values)
+    return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values)
 
 
 def conf(name, **values):

@@ -8,7 +8,7 @@ from pathlib import Path
 from snapshots import Allocator
 
 from bench.instruments.base import Context
-from bench.timers import HostMarks
+from bench.training.timers import HostMarks
 
 
 class FakeCuda:
@@ -59,7 +59,7 @@ class FakeCuda:
 
 def install(monkeypatch):
     """Until the end of the test -> the FakeCuda."""
-    from bench import memory_recording
+    from bench.memory import recording as memory_recording
 
     monkeypatch.setattr(memory_recording, "_holder", None)
     monkeypatch.setattr(memory_recording, "_oom_callback", None)

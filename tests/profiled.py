@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from bench import compose, instruments
+from bench import instruments
+from bench.config import compose
 from bench.instruments.base import Context, Watch
-from bench.timers import HostMarks
+from bench.training.timers import HostMarks
 
 VAL_EVERY_STEPS = 4
 
@@ -48,7 +49,7 @@ def model():
 
 
 def race(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
-    """The edges in the order of bench/loop.py and bench/trainer.py.  Returns the losses.
+    """The edges in the order of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
 
     fail_at: row whose backward raises.  stop_after: row after which the target is reached.
     """

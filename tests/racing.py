@@ -118,14 +118,14 @@ class Background:
         return sorted(found)
 
     def rank_pid(self, rank):
-        for pid in self.pids("bench.worker"):
+        for pid in self.pids("bench.training.worker"):
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if f"RANK={rank}".encode() in environ:
                 return pid
         raise AssertionError(f"no rank {rank}")
 
     def all_pids(self):
-        return self.pids("bench.worker") + self.pids("bench.agent")
+        return self.pids("bench.training.worker") + self.pids("bench.launch.agent")
 
     def all_gone(self, timeout_s=30):
         deadline_s = time.monotonic() + timeout_s

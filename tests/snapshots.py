@@ -18,10 +18,10 @@ def frames(*lines):
 
 
 FORWARD = frames(
-    "/site-packages/torch/nn/functional.py:2200 linear", "models/gpt2.py:45 forward", "bench/trainer.py:85 step"
+    "/site-packages/torch/nn/functional.py:2200 linear", "models/gpt2.py:45 forward", "bench/training/trainer.py:85 step"
 )
 WEIGHTS = frames("/site-packages/torch/nn/modules/linear.py:100 __init__", "models/gpt2.py:12 __init__")
-LOGITS = frames("models/gpt2.py:70 forward", "bench/trainer.py:85 step")
+LOGITS = frames("models/gpt2.py:70 forward", "bench/training/trainer.py:85 step")
 
 
 class Allocator:

@@ -6,8 +6,10 @@ import math
 import pytest
 from comparing import FAILED, a_run, raced, write
 
-from bench import calibrate, calibration, stats
-from bench.rows import row_of
+from bench import stats
+from bench.cli import calibrate
+from bench.compare import calibration
+from bench.record.rows import row_of
 
 TIMES = [10.0, 10.1, 9.9, 10.05, 9.95]
 

@@ -63,7 +63,7 @@ def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path)
 
 
 def test_a_race_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
-    from bench import shards, sources
+    from bench.data import shards, sources
 
     odd = tmp_path / "my 'own' (shards)"
     odd.mkdir()

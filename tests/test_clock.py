@@ -1,6 +1,6 @@
 """The clock holds what DESIGN calls train_s: the sum of running stretches, pauses left out, edges synced."""
 
-from bench.clock import Clock
+from bench.training.clock import Clock
 
 
 class Hand:

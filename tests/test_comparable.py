@@ -3,7 +3,7 @@
 import pytest
 from comparing import a_run, raced
 
-from bench import comparison
+from bench.compare import verdict as comparison
 
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 

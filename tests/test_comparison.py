@@ -6,7 +6,7 @@ import math
 import pytest
 from comparing import FAILED, a_run, raced
 
-from bench import comparison
+from bench.compare import verdict as comparison
 
 FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
 SLOW = [10.50, 10.51, 10.49, 10.52, 10.48]

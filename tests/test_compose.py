@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench import compose, resolve
-from bench import config as schema
+from bench.config import compose, resolve
+from bench.config import schema
 
 
 def test_the_default_is_the_newcomers_race():

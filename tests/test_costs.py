@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from bench import costs, steps
+from bench.diagnosis import event_costs
+from bench.record import step_files
 
 MS = 1_000_000
 START = {"t_ns": 500 * MS, "utc": "2026-11-21T03:00:00.500Z", "event": "run_start"}
@@ -13,7 +14,7 @@ START = {"t_ns": 500 * MS, "utc": "2026-11-21T03:00:00.500Z", "event": "run_star
 @pytest.fixture
 def folder(tmp_path):
     for event in (START, gc(1, 4.0), gc(1, 5.0), gc(0, 30.0), {"t_ns": 0, "event": "gc_total", "rank": 1, "count": 700, "ms": 31.0}):
-        steps.append_event(tmp_path, event)
+        step_files.append_event(tmp_path, event)
     return tmp_path
 
 
@@ -31,30 +32,30 @@ def run(*instruments):
 
 
 def test_a_kind_is_told_only_if_somebody_looked(folder):
-    assert set(costs.of(folder, run(), rows())["costs"]) == {"stall", "non_finite_loss"}
-    assert set(costs.of(folder, run("garbage"), rows())["costs"]) == {"stall", "gc", "non_finite_loss"}
+    assert set(event_costs.of(folder, run(), rows())["costs"]) == {"stall", "non_finite_loss"}
+    assert set(event_costs.of(folder, run("garbage"), rows())["costs"]) == {"stall", "gc", "non_finite_loss"}
 
 
 def test_a_cost_is_that_of_the_rank_that_lost_most_by_its_own_total_where_it_told_one(folder):
-    found = costs.of(folder, run("garbage", "recompiles"), rows())["costs"]
+    found = event_costs.of(folder, run("garbage", "recompiles"), rows())["costs"]
     assert found["gc"] == {"count": 700, "ms": 31.0}
     assert found["recompile"] == {"count": 0, "ms": 0.0}
     assert found["graph_break"] == {"count": 0, "ms": None}
 
 
 def test_stalls_are_counted_and_told_with_their_time(folder):
-    found = costs.of(folder, run(), rows())
+    found = event_costs.of(folder, run(), rows())
     assert found["costs"]["stall"] == {"count": 1, "ms": 50.0}
     (event,) = found["events"]
     assert (event["event"], event["step"], event["t_ns"], event["what"]) == ("stall", 7, 7000 * MS, "unknown")
     assert event["utc"] == "2026-11-21T03:00:07.000Z"  # 6.5 s after the start
-    assert costs.of(folder, run(), rows(100.0))["events"] == []
+    assert event_costs.of(folder, run(), rows(100.0))["events"] == []
 
 
 def test_late_ranks_cost_what_the_others_waited(folder):
     own = [{num: 10.0 for num in range(1, 12)}, {num: 35.0 if num == 7 else 11.0 for num in range(1, 12)}]
-    steps.write_by_rank(folder, {"step_ms": own, "own_ms": own})
-    found = costs.of(folder, run(), rows())
+    step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
+    found = event_costs.of(folder, run(), rows())
     assert found["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that nobody minds, and 25 ms
     assert found["skew"]["own_ms"]["late_steps_by_rank"] == [0, 1]
     stall, told = found["events"]
@@ -64,24 +65,24 @@ def test_late_ranks_cost_what_the_others_waited(folder):
 
 def test_what_ranks_measured_is_read_as_it_was_written(tmp_path):
     columns = {"step_ms": [{1: 10.0, 2: 20.1234567}, {1: 11.0}], "own_ms": [{2: 5.0}, {2: 6.0}]}
-    steps.write_by_rank(tmp_path, columns)
+    step_files.write_by_rank(tmp_path, columns)
     assert (tmp_path / "steps_by_rank.csv").read_text().splitlines() == [
         "step,step_ms_rank0,step_ms_rank1,own_ms_rank0,own_ms_rank1",
         "1,10.0,11.0,,",
         "2,20.123,,5.0,6.0",
     ]
     columns["step_ms"][0][2] = 20.123
-    assert steps.read_by_rank(tmp_path) == columns
-    assert steps.read_by_rank(tmp_path / "none") == {}
+    assert step_files.read_by_rank(tmp_path) == columns
+    assert step_files.read_by_rank(tmp_path / "none") == {}
 
 
 def test_the_record_can_hold_it(folder):
-    json.dumps(costs.of(folder, run("garbage"), rows()), allow_nan=False)
+    json.dumps(event_costs.of(folder, run("garbage"), rows()), allow_nan=False)
 
 
 def test_steps_that_a_profiler_disturbed_make_no_rank_late(folder):
     own = [{num: 10.0 for num in range(1, 12)}, {num: 900.0 if num == 7 else 11.0 for num in range(1, 12)}]
-    steps.write_by_rank(folder, {"step_ms": own, "own_ms": own})
+    step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
     flagged = [row | ({"flags": "profiled"} if row["step"] == 7 else {}) for row in rows()]
-    found = costs.of(folder, run(), flagged)
+    found = event_costs.of(folder, run(), flagged)
     assert found["costs"]["late_rank"] == {"count": 0, "ms": 10.0} and found["skew"]["step_ms"]["late_ms_max"] == 1.0

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from racing import race, run_json
 
-from bench import dashboards, integrity, record
-from bench.dashboards import cli, reading
+from bench.exporters import dashboards
+from bench.record import run_folder, verification
+from bench.cli import dashboard
+from bench.exporters import reading
 from bench.instruments import load
 from bench.instruments.base import Context
-from bench.timers import HostMarks
+from bench.training.timers import HostMarks
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -78,23 +80,23 @@ def test_a_package_that_is_lacking_is_a_warning_with_the_command_that_installs_i
     assert warnings == []  # once is enough
     dashboards.after_race(tmp_path, {"instruments": chosen}, say=pytest.fail)
     with pytest.raises(ValueError, match="--to wandb: the package wandb is not installed"):
-        cli.main([str(tmp_path), "--to", "wandb"])
+        dashboard.main([str(tmp_path), "--to", "wandb"])
 
 
 def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monkeypatch, capsys):
     before = (run / "run.json").read_bytes()
-    broken = types.ModuleType("bench.dashboards.to_wandb")
+    broken = types.ModuleType("bench.exporters.wandb")
     broken.export = lambda exported, settings: 1 / 0
-    monkeypatch.setitem(sys.modules, "bench.dashboards.to_wandb", broken)
-    monkeypatch.setattr(cli, "require", lambda name: None)
-    assert cli.main([str(run), "--to", "wandb"]) == 1
+    monkeypatch.setitem(sys.modules, "bench.exporters.wandb", broken)
+    monkeypatch.setattr(dashboard, "require", lambda name: None)
+    assert dashboard.main([str(run), "--to", "wandb"]) == 1
     assert "no export to wandb: ZeroDivisionError" in capsys.readouterr().out
     assert (
         json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"]
         == "ZeroDivisionError: division by zero"
     )
     assert (run / "run.json").read_bytes() == before
-    ok, words = integrity.nothing_is_unrecorded(run, record.read(run))
+    ok, words = verification.nothing_is_unrecorded(run, run_folder.read(run))
     assert ok, words
 
 
@@ -119,16 +121,16 @@ def test_an_export_after_the_race_that_hangs_or_fails_is_said_and_never_raised(r
 
 def test_a_race_that_is_running_and_what_is_no_exporter_are_refused(run, monkeypatch):
     with pytest.raises(ValueError, match="--to excel: choose from tensorboard, wandb, mlflow"):
-        cli.main([str(run), "--to", "excel"])
+        dashboard.main([str(run), "--to", "excel"])
     with pytest.raises(ValueError, match="--set colour=red: wandb has project, entity, mode"):
-        cli.settings_of(run_json(run), "wandb", ["colour=red"])
-    assert cli.settings_of(run_json(run), "wandb", ["project=mine"]) == {
+        dashboard.settings_of(run_json(run), "wandb", ["colour=red"])
+    assert dashboard.settings_of(run_json(run), "wandb", ["project=mine"]) == {
         "project": "mine",
         "entity": None,
         "mode": "offline",
     }
-    assert cli.settings_of({"instruments": {"wandb": {"mode": "online"}}}, "wandb")["mode"] == "online"
-    monkeypatch.setattr(record, "read", lambda folder: {"status": "running"})
+    assert dashboard.settings_of({"instruments": {"wandb": {"mode": "online"}}}, "wandb")["mode"] == "online"
+    monkeypatch.setattr(run_folder, "read", lambda folder: {"status": "running"})
     with pytest.raises(ValueError, match="the race is still running"):
         reading.read(run)
 
@@ -143,7 +145,7 @@ def export(run, name):
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=record.REPO,
+        cwd=run_folder.REPO,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((run / "dashboards" / "dashboards.json").read_text())[name]
@@ -239,5 +241,5 @@ def test_a_race_that_names_exporters_is_exported_or_warned_and_passes_verificati
     ]
     for name in there:
         assert json.loads((folder / "dashboards" / "dashboards.json").read_text())[name]["error"] is None
-    ok, words = integrity.nothing_is_unrecorded(folder, run)
+    ok, words = verification.nothing_is_unrecorded(folder, run)
     assert ok, words

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from bench import data_cli, shards
+from bench.cli import data as data_cli
+from bench.data import shards
 
 SMALL = ["data.train_tokens=5000", "data.train_sha256=null", "data.val_sha256=null"]
 
@@ -124,7 +125,7 @@ def test_a_verb_that_does_not_exist_is_exit_code_2(capsys, words):
 
 def test_without_network_fetch_is_exit_code_1_and_one_line(capsys, monkeypatch, root):
     pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install huggingface_hub")
-    from bench.sources import hub
+    from bench.data.sources import hub
 
     monkeypatch.setattr(hub, "LOCKS", root)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
@@ -149,5 +150,5 @@ def test_shows_without_importing_torch(repo):
     )
     assert done.returncode == 0
     modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "bench.shards" in modules  # the list is what it should be
+    assert "bench.data.shards" in modules  # the list is what it should be
     assert not modules & {"torch", "huggingface_hub", "tiktoken"}

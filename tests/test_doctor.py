@@ -6,9 +6,9 @@ import os
 import pytest
 import racing
 
-from bench import config as schema
-from bench import doctor
-from bench.preflight import Check
+from bench.config import schema
+from bench.cli import doctor
+from bench.machine.preflight import Check
 
 
 def told(**facts):
@@ -78,13 +78,13 @@ def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monk
     """One of two ranks never comes: the other's wait for it ends, and the check says so."""
     (tmp_path / "usercustomize.py").write_text("")
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys, time\nif os.environ.get('RANK') == '1' and 'bench.probe' in ' '.join(sys.orig_argv): time.sleep(60)\n"
+        "import os, sys, time\nif os.environ.get('RANK') == '1' and 'bench.launch.probe' in ' '.join(sys.orig_argv): time.sleep(60)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (check,) = doctor.probe(schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1), timeout_s=2.0)
     assert (check.name, check.status) == ("collective", "fail")
     assert check.found.startswith("0 of 2 ranks answered; rank 0: ")
-    assert not _running("bench.probe")
+    assert not _running("bench.launch.probe")
 
 
 def _running(module):

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import codestate, environment, gpus, private, record
-from bench import config as schema
+from bench import private
+from bench.machine import code_state, environment, gpus
+from bench.record import run_folder
+from bench.config import schema
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"]
@@ -212,7 +214,7 @@ def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
 def test_this_process_can_be_recognised_again():
     me = environment.this_process()
     assert me["pid"] == os.getpid()
-    assert me["start_ticks"] == record.start_ticks(os.getpid())
+    assert me["start_ticks"] == run_folder.start_ticks(os.getpid())
 
 
 def test_torch_facts_are_those_of_the_installed_torch():
@@ -227,7 +229,7 @@ def test_torch_facts_are_those_of_the_installed_torch():
 
 @pytest.fixture
 def run():
-    return record.read(COMPLETE)
+    return run_folder.read(COMPLETE)
 
 
 def with_gpu(run, **facts):
@@ -380,7 +382,7 @@ def commit(repo):
 
 
 def test_committed_code_is_clean_and_its_hash_is_over_paths_and_contents(repo):
-    state = codestate.state(repo)
+    state = code_state.state(repo)
     expected = hashlib.sha256(b"bench/a.py\x006\x00a = 1\nmodels/b.py\x006\x00b = 1\n").hexdigest()
     assert state == {
         "source_sha256": expected, "commit": git(repo, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None,
@@ -389,15 +391,15 @@ def test_committed_code_is_clean_and_its_hash_is_over_paths_and_contents(repo):
 
 
 def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_factory):
-    clean = codestate.state(repo)["source_sha256"]
+    clean = code_state.state(repo)["source_sha256"]
     (repo / "bench" / "a.py").write_text("a = 2  # é\n")
     (repo / "models" / "new.py").write_text("c = 3\n")
     (repo / "results" / ".keep").write_text("a record that was replaced")
-    state = codestate.state(repo)
+    state = code_state.state(repo)
     assert (state["dirty"], state["untracked"]) == (True, ["models/new.py"])
     assert state["source_sha256"] != clean
     folder = repo / "results" / "code"
-    codestate.write(repo, folder)
+    code_state.write(repo, folder)
     assert json.loads((folder / "commit.json").read_text()) == state
     assert "results" not in (folder / "diff.patch").read_text()  # records are no code
     assert hashlib.sha256((folder / "diff.patch").read_bytes()).hexdigest() == state["diff_sha256"]
@@ -410,7 +412,7 @@ def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_f
 
 def test_no_remote_is_ever_written(repo):
     (repo / "bench" / "a.py").write_text("a = 2\n")
-    codestate.write(repo, repo / "results" / "code")
+    code_state.write(repo, repo / "results" / "code")
     assert not any(
         "example.org" in path.read_text() for path in (repo / "results" / "code").rglob("*") if path.is_file()
     )
@@ -418,7 +420,7 @@ def test_no_remote_is_ever_written(repo):
 
 def test_large_untracked_files_are_data_and_stay_where_they_are(repo):
     (repo / "models" / "big.py").write_text("#" * (2**20 + 1))
-    codestate.write(repo, repo / "results" / "code")
+    code_state.write(repo, repo / "results" / "code")
     assert not (repo / "results" / "code" / "untracked").exists()
 
 
@@ -426,10 +428,10 @@ def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "a.py").write_text("a = 1\n")
-    state = codestate.state(tmp_path)
+    state = code_state.state(tmp_path)
     assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked")} == {None}
     assert state["source_sha256"] == hashlib.sha256(b"bench/a.py\x006\x00a = 1\n").hexdigest()
-    codestate.write(tmp_path, tmp_path / "code")
+    code_state.write(tmp_path, tmp_path / "code")
     assert (tmp_path / "code" / "diff.patch").read_text() == ""
 
 
@@ -437,18 +439,18 @@ def test_before_the_first_commit_everything_is_untracked(tmp_path):
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "a.py").write_text("a = 1\n")
     git(tmp_path, "init", "-q")
-    state = codestate.state(tmp_path)
+    state = code_state.state(tmp_path)
     assert (state["commit"], state["dirty"], state["untracked"]) == (None, True, ["bench/a.py"])
 
 
 def test_importing_the_room_imports_neither_torch_nor_nvml():
-    code = "import sys, bench.environment, bench.preflight; print('torch' in sys.modules, 'pynvml' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=record.REPO, capture_output=True, text=True, check=True)
+    code = "import sys, bench.machine.environment, bench.machine.preflight; print('torch' in sys.modules, 'pynvml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=run_folder.REPO, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
 def test_peak_memory_is_this_programs_own_and_not_its_parents():
     ballast = bytearray(300 * 2**20)  # 300 MiB here must not show in a child
     code = "from bench import environment; print(environment.peak_rss_gib())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=record.REPO, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=run_folder.REPO, capture_output=True, text=True, check=True)
     assert len(ballast) and 0.005 < float(done.stdout) < 0.2

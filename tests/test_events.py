@@ -11,10 +11,14 @@ from datetime import datetime
 
 import pytest
 
-from bench import clock, collector, failures, flight, instruments, progress, resolve, worker
-from bench import config as schema
+from bench import instruments
+from bench.config import resolve
+from bench.launch import progress
+from bench.record import failures
+from bench.training import clock, flight_recorder, gc_policy, worker
+from bench.config import schema
 from bench.instruments.base import Context, Watch
-from bench.timers import HostMarks
+from bench.training.timers import HostMarks
 
 
 @pytest.fixture
@@ -224,10 +228,10 @@ def as_before():
 )
 def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
     gc.unfreeze()
-    one = collector.Collector(policy, 5)
+    one = gc_policy.Collector(policy, 5)
     one.before_race()
     assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen, enabled)
-    words = (clock.TIMING_PROTOCOL | collector.protocol(policy, 5))["garbage_collection"]
+    words = (clock.TIMING_PROTOCOL | gc_policy.protocol(policy, 5))["garbage_collection"]
     assert ("frozen" in words, "off" not in words) == (frozen, enabled)
     one.after_race()
     assert gc.isenabled()
@@ -235,13 +239,13 @@ def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
 
 def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
     asked = []
-    one = collector.Collector("manual", 3)
+    one = gc_policy.Collector("manual", 3)
     monkeypatch.setattr(gc, "collect", asked.append)
     for _ in range(7):
         for check in one.checks:
             check()
     assert asked == [1, 1]  # after steps 3 and 6
-    assert collector.Collector(None).checks == collector.Collector("off").checks == ()
+    assert gc_policy.Collector(None).checks == gc_policy.Collector("off").checks == ()
 
 
 def test_the_default_policy_has_one_config_id_said_or_not():
@@ -252,8 +256,8 @@ def test_the_default_policy_has_one_config_id_said_or_not():
 
     assert hardware(gc="freeze") == hardware()
     assert hardware(gc="off") != hardware()
-    assert set(collector.WORDS) == {"on", "off", "manual"}
-    for policy in collector.WORDS:
+    assert set(gc_policy.WORDS) == {"on", "off", "manual"}
+    for policy in gc_policy.WORDS:
         hardware(gc=policy, gc_every_steps=50 if policy == "manual" else None)
     for settings, words in (
         ({"gc": "never"}, "hardware.gc=never: use freeze, on, off or manual"),
@@ -266,8 +270,8 @@ def test_the_default_policy_has_one_config_id_said_or_not():
 
 
 def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
-    assert flight.variables(1) == {}
-    assert flight.variables(2)["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert flight_recorder.variables(1) == {}
+    assert flight_recorder.variables(2)["TORCH_FR_BUFFER_SIZE"] == "2000"
 
 
 @pytest.mark.parametrize("nccl, gloo", [(b'{"entries": [1, 2]}', b'{"entries": []}'), (b'{}', '{"entries": [1]}'), (None, b'{"entries": [1]}')])
@@ -278,7 +282,7 @@ def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp
     if nccl is not None:
         monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: nccl, raising=False)
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: gloo)
-    flight.dump(tmp_path, 3)
+    flight_recorder.dump(tmp_path, 3)
     assert json.loads((tmp_path / "logs" / "rank3.flight.json").read_text())["entries"]
 
 

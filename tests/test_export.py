@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import export, import_cli, importers, record, steps
+from bench import importers
+from bench.cli import export, import_logs
+from bench.record import run_folder, step_files
 from bench.importers import modded_nanogpt
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -24,7 +26,7 @@ def test_csv_has_a_line_a_run_or_a_step(capsys):
 
 
 def test_mllog_lines_are_json_with_the_keys_of_mlperf():
-    lines = list(export.mllog(record.read(COMPLETE), steps.read(COMPLETE)))
+    lines = list(export.mllog(run_folder.read(COMPLETE), step_files.read(COMPLETE)))
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     assert all(set(event) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"} for event in events)
     keys = [event["key"] for event in events]
@@ -39,7 +41,7 @@ def test_mllog_has_the_times_of_the_events(capsys):
     at_ms = {event["key"]: event["time_ms"] for event in found}
     assert [at_ms[key] - at_ms["init_start"] for key in ("init_stop", "run_start", "run_stop")] == [1000, 1000, 2000]
     last = [event for event in found if event["key"] == "eval_accuracy"][-1]
-    assert (last["metadata"]["step_num"], last["metadata"]["samples_count"]) == (4, steps.read(COMPLETE)[-1]["tokens"])
+    assert (last["metadata"]["step_num"], last["metadata"]["samples_count"]) == (4, step_files.read(COMPLETE)[-1]["tokens"])
 
 
 def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
@@ -87,8 +89,8 @@ def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "a.txt").write_text(log_of(LOGS[name]))
     ((first, rows),), _ = importers.read(tmp_path / "a.txt")
-    import_cli.write(first, rows, tmp_path / "results")
-    (folder,) = record.find_runs([tmp_path / "results"])
+    import_logs.write(first, rows, tmp_path / "results")
+    (folder,) = run_folder.find_runs([tmp_path / "results"])
     (tmp_path / "b.txt").write_text(export.modded_nanogpt_log(folder))
     ((again, rows_again),), facts = importers.read(tmp_path / "b.txt")
     assert facts["unmatched"] == [] and rows_again == rows

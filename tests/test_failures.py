@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from bench import atomic, failures
-from bench.steplog import NonFiniteLoss
+from bench import atomic
+from bench.record import failures
+from bench.training.step_log import NonFiniteLoss
 
 
 @pytest.fixture

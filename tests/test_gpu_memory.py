@@ -6,8 +6,8 @@ import warnings
 import pytest
 from racing import race, run_json, steps
 
-from bench import memory_recording, snapshot
-from bench.snapshot import segments, timeline
+from bench.memory import recording as memory_recording, snapshot
+from bench.memory.snapshot import segments, timeline
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -104,4 +104,4 @@ def test_a_race_tells_its_phases_and_leaves_a_snapshot_with_the_models_lines(res
     assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
     line = timeline.of_device(snapshot.load(folder / "memory" / "steps_rank0.pickle"), 0)
     assert any(place.startswith("models/") for place in line.at_peak)
-    assert any(place.startswith("bench/trainer.py") for place in line.initial)  # the weights go to the GPU there, before the window
+    assert any(place.startswith("bench/training/trainer.py") for place in line.initial)  # the weights go to the GPU there, before the window

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import hardware
+from bench.machine import peak_rates
 
 T = 1e12
 
@@ -32,7 +32,7 @@ T = 1e12
     ],
 )
 def test_dense_bf16_peak_by_full_name(name, bf16_t):
-    assert hardware.peak_flops(name, "bf16") == bf16_t * T
+    assert peak_rates.peak_flops(name, "bf16") == bf16_t * T
 
 
 @pytest.mark.parametrize(
@@ -52,41 +52,41 @@ def test_dense_bf16_peak_by_full_name(name, bf16_t):
     ],
 )
 def test_an_unknown_device_has_no_peak(name):
-    assert hardware.peak_flops(name, "bf16") is None
-    assert hardware.mem_bytes_per_s(name) is None
-    assert hardware.source(name) is None
+    assert peak_rates.peak_flops(name, "bf16") is None
+    assert peak_rates.mem_bytes_per_s(name) is None
+    assert peak_rates.source(name) is None
 
 
 def test_each_precision_has_its_own_peak():
     name = "NVIDIA H100 80GB HBM3"
-    peaks = [hardware.peak_flops(name, dtype) for dtype in ("fp8", "bf16", "fp16", "tf32", "fp32")]
+    peaks = [peak_rates.peak_flops(name, dtype) for dtype in ("fp8", "bf16", "fp16", "tf32", "fp32")]
     assert peaks == [1979 * T, 989 * T, 989 * T, 494.5 * T, 67 * T]
 
 
 def test_torch_names_of_precisions_are_understood_and_unknown_ones_have_no_peak():
-    assert hardware.peak_flops("NVIDIA H200", "bfloat16") == 989 * T
-    assert hardware.peak_flops("NVIDIA H200", "float32") == 67 * T
-    assert hardware.peak_flops("NVIDIA H200", "int3") is None
-    assert hardware.peak_flops("NVIDIA H200", None) is None
-    assert hardware.peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None  # it has no fp8
-    assert hardware.peak_flops("Tesla V100-SXM2-16GB", "bfloat16") is None
+    assert peak_rates.peak_flops("NVIDIA H200", "bfloat16") == 989 * T
+    assert peak_rates.peak_flops("NVIDIA H200", "float32") == 67 * T
+    assert peak_rates.peak_flops("NVIDIA H200", "int3") is None
+    assert peak_rates.peak_flops("NVIDIA H200", None) is None
+    assert peak_rates.peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None  # it has no fp8
+    assert peak_rates.peak_flops("Tesla V100-SXM2-16GB", "bfloat16") is None
 
 
 def test_memory_bandwidth_by_variant():
-    assert hardware.mem_bytes_per_s("NVIDIA H100 80GB HBM3") == 3.35e12
-    assert hardware.mem_bytes_per_s("NVIDIA H100 PCIe") == 2.0e12
-    assert hardware.mem_bytes_per_s("NVIDIA A100-SXM4-40GB") == 1.555e12
+    assert peak_rates.mem_bytes_per_s("NVIDIA H100 80GB HBM3") == 3.35e12
+    assert peak_rates.mem_bytes_per_s("NVIDIA H100 PCIe") == 2.0e12
+    assert peak_rates.mem_bytes_per_s("NVIDIA A100-SXM4-40GB") == 1.555e12
 
 
 def test_every_row_names_its_source_and_no_name_is_there_twice():
-    names = [hardware._key(name) for device in hardware.DEVICES for name in device.names]
+    names = [peak_rates._key(name) for device in peak_rates.DEVICES for name in device.names]
     assert len(names) == len(set(names))
-    assert all(len(device.source) > 10 for device in hardware.DEVICES)
+    assert all(len(device.source) > 10 for device in peak_rates.DEVICES)
 
 
 def test_faster_precisions_are_not_slower():
     """fp32 <= tf32 <= bf16 <= fp8 wherever two of them are known: a sparse or swapped number would break it."""
-    for device in hardware.DEVICES:
+    for device in peak_rates.DEVICES:
         known = [peak for peak in (device.fp32, device.tf32, device.bf16, device.fp8) if peak is not None]
         assert known == sorted(known), device.names
 
@@ -114,5 +114,5 @@ def test_faster_precisions_are_not_slower():
 )
 def test_the_peak_holds_at_its_clock(name, num_sms, flop_per_clock):
     """Streaming multiprocessors, and the dense half-precision FLOP that each does a clock with FP32 accumulation."""
-    computed = num_sms * flop_per_clock * hardware.peak_clock_mhz(name) * 1e6
-    assert computed == pytest.approx(hardware.peak_flops(name, "fp16"), rel=0.005)
+    computed = num_sms * flop_per_clock * peak_rates.peak_clock_mhz(name) * 1e6
+    assert computed == pytest.approx(peak_rates.peak_flops(name, "fp16"), rel=0.005)

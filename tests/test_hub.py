@@ -8,9 +8,10 @@ import pytest
 import yaml
 from data_hub import COMMIT, REPO, FakeHub
 
-from bench import config, shards, sources
-from bench.shards import CheckFailed
-from bench.sources import hub as room
+from bench.config import schema
+from bench.data import shards, sources
+from bench.data.shards import CheckFailed
+from bench.data.sources import hub as room
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install huggingface_hub")
 
@@ -41,7 +42,7 @@ def hub(tmp_path, monkeypatch):
 
 def settings(**values):
     values = {"source": "hub", "seq_len": 1, "batch_tokens": 1, "repo": REPO, "num_train_shards": 1} | values
-    return config.build(config.DataConfig, values)
+    return schema.build(schema.DataConfig, values)
 
 
 def fetch(hub, **values):
@@ -205,7 +206,7 @@ def test_without_huggingface_hub_its_name_is_said(hub, monkeypatch):
 
 
 def test_a_disk_too_full_is_said_first(hub, monkeypatch):
-    from bench.sources import base
+    from bench.data.sources import source as base
 
     monkeypatch.setattr(base.shutil, "disk_usage", lambda folder: base.shutil._ntuple_diskusage(1, 1, 1000))
     with pytest.raises(CheckFailed, match="data=tiny10B needs 314.5 KiB"):
@@ -224,5 +225,5 @@ def test_two_fetches_into_one_folder_do_not_meet(hub):
 )
 def test_the_datasets_of_the_repository_are_named_after_their_yaml(repo, name, repo_id):
     values = yaml.safe_load((repo / "conf" / "data" / f"{name}.yaml").read_text())
-    origin = sources.source(config.build(config.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
+    origin = sources.source(schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
     assert (origin.name, origin.data.repo, origin.vocab_size) == (name, repo_id, 50257)

@@ -6,7 +6,10 @@ import time
 
 import pytest
 
-from bench import arms, import_cli, importers, record, table
+from bench import importers
+from bench.cli import import_logs, table
+from bench.compare import selection as arms
+from bench.record import run_folder
 
 LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"
 
@@ -21,18 +24,18 @@ def logs(tmp_path, monkeypatch):
 
 def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_its_runs_suspect(logs, capsys):
     (logs / "torn.log").write_text(LOG.replace("step:1", "step:1/1 train_ti\nstep:1"))
-    assert import_cli.main(["modded-nanogpt", "torn.log"]) == 1
+    assert import_logs.main(["modded-nanogpt", "torn.log"]) == 1
     out, err = capsys.readouterr()
     assert err == f"import: {logs}/torn.log:2: not understood: 'step:1/1 train_ti'\n" and "unmatched metric lines          1" in out
-    (folder,) = record.find_runs([logs / "results"])
-    run = record.read(folder)
+    (folder,) = run_folder.find_runs([logs / "results"])
+    run = run_folder.read(folder)
     assert (run["validity"], len(run["validity_reasons"]), run["doubts"][0]["instrument"]) == ("suspect", 1, "import")
     assert "the first is line 2: 'step:1/1 train_ti'" in run["validity_reasons"][0]
 
 
 def test_of_many_lines_that_were_not_understood_the_first_twenty_are_shown(logs, capsys):
     (logs / "torn.log").write_text(LOG + "step:1/1 what\n" * 25)
-    assert import_cli.main(["modded-nanogpt", "torn.log"]) == 1
+    assert import_logs.main(["modded-nanogpt", "torn.log"]) == 1
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 21 and err[-1] == "import: and 5 more like it"
 
@@ -42,7 +45,7 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
     (logs / "noise.log").write_bytes(b"\x7fELF\0\0\1")
     (logs / "words.txt").write_text("seed=0\nexit_code=0\n")
     (logs / "other.log").write_text("iter 0: loss 9.1, time 10.00ms, mfu 1.00%\n")
-    assert import_cli.main(["modded-nanogpt", ".", "--json"]) == 0
+    assert import_logs.main(["modded-nanogpt", ".", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == {"files": 5, "runs": 1, "complete": 1, "incomplete": 0, "not_a_run": 4, "unmatched_metric_lines": 0, "duplicates": 0}
     assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
@@ -57,36 +60,36 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_imported(logs, ca
     os.mkfifo(logs / "pipe.log")
     monkeypatch.setattr(importers, "MAX_BYTES", 1000)
     (logs / "huge.txt").write_text("x" * 1001)
-    assert import_cli.main(["modded-nanogpt", "."]) == 1
+    assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()
     assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == ["is no file", "has 0.0 GiB, whi", "is no file"]
     with pytest.raises(ValueError, match="which no training log has"):
-        import_cli.main(["modded-nanogpt", "huge.txt"])
+        import_logs.main(["modded-nanogpt", "huge.txt"])
 
 
 def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
     (logs / "a").mkdir()
     (logs / "a" / "one.out").write_text(LOG)
-    assert import_cli.main(["modded-nanogpt", "*.txt", "**/*.out", "--json"]) == 0
+    assert import_logs.main(["modded-nanogpt", "*.txt", "**/*.out", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["files"], found["runs"], found["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)
     for word, what in (("none", "there is no log in there"), ("*.csv", "there is no such file"), ("missing", "there is no such file")):
         with pytest.raises(ValueError, match=what):
-            import_cli.main(["modded-nanogpt", word])
-    assert import_cli.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
+            import_logs.main(["modded-nanogpt", word])
+    assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
 
 
 def test_lines_that_stand_there_twice_are_told(logs, capsys):
     (logs / "tee.log").write_text("".join(line * 2 for line in LOG.splitlines(keepends=True)))
-    assert import_cli.main(["modded-nanogpt", "tee.log"]) == 0
+    assert import_logs.main(["modded-nanogpt", "tee.log"]) == 0
     assert "2 lines repeat lines before them; each counts once" in capsys.readouterr().err
 
 
 def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
-    assert import_cli.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
+    assert import_logs.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in {logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
@@ -102,7 +105,7 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
 
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
-    assert import_cli.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
+    assert import_logs.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
     assert [(group["name"], group["n"]) for group in table.groups(table.read_rows([str(logs / "results")]))] == [("other", 1), ("whole", 1)]
 
 
@@ -112,7 +115,7 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
 ])  # fmt: skip
 def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words):
     (logs / "foreign.txt").write_text(text)
-    import_cli.main(["modded-nanogpt", "foreign.txt"])
+    import_logs.main(["modded-nanogpt", "foreign.txt"])
     assert f"{logs}/foreign.txt: {words}\n" in capsys.readouterr().err
 
 
@@ -120,5 +123,5 @@ def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words)
 def test_no_line_of_a_file_without_a_run_takes_long(logs, line):
     (logs / "crashed.txt").write_text(f"import os\n{line}x\n")
     started = time.perf_counter()
-    import_cli.main(["modded-nanogpt", "crashed.txt"])
+    import_logs.main(["modded-nanogpt", "crashed.txt"])
     assert time.perf_counter() - started < 5

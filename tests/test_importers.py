@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import import_cli, importers, integrity, record, steps
+from bench import importers
+from bench.cli import import_logs
+from bench.record import run_folder as record, step_files as steps, verification
 from bench.importers import consoles, modded_nanogpt, records
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
@@ -68,14 +70,14 @@ def test_a_public_log_is_read_as_expected(row):
 @needs_shared
 def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    assert import_cli.main(["modded-nanogpt", str(SHARED / "modded-nanogpt"), "--json"]) == 0
+    assert import_logs.main(["modded-nanogpt", str(SHARED / "modded-nanogpt"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "files": 47, "runs": 63, "complete": 59, "incomplete": 4, "not_a_run": 3, "unmatched_metric_lines": 0, "duplicates": 0,
     }  # fmt: skip
     folders = list(record.find_runs([tmp_path]))
     assert len(folders) == 63
-    assert all(integrity.report(folder)["passed"] for folder in folders[::7])
-    assert import_cli.main(["modded-nanogpt", str(SHARED / "modded-nanogpt")]) == 0
+    assert all(verification.report(folder)["passed"] for folder in folders[::7])
+    assert import_logs.main(["modded-nanogpt", str(SHARED / "modded-nanogpt")]) == 0
     assert "0 new run folders" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from comparing import COMPLETE, a_run, write
 
-from bench import index, record, rows
+from bench.record import index, rows, run_folder
 
 NUM_RUNS = 60
 NUM_MANY = index.MIN_PARALLEL + 1000
@@ -62,7 +62,7 @@ def test_rows_from_the_index_are_the_rows_of_the_records(results, monkeypatch):
     assert (
         warm
         == cold
-        == {folder.name: rows.row_of(record.read(folder)) for folder in (results / "cpu_nano").iterdir() if folder.is_dir()}
+        == {folder.name: rows.row_of(run_folder.read(folder)) for folder in (results / "cpu_nano").iterdir() if folder.is_dir()}
     )
     types = [{name: type(value) for name, value in row.items()} for row in (*warm.values(), *cold.values())]
     assert types[: len(warm)] == types[len(warm) :]  # 1 is not 1.0 is not True
@@ -118,7 +118,7 @@ def test_new_and_removed_runs_are_seen(results):
 
 
 def test_a_running_run_is_read_every_time(results, monkeypatch):
-    launcher = {"pid": os.getpid(), "start_ticks": record.start_ticks(os.getpid()), "boot_id_hash": record.boot_id_hash()}
+    launcher = {"pid": os.getpid(), "start_ticks": run_folder.start_ticks(os.getpid()), "boot_id_hash": run_folder.boot_id_hash()}
     folder = write(results, a_run("B", 5.0, 100, status="running", launcher=launcher))
     assert read_by_name(results)[folder.name]["status"] == "running"
     read_again = reads(monkeypatch)

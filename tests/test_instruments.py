@@ -7,7 +7,7 @@ import pytest
 
 from bench import instruments
 from bench.instruments.base import Context, Instrument, Watch
-from bench.timers import HostMarks
+from bench.training.timers import HostMarks
 
 
 class Hand:

@@ -8,8 +8,14 @@ import claimed
 import pytest
 import yaml
 
-from bench import atomic, claims, compose, generated, judge, ledger, race, record, rules
-from bench import config as schema
+from bench import atomic
+from bench.claims import claim as claims, rules
+from bench.cli import judge
+from bench.config import compose
+from bench.race import runner as race
+from bench.record import ledger, run_folder
+from bench.report import markdown_blocks
+from bench.config import schema
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def test_a_ledger_written_anew_is_not_the_one_that_the_runs_name(results):
     folders = three(results)
     (results.folder / ledger.NAME).unlink()
     for folder in folders:
-        run = record.read_raw(folder)
+        run = run_folder.read_raw(folder)
         ledger.started(results.folder, folder, run)
         ledger.ended(results.folder, folder, run)
     assert "is not the one that the run names" in failed(*folders)["every record is the one of the ledger"]
@@ -396,8 +402,8 @@ def test_every_rule_says_what_it_wants():
 
 
 def test_a_block_is_stale_when_its_command_prints_something_else():
-    text = f"before\n\n{generated.block('table --md x', '| 1 |')}\n\nafter\n"
-    assert generated.commands(text) == ["table --md x"]
-    assert generated.stale(text, lambda command: "| 1 |\n") == []
-    assert generated.stale(text, lambda command: "| 2 |") == ["table --md x"]
-    assert generated.fresh(text, lambda command: "| 2 |") == text.replace("| 1 |", "| 2 |")
+    text = f"before\n\n{markdown_blocks.block('table --md x', '| 1 |')}\n\nafter\n"
+    assert markdown_blocks.commands(text) == ["table --md x"]
+    assert markdown_blocks.stale(text, lambda command: "| 1 |\n") == []
+    assert markdown_blocks.stale(text, lambda command: "| 2 |") == ["table --md x"]
+    assert markdown_blocks.fresh(text, lambda command: "| 2 |") == text.replace("| 1 |", "| 2 |")

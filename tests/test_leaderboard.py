@@ -6,7 +6,9 @@ import random
 import claimed
 import pytest
 
-from bench import claims, leaderboard, race, table
+from bench.claims import claim as claims, leaderboard
+from bench.cli import table
+from bench.race import runner as race
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def results(tmp_path, monkeypatch):
 
 
 def entries(results):
-    from bench import index
+    from bench.record import index
 
     return leaderboard.by_track(index.read_rows([results.folder])).get("cpu_nano", [])
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench import ledger
+from bench.record import ledger
 
 
 def fill(folder, count=4):

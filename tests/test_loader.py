@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench import loader as rooms
-from bench import shards
-from bench.loader import Loader, Stream, global_batch, val_batches
+from bench.data import loader as rooms
+from bench.data import shards
+from bench.data.loader import Loader, Stream, global_batch, val_batches
 
 SIZES = (7, 1, 30, 12)  # 50 tokens in four shards; token number k is k, so that a batch shows where it came from
 

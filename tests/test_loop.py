@@ -2,7 +2,7 @@
 
 import contextlib
 
-from bench.loop import race
+from bench.training.loop import race
 
 
 class FakeClock:

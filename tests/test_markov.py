@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from data_settings import QUIET, conf, root, small_markov  # noqa: F401  root is a fixture
 
-from bench import shards, sources
-from bench.sources import markov
+from bench.data import shards, sources
+from bench.data.sources import markov
 
 
 def test_the_random_numbers_are_splitmix64():

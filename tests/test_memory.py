@@ -6,12 +6,12 @@ from fake_cuda import context
 from racing import race, run_json, steps
 from snapshots import FORWARD
 
-from bench import snapshot
+from bench.memory import snapshot
 from bench.instruments import memory
 from bench.instruments.base import Instrument, Watch
 from bench.memory_monitor import DeviceMemoryMonitor, MemoryMonitor
-from bench.peaks import CudaPeaks, ProcessPeaks
-from bench.snapshot import process
+from bench.memory.peaks import CudaPeaks, ProcessPeaks
+from bench.memory import rss
 
 GIB = 2**30
 
@@ -241,7 +241,7 @@ def test_a_race_on_two_cpu_ranks_tells_both_and_is_the_same_race(results_dir):
         "",
     ]
     for rank in (0, 1):
-        samples = process.load(folder / "memory" / f"steps_rank{rank}.rss.json")
+        samples = rss.load(folder / "memory" / f"steps_rank{rank}.rss.json")
         assert [name for _, name in samples["marks"]] == [
             "step 3", "data", "forward", "backward", "optimizer", "validation", "step 4", "data", "forward", "backward", "optimizer", "end",
         ]  # fmt: skip

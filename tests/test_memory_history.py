@@ -7,7 +7,8 @@ import pytest
 from fake_cuda import context
 from snapshots import FORWARD, frames
 
-from bench import compose, memory_recording, memory_rules, snapshot
+from bench.config import compose, memory_windows
+from bench.memory import recording as memory_recording, snapshot
 from bench.instruments import load
 from bench.instruments.base import Watch
 
@@ -290,7 +291,7 @@ def test_settings_that_cannot_be_are_refused_before_the_race(override, says):
 
 
 def test_a_window_takes_from_the_common_settings_what_it_does_not_say():
-    windows = memory_rules.windows_of(
+    windows = memory_windows.windows_of(
         SETTINGS | {"windows": [{"name": "late", "first_step": 9, "ranks": [0, 2]}, {"name": "early"}]}
     )
     assert [(window.name, window.first_step, window.last_step, window.max_entries) for window in windows] == [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import record
-from bench.metrics import metrics, target_reached
-from bench.steps import read
+from bench.record import run_folder
+from bench.record.metrics import metrics, target_reached
+from bench.record.step_files import read
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -116,5 +116,5 @@ def test_a_loss_that_is_no_number_is_no_loss(run, steps):
 
 
 def test_the_same_names_as_in_the_schema(run, steps):
-    schema = json.loads((Path(record.REPO) / "bench" / "run.schema.json").read_text())
+    schema = json.loads((Path(run_folder.REPO) / "bench" / "run.schema.json").read_text())
     assert set(metrics(run, steps)) == set(schema["properties"]["metrics"]["properties"])

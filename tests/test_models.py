@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import config as bench_config
+from bench.config import schema as bench_config
 from models import MODELS, OPTIMIZERS, gpt2, modern
 from models.attention import causal_attention, merge_heads, split_heads
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap

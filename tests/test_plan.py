@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bench import plan, race_request
+from bench.race import plan, request as race_request
 
 
 def arms(*names):

@@ -3,7 +3,7 @@
 import pytest
 import racing
 
-from bench import steps
+from bench.record import step_files
 
 TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256", "goal.num_steps=30"]
 SLEEP, COLLECTION, RECOMPILE = 9, 15, 21  # rows of steps.csv: one more than the step
@@ -13,7 +13,7 @@ SLEEP, COLLECTION, RECOMPILE = 9, 15, 21  # rows of steps.csv: one more than the
 def race(tmp_path_factory):
     planted = str(racing.REPO / "tests" / "planted")
     folder = racing.race(tmp_path_factory.mktemp("results"), *TINY, "goal.val_every_steps=12", PYTHONPATH=planted)
-    return racing.run_json(folder), steps.read_events(folder), steps.read(folder)
+    return racing.run_json(folder), step_files.read_events(folder), step_files.read(folder)
 
 
 def named(events, name):

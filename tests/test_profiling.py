@@ -7,10 +7,11 @@ import pytest
 import torch
 from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
 
-from bench import analyze, profiling_rules
+from bench.config import profiler_windows
+from bench.trace import analysis as analyze
 from bench.profiling import files, recording, shrink, tables, windows
 from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
-from bench.profiling_rules import Options
+from bench.config.profiler_windows import Options
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
 
@@ -175,14 +176,14 @@ def test_what_ranks_waited_for_each_other_is_not_taken_off_twice():
     """Rank 0 writes its trace in step 1 while rank 1 waits in step 2: 1.0 + 0.1 s passed on both, not 1.0 + 1.0."""
     from types import SimpleNamespace
 
-    from bench import result
+    from bench.training import gather_result
 
     def rank(flags, *step_ms):
         rows = [{"train_loss": 1.0, "step_ms": ms, "t_ns": 0} for ms in step_ms]
         return {"num_steps": 3, "val_losses": {}, "columns": {}, "flags": {"trace": flags}, "rows": rows}
 
     config = SimpleNamespace(data=SimpleNamespace(batch_tokens=8), optim=SimpleNamespace(lr=1.0))
-    rows = result._rows(
+    rows = gather_result._rows(
         config,
         lambda step: 1.0,
         [rank({1: "profiled", 2: "profiled"}, 1000.0, 100.0, 50.0), rank({}, 100.0, 1000.0, 60.0)],
@@ -415,8 +416,8 @@ def test_what_ranks_recorded_of_a_window_is_told_together():
 @pytest.mark.parametrize("instruments", [{"trace": {"ranks": [0, 5]}}, {"stages": {"ranks": [5]}}, {"memory_history": {"windows": [{"name": "a", "ranks": [5]}]}}])
 def test_ranks_that_the_race_has_not_are_refused(instruments):
     with pytest.raises(ValueError, match="the race has 2 processes, ranks from 0: leave 5 out"):
-        profiling_rules.check_ranks(instruments, 2)
-    profiling_rules.check_ranks(instruments, 6)
+        profiler_windows.check_ranks(instruments, 2)
+    profiler_windows.check_ranks(instruments, 6)
 
 
 def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 import racing
 from profiled import names, outside_of_steps, read, step_names
 
-from bench import analyze
-from bench.analyze_text import as_text
+from bench.trace import analysis as analyze
+from bench.trace.text import as_text
 from bench.trace import load
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bench import compose, profiling_rules
-from bench.profiling_rules import Window, kempner_window, words
+from bench.config import compose, profiler_windows
+from bench.config.profiler_windows import Window, kempner_window, words
 
 
 def chosen(**changes):
@@ -15,7 +15,7 @@ def chosen(**changes):
 
 
 def windows(**changes):
-    return profiling_rules.windows_of(chosen(trace=changes)["trace"])
+    return profiler_windows.windows_of(chosen(trace=changes)["trace"])
 
 
 def instruments(*overrides):
@@ -36,13 +36,13 @@ def test_a_window_is_its_warmup_and_then_exactly_its_active_steps():
 def test_listed_windows_differ_from_the_common_settings_in_what_they_name():
     listed = "[{name:early,first_step:5},{name:late,first_step:20,active_steps:1,ranks:[1,0,1],with_stack:true}]"
     settings = instruments("instruments=[trace]", f"instruments.trace.windows={listed}")
-    early, late = profiling_rules.windows_of(settings["trace"])
+    early, late = profiler_windows.windows_of(settings["trace"])
     assert (early.name, span(early), early.ranks, early.options.with_stack) == ("early", (3, 5, 7), None, False)
     assert (late.name, span(late), late.ranks, late.options.with_stack) == ("late", (18, 20, 20), (0, 1), True)
 
 
 def test_the_modded_recipe_waits_5_warms_up_5_and_records_4():
-    (window,) = profiling_rules.windows_of(instruments("profile=modded")["trace"])
+    (window,) = profiler_windows.windows_of(instruments("profile=modded")["trace"])
     assert (window.name, span(window), window.ranks, window.gzip) == ("modded", (6, 11, 14), None, True)
     assert window.options.record_shapes and not window.options.with_stack
 
@@ -99,7 +99,7 @@ def test_nanochats_word_is_not_quietly_overruled():
 
 
 def test_both_programs_take_nanochats_word(capsys):
-    from bench import run
+    from bench.cli import run
 
     assert run.main(["--enable_profiling=True", "--cfg", "job"]) == 0
     assert "stages:" in capsys.readouterr().out

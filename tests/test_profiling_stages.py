@@ -168,7 +168,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     import dataclasses
     import warnings
 
-    from bench import memory_recording, snapshot
+    from bench.memory import recording as memory_recording, snapshot
 
     cuda = fake_cuda.install(monkeypatch)
     watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})

@@ -7,7 +7,7 @@ import statistics
 import pytest
 import racing
 
-from bench import steps
+from bench.record import step_files
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_plain_loop_without_warm_up_gives_the_same_bits(first):
     """The reference: no warm-up, no instruments, no threads; the harness must add nothing and lose nothing."""
     import yaml
 
-    from bench import config as schema
+    from bench.config import schema
 
     assert plain_losses(schema.build(schema.Config, yaml.safe_load((first / "config.yaml").read_text()))) == [
         float(row["train_loss"]) for row in racing.steps(first)[1:]
@@ -131,7 +131,7 @@ def plain_losses(config):
     import torch
 
     import models
-    from bench.job import prepare
+    from bench.launch.prepare import prepare
 
     torch.set_num_threads(config.hardware.num_threads)
     shard = prepare(racing.SHORT).dataset.train[0].path
@@ -174,7 +174,7 @@ def test_the_losses_are_the_same_for_every_world_size(results, optim):
 
 
 def has_every_ranks_steps(folder):
-    by_rank, rows = steps.read_by_rank(folder), steps.read(folder)
+    by_rank, rows = step_files.read_by_rank(folder), step_files.read(folder)
     for row in rows[1:]:
         slowest_ms = max(of_rank[row["step"]] for of_rank in by_rank["step_ms"])
         assert slowest_ms == pytest.approx(row["step_ms"], abs=1e-3)
@@ -184,7 +184,7 @@ def has_every_ranks_steps(folder):
     assert run["costs"]["late_rank"] == {
         "count": run["skew"]["own_ms"]["num_late_steps"], "ms": run["skew"]["own_ms"]["late_ms_sum"],
     }  # fmt: skip
-    assert {event["rank"] for event in steps.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
+    assert {event["rank"] for event in step_files.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
 
 
 def test_micro_steps_change_only_the_rounding(results, first):

@@ -15,8 +15,10 @@ import claimed
 import pytest
 import racing
 
-from bench import arms as arms_of_words
-from bench import calibration, compare, ledger, plan, race, race_state, racers, record
+from bench.compare import selection as arms_of_words
+from bench.compare import calibration, compare
+from bench.race import arm_process, plan, runner as race, state as race_state
+from bench.record import ledger, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one sitting; public logs have 0.0008
 
@@ -57,10 +59,10 @@ def test_identical_arms_end_in_equivalent_or_inconclusive(results, monkeypatch, 
 
 def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
     """The whole chain, plan and verdict, on run times with a drift of the machine: at most 7 % at a nominal 5 %."""
-    from bench import comparison
-    from bench.rows import row_of
+    from bench.compare import verdict as comparison
+    from bench.record.rows import row_of
 
-    run, wrong, num_races = record.read_raw(claimed.BASE), 0, 300
+    run, wrong, num_races = run_folder.read_raw(claimed.BASE), 0, 300
     chance = random.Random(7)
     for number in range(num_races):
         made = plan.make({"A": {}, "B": {}}, 5, "2026-11-21T08:00:00Z", order_seed=number)
@@ -105,7 +107,7 @@ def test_a_warm_up_run_is_kept_and_counts_nowhere(results, monkeypatch, capsys):
     found = race_json(results)
     assert [len(found["arms"][arm]["warm_up_runs"]) for arm in "AB"] == [1, 1]
     assert max(found["result"]["against"]["B"]["time"]["mean_s"]) < 11
-    from bench import table
+    from bench.cli import table
 
     capsys.readouterr()
     assert table.main(["--group", "--json", str(results.folder)]) == 0
@@ -245,7 +247,7 @@ def test_two_races_at_once_are_refused(results, monkeypatch):
 
 
 def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):
-    assert racers.print_facts(["track=cpu_nano", "profile=window"]) == 2
+    assert arm_process.print_facts(["track=cpu_nano", "profile=window"]) == 2
     assert "instruments.window: the steps that it looks at have no time that counts" in capsys.readouterr().err
 
 
@@ -344,7 +346,7 @@ def test_nobody_races_the_same_race_at_once(results, monkeypatch):
 )
 def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, told):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
-    monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(record.REPO / ".data")))
+    monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(run_folder.REPO / ".data")))
     with pytest.raises(ValueError, match=told):
         race.main(words)
     assert ledger.read(results.folder) == []

@@ -9,7 +9,7 @@ import time
 import pytest
 import racing
 
-from bench import record, steps
+from bench.record import run_folder, step_files
 
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1", "hardware.collective_timeout_s=20"]
 
@@ -27,7 +27,7 @@ def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
     assert (failure["kind"], failure["rank"], failure["signal"], failure["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
     assert failure["step"] >= 3
     assert "rank_killed" in out and failure["hint"] in out
-    rows = steps.read(race.folder)  # what was written before is kept
+    rows = step_files.read(race.folder)  # what was written before is kept
     assert len(rows) > 3 and rows[3]["step"] == 3
 
 
@@ -58,7 +58,7 @@ def test_when_everything_is_killed_the_reader_tells(tmp_path):
         race.process.wait()
         assert race.all_gone()
         assert racing.run_json(race.folder)["status"] == "running"  # nobody was left to write
-        run = record.read(race.folder)
+        run = run_folder.read(race.folder)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
 
 
@@ -85,7 +85,7 @@ def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
     assert failure["kind"] == "non_finite_loss"
     assert failure["rank"] == 0
     assert 1 <= failure["step"] < 10
-    (event,) = [event for event in steps.read_events(folder) if event["event"] == "non_finite_loss"]
+    (event,) = [event for event in step_files.read_events(folder) if event["event"] == "non_finite_loss"]
     assert (event["rank"], event["step"]) == (0, failure["step"])
     assert racing.run_json(folder)["costs"]["non_finite_loss"] == {"count": 1, "ms": None}
     assert "lower optim.lr" in done.stdout

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import atomic, private, record, steps
+from bench import atomic, private
+from bench.record import run_folder, step_files
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -38,36 +39,36 @@ def edit(folder, **changes):
 
 @pytest.mark.parametrize("kept", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
 def test_a_kept_record_of_any_version_loads_as_the_newest(kept):
-    run = record.read(kept)
-    assert run["schema_version"] == record.SCHEMA_VERSION
+    run = run_folder.read(kept)
+    assert run["schema_version"] == run_folder.SCHEMA_VERSION
     assert run["run_id"] == kept.name
-    assert steps.read(kept, strict=True)[0]["step"] == 0
-    assert steps.read_events(kept)[0]["event"] == "init_start"
+    assert step_files.read(kept, strict=True)[0]["step"] == 0
+    assert step_files.read_events(kept)[0]["event"] == "init_start"
 
 
 def test_the_kept_records_of_version_1_say_what_they_said():
-    run = record.read(COMPLETE)
+    run = run_folder.read(COMPLETE)
     assert (run["status"], run["metrics"]["val_loss"], run["metrics"]["train_s"], run["seed"]) == (
         "complete",
         4.25,
         0.22,
         0,
     )
-    assert steps.read(COMPLETE)[3] == {
+    assert step_files.read(COMPLETE)[3] == {
         "step": 3, "flags": "profiled", "tokens": 3072, "lr": 0.003, "train_loss": 4.0, "val_loss": None,
         "step_ms": 60.0, "data_ms": 1.0, "forward_ms": 15.0, "backward_ms": 25.0, "optimizer_ms": 5.0,
     }  # fmt: skip
-    assert record.read(FAILED)["failure"]["kind"] == "non_finite_loss"
+    assert run_folder.read(FAILED)["failure"]["kind"] == "non_finite_loss"
 
 
 def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
-    monkeypatch.setattr(record, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(run_folder, "SCHEMA_VERSION", 3)
     upgraders = {
         1: lambda run: run | {"schema_version": 2, "path": ["1 to 2"]},
         2: lambda run: run | {"schema_version": 3, "path": run["path"] + ["2 to 3"]},
     }
-    monkeypatch.setattr(record, "UPGRADERS", upgraders)
-    assert record.read(folder)["path"] == ["1 to 2", "2 to 3"]
+    monkeypatch.setattr(run_folder, "UPGRADERS", upgraders)
+    assert run_folder.read(folder)["path"] == ["1 to 2", "2 to 3"]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +95,13 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
 def test_what_is_no_record_is_refused_by_name(folder, content, words):
     (folder / "run.json").write_text(content)
     with pytest.raises(ValueError, match=words) as refusal:
-        record.read(folder)
+        run_folder.read(folder)
     assert str(folder) in str(refusal.value)
 
 
 def test_a_folder_without_a_record_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="run.json: cannot be read"):
-        record.read(tmp_path)
+        run_folder.read(tmp_path)
 
 
 # ---- status of a run whose launcher is gone
@@ -108,7 +109,7 @@ def test_a_folder_without_a_record_is_refused_by_name(tmp_path):
 
 def test_a_running_record_with_its_launcher_alive_is_running(folder):
     edit(folder, status="running")
-    run = record.read(folder, now_s=HEARTBEAT_S + 1e6, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: 99887766)
+    run = run_folder.read(folder, now_s=HEARTBEAT_S + 1e6, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: 99887766)
     assert run["status"] == "running"  # however old its heartbeat: the process is there
 
 
@@ -116,29 +117,29 @@ def test_a_running_record_with_its_launcher_alive_is_running(folder):
 def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, ticks):
     """No such process (None), or its pid now belongs to another (5)."""
     before = edit(folder, status="running", ended_at=None)
-    run = record.read(folder, now_s=HEARTBEAT_S, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: ticks)
+    run = run_folder.read(folder, now_s=HEARTBEAT_S, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: ticks)
     assert (run["status"], run["failure"]["kind"], run["validity"]) == ("aborted", "launcher_killed", "invalid")
     assert run["ended_at"] == "2026-11-21T03:15:05.000Z"  # its last sign of life
     assert json.loads((folder / "run.json").read_text()) == before  # shown, not written
-    assert record.read_raw(folder)["status"] == "running"
+    assert run_folder.read_raw(folder)["status"] == "running"
 
 
 @pytest.mark.parametrize(("age_s", "status"), [(59.0, "running"), (61.0, "aborted")])
 def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
     edit(folder, status="running")
-    run = record.read(folder, now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766)
+    run = run_folder.read(folder, now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766)
     assert run["status"] == status
 
 
 def test_this_process_is_found_and_a_dead_one_is_not():
-    assert record.start_ticks(os.getpid()) == record.start_ticks(os.getpid()) > 0
+    assert run_folder.start_ticks(os.getpid()) == run_folder.start_ticks(os.getpid()) > 0
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     deadline_s = time.monotonic() + 10
-    while record.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
+    while run_folder.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert record.start_ticks(child.pid) is None  # ended, though nobody has waited for it: a zombie
+    assert run_folder.start_ticks(child.pid) is None  # ended, though nobody has waited for it: a zombie
     child.wait()
-    assert record.start_ticks(child.pid) is None
+    assert run_folder.start_ticks(child.pid) is None
 
 
 # ---- where records are
@@ -146,7 +147,7 @@ def test_this_process_is_found_and_a_dead_one_is_not():
 
 def test_a_run_id_tells_time_name_config_and_seed():
     utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=timezone.utc)
-    assert record.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
+    assert run_folder.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
 
 
 def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
@@ -155,7 +156,7 @@ def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
 
     def launch():
         start.wait()
-        made.append(record.new_folder(tmp_path, "cpu_nano", "x", "1a2b3c4d", 7, utc).name)
+        made.append(run_folder.new_folder(tmp_path, "cpu_nano", "x", "1a2b3c4d", 7, utc).name)
 
     threads = [threading.Thread(target=launch) for _ in range(8)]
     for thread in threads:
@@ -172,12 +173,12 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
         (tmp_path / name / "run.json").write_text("{}")
     (tmp_path / "a/deep/run1/inside").mkdir()
     (tmp_path / "a/deep/run1/inside/run.json").write_text("{}")  # part of run1, no run of its own
-    assert [path.relative_to(tmp_path).as_posix() for path in record.find_runs([tmp_path])] == [
+    assert [path.relative_to(tmp_path).as_posix() for path in run_folder.find_runs([tmp_path])] == [
         "a/deep/run1",
         "b/run2",
     ]
     with pytest.raises(ValueError, match="no such folder"):
-        list(record.find_runs([tmp_path / "nowhere"]))
+        list(run_folder.find_runs([tmp_path / "nowhere"]))
 
 
 def test_a_user_may_name_a_run_by_path_by_run_json_by_id_or_by_part_of_it(folder, monkeypatch):
@@ -185,11 +186,11 @@ def test_a_user_may_name_a_run_by_path_by_run_json_by_id_or_by_part_of_it(folder
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(folder.parent))
     monkeypatch.setenv("SPEEDRUN_CWD", str(folder.parent))
     for word in (str(folder), folder.name, f"{folder.name}/run.json", "031500Z"):
-        assert record.locate(word).resolve() == folder.resolve()
+        assert run_folder.locate(word).resolve() == folder.resolve()
     with pytest.raises(ValueError, match="is part of 2 run ids"):
-        record.locate("gpt2-adamw")
+        run_folder.locate("gpt2-adamw")
     with pytest.raises(ValueError, match="no folder and no run id: ./run.sh table without a folder"):
-        record.locate("nothing-like-it")
+        run_folder.locate("nothing-like-it")
 
 
 def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(folder, monkeypatch):
@@ -198,14 +199,14 @@ def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(folder, monke
     nested = shutil.copytree(folder, folder.parent / "track" / folder.name)
     shutil.copytree(folder, f"{folder.parent}/a-track/{folder.name}-2")  # found first
     shutil.rmtree(folder)
-    assert record.locate(nested.name) == nested
+    assert run_folder.locate(nested.name) == nested
 
 
 def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):
     (folder.parent / "broken").mkdir()
     (folder.parent / "broken" / "run.json").write_text("no")
     told = []
-    assert [run["seed"] for run in record.read_all([folder.parent, "/no/such/folder"], told.append)] == [0]
+    assert [run["seed"] for run in run_folder.read_all([folder.parent, "/no/such/folder"], told.append)] == [0]
     assert len(told) == 1
     assert "broken" in told[0]
 
@@ -249,7 +250,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         "    atomic.write_json(sys.argv[1], {'n': n, 'ballast': ['x' * 50] * 200, 'last': n}, durable=False)\n"
     )
     for attempt in range(3):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=record.REPO)
+        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=run_folder.REPO)
         deadline_s = time.monotonic() + 20
         while not (tmp_path / "run.json").exists() and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -347,7 +348,7 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
     for name in ("run.json", ".run.json.12.tmp", "steps.csv", "odd.bin"):
         (tmp_path / name).write_text("")
     atomic.reserve(tmp_path)
-    found = record.artifacts(tmp_path)
+    found = run_folder.artifacts(tmp_path)
     assert [(one["path"], one["role"], one["num_bytes"]) for one in found] == [
         ("code/untracked/.hidden.py", "code", 0),
         ("logs/rank0.log", "log", 3),
@@ -369,29 +370,29 @@ def test_steps_come_back_as_they_were_written(tmp_path):
         {"step": 1, "flags": "profiled;memory", "tokens": 1024, "lr": 3e-4, "train_loss": float("inf"),
          "val_loss": None, "step_ms": 55.5, "data_ms": 0.25},
     ]  # fmt: skip
-    steps.write(tmp_path, rows)
+    step_files.write(tmp_path, rows)
     assert (tmp_path / "steps.csv").read_text().splitlines() == [
         "step,flags,tokens,lr,train_loss,val_loss,step_ms,data_ms",
         "0,,0,,,0.30000000000000004,,",
         "1,profiled;memory,1024,0.0003,inf,,55.5,0.25",
     ]
-    assert steps.read(tmp_path, strict=True) == rows
+    assert step_files.read(tmp_path, strict=True) == rows
 
 
 def test_no_steps_file_means_no_steps(tmp_path):
-    assert steps.read(tmp_path) == []
-    assert steps.read_events(tmp_path) == []
+    assert step_files.read(tmp_path) == []
+    assert step_files.read_events(tmp_path) == []
 
 
 def test_lines_of_one_step_become_one_row(tmp_path):
     """A race in progress writes a step's validation on a line of its own."""
     (tmp_path / "steps.csv").write_text("step,train_loss,val_loss,step_ms\n0,,5.5,\n1,5.0,,50.0\n1,,4.5,\n")
-    assert steps.read(tmp_path) == [
+    assert step_files.read(tmp_path) == [
         {"step": 0, "train_loss": None, "val_loss": 5.5, "step_ms": None},
         {"step": 1, "train_loss": 5.0, "val_loss": 4.5, "step_ms": 50.0},
     ]
     with pytest.raises(ValueError, match="line 4 is damaged or there twice"):
-        steps.read(tmp_path, strict=True)
+        step_files.read(tmp_path, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -399,17 +400,17 @@ def test_lines_of_one_step_become_one_row(tmp_path):
 )
 def test_a_cut_line_is_left_out_and_with_strict_refused(tmp_path, text):
     (tmp_path / "steps.csv").write_text(text)
-    assert steps.read(tmp_path) == [{"step": 1, "step_ms": 50.0}]
+    assert step_files.read(tmp_path) == [{"step": 1, "step_ms": 50.0}]
     with pytest.raises(ValueError, match=r"steps.csv: (the last )?line"):
-        steps.read(tmp_path, strict=True)
+        step_files.read(tmp_path, strict=True)
 
 
 def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
-    steps.append_event(tmp_path, {"t_ns": 1, "event": "run_start"})
-    steps.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})
+    step_files.append_event(tmp_path, {"t_ns": 1, "event": "run_start"})
+    step_files.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"t_ns": 3, "ev')
-    assert steps.read_events(tmp_path) == [
+    assert step_files.read_events(tmp_path) == [
         {"t_ns": 1, "event": "run_start"},
         {"t_ns": 2, "event": "eval_stop", "val_loss": None},
     ]
@@ -444,6 +445,6 @@ def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_nobody():
 
 def test_what_redact_takes_out_by_default_is_this_machine():
     home = os.path.expanduser("~")
-    assert private.redact(f"{record.REPO}/bench", record.REPO) == "./bench"
+    assert private.redact(f"{run_folder.REPO}/bench", run_folder.REPO) == "./bench"
     if len(home) > 1:
         assert private.redact(f"{home}/.cache", "/nowhere/at/all") == "~/.cache"

@@ -12,8 +12,9 @@ import pytest
 import snapshots
 from browser import Browser, needs_browser
 
-from bench import record, steps
-from bench.report import cli, memory, race_page, run_page, site, spec
+from bench.record import run_folder, step_files
+from bench.cli import report as cli
+from bench.report import race_page, run_charts, run_memory, run_page, site
 from bench.web.chart import chart, mark_of, series_of, thin
 from bench.web.page import json_block, page, tag
 
@@ -61,20 +62,20 @@ def test_a_step_ends_when_the_steps_before_it_and_the_validations_are_over():
         {"event": "eval_stop", "t_ns": 2_000_000_000, "step": 0},
         {"event": "eval_stop", "t_ns": 4_000_000_000, "step": 2},
     ]
-    assert spec.wall_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
+    assert run_charts.wall_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
 
 
 def test_a_flagged_step_is_drawn_apart_and_not_in_the_median():
     rows = [{"step": num, "step_ms": ms, "flags": flag} for num, ms, flag in ((1, 10.0, ""), (2, 30.0, "profiled"), (3, 20.0, ""))]
-    chart = spec.step_time(rows, {1: 0.01, 2: 0.04, 3: 0.06})
+    chart = run_charts.step_time(rows, {1: 0.01, 2: 0.04, 3: 0.06})
     assert [one["y"] for one in chart["series"]] == [[10.0, None, 20.0], [None, 30.0, None]]
     assert chart["caption"].startswith("median 15.00 ms")
 
 
 def test_the_distribution_counts_every_step_once():
-    chart = spec.distribution([{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)] + [{"step_ms": 999.0, "flags": "profiled"}])
+    chart = run_charts.distribution([{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)] + [{"step_ms": 999.0, "flags": "profiled"}])
     assert sum(chart["series"][0]["y"]) == 100
-    assert spec.distribution([{"step_ms": 5.0}] * 3)["series"][0]["y"][0] == 3  # all alike: one bar
+    assert run_charts.distribution([{"step_ms": 5.0}] * 3)["series"][0]["y"][0] == 3  # all alike: one bar
 
 
 def test_thinning_keeps_the_extremes():
@@ -131,13 +132,13 @@ def test_a_run_without_a_gpu_shows_what_its_process_held(results):
     (folder / "memory").mkdir()
     marks = {"marks": [[1000.0, "step 1"], [3000.0, "backward"]], "rss_bytes": [2**20, 3 * 2**20], "what": "rss", "rank": 0}
     (folder / "memory" / "steps_rank0.rss.json").write_text(json.dumps(marks))
-    charts, html = memory.of_run(folder)
+    charts, html = run_memory.of_run(folder)
     assert (charts[0]["x"], charts[0]["series"][0]["y"]) == ([0.0, 2.0], [1.0, 3.0])
     assert "largest 3.0 MiB" in html and "keeps no history of allocations" in html
 
 
 def test_a_run_in_markdown_cannot_break_out_of_its_table():
-    run = record.read(COMPLETE)
+    run = run_folder.read(COMPLETE)
     run["name"] = "a|b\n<b>`x`"
     words = run_page.block(run)
     assert words.startswith("**a\\|b \\<b\\>\\`x\\`**, seed 0")
@@ -244,7 +245,7 @@ def test_the_site_filters_sorts_and_sets_two_runs_side_by_side(browser, results)
     assert shown.errors == []
     run = browser.open(results / "site" / "runs" / "20261122T000003Z-gpt2-adamw-48623a63-s3.html")
     assert run.errors == [] and run.js("document.title").startswith("</script>") and run.js("document.querySelectorAll('.u-over').length") >= 4
-    assert steps.read(COMPLETE)  # the page's numbers come from a record that has them
+    assert step_files.read(COMPLETE)  # the page's numbers come from a record that has them
 
 
 # ---- pictures

@@ -10,8 +10,10 @@ import numpy
 import pytest
 from comparing import COMPLETE
 
-from bench import comparison, record, stats
-from bench.rows import row_of
+from bench import stats
+from bench.compare import verdict as comparison
+from bench.record import run_folder
+from bench.record.rows import row_of
 
 NUM_STEPS, STEP_MS = 200, 50.0
 RUN_CV, STEP_CV, PHI = 0.0008, 0.01, 0.6
@@ -37,7 +39,7 @@ def p_of(a_s, b_s):
     return stats.welch(numpy.log(a_s).tolist(), numpy.log(b_s).tolist()).p
 
 
-BASE = row_of(record.read(COMPLETE))
+BASE = row_of(run_folder.read(COMPLETE))
 
 
 def rows(arm, times_s):
@@ -80,7 +82,7 @@ def test_steps_pooled_as_if_they_were_runs_cry_wolf_in_more_than_20_of_100():
 
 @pytest.mark.parametrize(("n", "promised"), [(5, 0.80), (10, 0.80), (3, 0.70)])
 def test_a_change_as_small_as_the_detectable_one_is_found_in_80_of_100(n, promised):
-    """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as bench/stats/resolution.py says."""
+    """With 3 a side in 70: Welch's degrees of freedom are then themselves a guess, as bench/stats/power.py says."""
     rng = numpy.random.default_rng(10 + n)
     change = stats.smallest_difference((TOTAL_CV, TOTAL_CV), (n, n))
     times_s = simulated_s(rng, 1500, 2, n)

@@ -8,8 +8,10 @@ import snapshots
 from browser import Browser, needs_browser
 from snapshots import FORWARD, LOGITS, MIB, WEIGHTS, Allocator, frames
 
-from bench import snapshot as rooms
-from bench.snapshot import cli, pickles, process, segments, sites, timeline
+from bench.memory import snapshot as rooms
+from bench.cli import memory as cli
+from bench.memory import rss
+from bench.memory.snapshot import pickles, segments, sites, timeline
 
 
 def saved(folder, snapshot, protocol=4):
@@ -326,4 +328,4 @@ def test_samples_that_are_none_are_refused(tmp_path, text):
     path = tmp_path / "x.rss.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="holds no samples of a process"):
-        process.load(path)
+        rss.load(path)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from data_settings import QUIET, REPO, conf, root, settings, small_markov  # noqa: F401  root is a fixture
 
-from bench import shards, sources
-from bench.shards import CheckFailed
-from bench.sources import base, markov, pysource
+from bench.data import shards, sources
+from bench.data.shards import CheckFailed
+from bench.data.sources import markov, pysource, source as base
 
 # ---- what every source does ----
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bench import stalls
+from bench.diagnosis import stalls
 
 
 def rows(values, flags=()):

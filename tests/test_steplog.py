@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bench.steplog import NonFiniteLoss, StepLog
-from bench.timers import HostMarks
+from bench.training.step_log import NonFiniteLoss, StepLog
+from bench.training.timers import HostMarks
 
 
 class Hand:

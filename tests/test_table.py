@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import record, table, table_text
-from bench.rows import METRICS, row_of
+from bench.cli import table
+from bench.record import run_folder
+from bench.report import table_text
+from bench.record.rows import METRICS, row_of
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -67,7 +69,7 @@ def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsy
         results,
         0,
         status="running",
-        launcher={"pid": 1, "start_ticks": -1, "boot_id_hash": record.boot_id_hash() or "x"},
+        launcher={"pid": 1, "start_ticks": -1, "boot_id_hash": run_folder.boot_id_hash() or "x"},
     )
     (row,) = as_json(capsys)
     assert (row["status"], row["failure"], row["val_loss"]) == ("aborted", "launcher_killed", None)
@@ -123,7 +125,7 @@ def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(r
 
 
 def test_what_does_not_fit_gives_way_from_the_right():
-    run = record.read(COMPLETE)
+    run = run_folder.read(COMPLETE)
     run["metrics"]["mfu"] = 0.4512
     wide, narrow = table_text.of_runs([row_of(run)], width=200).splitlines(), table_text.of_runs([row_of(run)], width=70).splitlines()
     assert wide[0].split() == list(table_text.SHOWN)
@@ -132,7 +134,7 @@ def test_what_does_not_fit_gives_way_from_the_right():
 
 
 def test_a_column_without_any_value_is_not_shown():
-    assert "mfu" not in table_text.of_runs([row_of(record.read(COMPLETE))], width=200)
+    assert "mfu" not in table_text.of_runs([row_of(run_folder.read(COMPLETE))], width=200)
     assert table_text.of_runs([]) == ""
 
 
@@ -286,10 +288,10 @@ def test_a_thousand_runs_are_listed_grouped_and_sorted_right(results, capsys):
 def test_the_table_imports_no_heavy_library():
     code = "import sys; from bench import table; table.main(sys.argv[1:]); print(*sorted(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(RECORDS)], cwd=record.REPO, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(RECORDS)], cwd=run_folder.REPO, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert "bench.table" in loaded
+    assert "bench.cli.table" in loaded
     assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "yaml", "jsonschema", "scipy", "pynvml", "tqdm"}
 
 

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import racing
 
-from bench import hardware, instruments, metrics
+from bench import instruments
+from bench.machine import peak_rates
+from bench.record import metrics
 from bench.instruments.base import Context, Watch
-from bench.progress import Progress
-from bench.report import spec
-from bench.telemetry import host, join, rules, samples
+from bench.launch.progress import Progress
+from bench.report import run_charts
+from bench.telemetry import host, join, samples, throttling
 from bench.telemetry.fields import FIELDS, line
 from bench.telemetry.sampler import num_foreign
-from bench.timers import HostMarks
+from bench.training.timers import HostMarks
 
 S = 10**9
 USUAL = {
@@ -207,7 +209,7 @@ def test_limits_slowdowns_and_foreign_processes_are_doubts_with_their_figures(tm
     gpus = {"GPU-a": {"reasons": 0x40, "num_processes": 3}, "GPU-b": {"limit_mw": 350_000}}
     _, told = sampled(tmp_path, library, gpus)
     num = told["by_device"]["gpu0"]["num_timed_samples"]
-    assert rules.doubts(told) == [
+    assert throttling.doubts(told) == [
         f"gpu0 was slowed down by hw_thermal in 100.0 % of {num} samples (limit 1 %)",
         "2 other processes computed on gpu0 during the race",
         "the GPUs have unequal power limits: gpu0 700 W, gpu1 350 W",
@@ -220,18 +222,18 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
     spans = [(0, 149 * S)]
     told = join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}
     assert told["by_device"]["gpu0"]["slowed_frac"] == 2 / 150  # each alone would be below the limit
-    assert rules.doubts(told) == ["gpu0 was slowed down by hw_power_brake, hw_slowdown, sw_thermal in 1.3 % of 150 samples (limit 1 %)"]
+    assert throttling.doubts(told) == ["gpu0 was slowed down by hw_power_brake, hw_slowdown, sw_thermal in 1.3 % of 150 samples (limit 1 %)"]
     rows[3]["throttle_reasons"] = "none"
-    assert rules.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
+    assert throttling.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
 
 
 def test_a_power_limit_changed_in_the_race_is_a_doubt_and_rounding_is_none():
     rows = gpu_rows([1] * 4, power_limit_w=700.0)
     rows[0]["power_limit_w"] = 699.5
     found = {"foreign_processes": {}}
-    assert rules.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
+    assert throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
     rows[3]["power_limit_w"] = 400.0
-    (doubt,) = rules.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
+    (doubt,) = throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
     assert doubt == "the power limit of gpu0 was changed in the race, between 400 and 700 W"
 
 
@@ -246,7 +248,7 @@ def test_rows_of_a_tick_share_its_time_so_that_gpus_are_drawn_as_lines(tmp_path,
     first, second = rows[0], rows[1]
     assert first["t_ns"] == second["t_ns"] and first["late_ms"] < 5 <= second["late_ms"]
     table = {name: [row[name] for row in rows] for name in ("t_ns", "device", "power_w")}
-    (chart,) = spec.telemetry(table, rows[0]["t_ns"], [("power_w", "power, W")])
+    (chart,) = run_charts.telemetry(table, rows[0]["t_ns"], [("power_w", "power, W")])
     assert [one["name"] for one in chart["series"]] == ["gpu0", "gpu1"]
     assert all(None not in one["y"] for one in chart["series"])
 
@@ -388,7 +390,7 @@ def test_shares_of_reasons_count_timed_samples_alone():
     rows = gpu_rows([1] * 4)
     for row, reasons in zip(rows, ["hw_thermal", "none", "sw_power_cap|hw_thermal", "none"]):
         row["throttle_reasons"] = reasons
-    assert rules.reason_shares(samples.inside(rows, [(S, 3 * S)])) == {"hw_thermal": 1 / 3, "sw_power_cap": 1 / 3}
+    assert throttling.reason_shares(samples.inside(rows, [(S, 3 * S)])) == {"hw_thermal": 1 / 3, "sw_power_cap": 1 / 3}
 
 
 def test_a_counter_that_began_anew_or_is_missing_gives_no_energy():
@@ -411,7 +413,7 @@ def test_metrics_of_energy_and_of_the_clock_by_hand():
         "instrument_summaries": {"telemetry": told},
     }  # fmt: skip
     assert metrics.energy(run, 4) == {"energy_j": 800.0, "energy_j_per_step": 200.0, "energy_j_per_token": 2.0, "mean_power_w": 400.0}
-    peak = hardware.peak_flops(name, "bfloat16")
+    peak = peak_rates.peak_flops(name, "bfloat16")
     assert metrics.mfu_at_clock(1e9, peak / 4e9, run, peak) == pytest.approx(0.5)  # a quarter of the peak at half the clock
     assert metrics.mfu_at_clock(1e9, 1e3, run | {"instrument_summaries": {}}, peak) is None
 

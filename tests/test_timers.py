@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.timers import CUDATimer, CUDATimerCollection, HostMarks
+from bench.training.timers import CUDATimer, CUDATimerCollection, HostMarks
 
 
 class Hand:
@@ -74,7 +74,7 @@ def test_start_and_stop_must_alternate(hand):
 def test_cuda_events_time_a_kernel_and_are_used_again():
     import torch
 
-    from bench.timers import CudaMarks
+    from bench.training.timers import CudaMarks
 
     marks = CudaMarks()
     timer = CUDATimer(marks)

@@ -10,8 +10,8 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench import analyze
-from bench.analyze_text import as_markdown, as_text
+from bench.trace import analysis as analyze
+from bench.trace.text import as_markdown, as_text
 from bench.trace import (
     attribution,
     critical,

@@ -6,8 +6,8 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench import analyze
-from bench.analyze_text import as_text, diff_text
+from bench.trace import analysis as analyze
+from bench.trace.text import as_text, diff_text
 from bench.trace import diff, flops, operators, window
 from bench.trace.load import find, load
 

@@ -6,12 +6,13 @@ import pytest
 import racing
 import torch
 
-from bench import distributed, shards
+from bench.data import shards
+from bench.training import distributed
 from bench.instruments.base import Watch
-from bench.job import prepare
-from bench.steplog import StepLog
-from bench.timers import marks_for
-from bench.trainer import Trainer
+from bench.launch.prepare import prepare
+from bench.training.step_log import StepLog
+from bench.training.timers import marks_for
+from bench.training.trainer import Trainer
 
 
 @pytest.fixture(params=["adamw", "muon"])

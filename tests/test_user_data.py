@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from data_settings import QUIET, root, settings  # noqa: F401  root is a fixture
 
-from bench import shards, sources
-from bench.shards import CheckFailed
-from bench.sources import gpt2_tokens, text
+from bench.data import shards, sources
+from bench.data.shards import CheckFailed
+from bench.data.sources import gpt2_tokens, text
 
 # ---- the user's shards ----
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench import speedrun, verdict
-from bench.sources.markov import floor_slack_nats
+from bench.cli import speedrun
+from bench.record import verdict
+from bench.data.sources.markov import floor_slack_nats
 
 
 def run(val_loss=1.95, **changes):

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench import atomic, integrity, record, steps, verify
-from bench import config as schema
+from bench import atomic
+from bench.cli import verify
+from bench.record import run_folder, step_files, verification
+from bench.config import schema
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -18,7 +20,7 @@ FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
 @pytest.fixture
 def folder(tmp_path):
     """A true record, its config_id that of today's settings (a kept one's may be that of settings as they were)."""
-    run = record.read_raw(COMPLETE)
+    run = run_folder.read_raw(COMPLETE)
     config_id = schema.config_id(schema.build(schema.Config, yaml.safe_load((COMPLETE / "config.yaml").read_text())))
     run["run_id"] = run["run_id"].replace(run["config_id"], config_id)
     run["config_id"] = config_id
@@ -29,7 +31,7 @@ def folder(tmp_path):
 
 def edit(folder, **changes):
     """Dotted keys with __ for the dot."""
-    run = record.read_raw(folder)
+    run = run_folder.read_raw(folder)
     for key, value in changes.items():
         *path, last = key.split("__")
         place = run
@@ -41,7 +43,7 @@ def edit(folder, **changes):
 
 def listed_again(folder):
     """As a forger would: the files' hashes brought up to date, so that only the content can betray the change."""
-    edit(folder, artifacts=record.artifacts(folder))
+    edit(folder, artifacts=run_folder.artifacts(folder))
 
 
 def replace_in(path, old, new):
@@ -51,7 +53,7 @@ def replace_in(path, old, new):
 
 
 def failed_rules(folder):
-    return {rule["rule"]: rule["evidence"] for rule in integrity.report(folder)["rules"] if not rule["passed"]}
+    return {rule["rule"]: rule["evidence"] for rule in verification.report(folder)["rules"] if not rule["passed"]}
 
 
 def test_a_true_record_passes_every_rule(folder, capsys):
@@ -59,13 +61,13 @@ def test_a_true_record_passes_every_rule(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == folder.name
     assert all(line.startswith("    pass  ") for line in lines[1:-1])
-    assert lines[-1] == f"  verify  all {len(integrity.RULES + integrity.RULES_OF_A_COMPLETE_RUN)} rules passed"
+    assert lines[-1] == f"  verify  all {len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)} rules passed"
 
 
 @pytest.mark.parametrize("kept", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
 def test_a_kept_record_stays_true_but_for_what_newer_settings_add_to_its_config_id(kept):
     wrong = set(failed_rules(kept)) - {"config id is that of the config"}
-    assert wrong == (set() if record.read(kept)["status"] == "complete" else {"is complete"})
+    assert wrong == (set() if run_folder.read(kept)["status"] == "complete" else {"is complete"})
 
 
 def test_one_changed_byte_in_steps_csv_is_found(folder, capsys):
@@ -80,7 +82,7 @@ def test_one_changed_byte_in_steps_csv_is_found(folder, capsys):
 def test_a_file_of_another_size_a_missing_one_and_one_outside_are_found(folder):
     (folder / "overrides.yaml").write_text("")
     (folder / "environment.json").unlink()
-    run = record.read_raw(folder)
+    run = run_folder.read_raw(folder)
     edit(folder, artifacts=[*run["artifacts"], run["artifacts"][0] | {"path": "../other/steps.csv"}])
     assert failed_rules(folder) == {
         "artifacts are unchanged": "environment.json is missing; overrides.yaml has 0 bytes instead of 9; "
@@ -90,7 +92,7 @@ def test_a_file_of_another_size_a_missing_one_and_one_outside_are_found(folder):
 
 def test_a_clone_lacks_the_logs_as_a_whole_and_still_passes(folder):
     shutil.rmtree(folder / "logs")
-    (rule,) = [rule for rule in integrity.report(folder)["rules"] if rule["rule"] == "artifacts are unchanged"]
+    (rule,) = [rule for rule in verification.report(folder)["rules"] if rule["rule"] == "artifacts are unchanged"]
     assert (rule["passed"], rule["evidence"]) == (True, "7 files; not here, as in a clone: logs")
 
 
@@ -192,7 +194,7 @@ def test_a_rounding_error_of_one_in_ten_to_the_ten_is_none(folder):
 
 
 def test_a_missing_and_an_invented_metric_are_found(folder):
-    metrics = record.read_raw(folder)["metrics"]
+    metrics = run_folder.read_raw(folder)["metrics"]
     del metrics["target_reached"]
     edit(folder, metrics=metrics | {"speedup": 2.0})
     evidence = failed_rules(folder)["metrics follow from the facts"]
@@ -209,20 +211,20 @@ def test_only_a_run_that_did_not_complete_may_have_no_metrics(folder, status, fa
 def test_a_clock_that_ran_too_slowly_is_found(folder):
     """The steps add up to 218 ms; train_s of 0.2 s allows 210."""
     edit(folder, measured__train_s_by_rank=[0.2, 0.2])
-    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
     assert failed_rules(folder) == {"steps fit into the time": "they add up to 0.2180 s, the limit is 0.2100 s"}
 
 
 def test_a_race_longer_than_its_run_is_found(folder):
     edit(folder, measured__wall_s=0.26)  # 0.22 of training + 0.05 of validation
-    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
     assert list(failed_rules(folder)) == ["times fit into the wall time"]
 
 
 def test_a_race_that_was_stopped_early_is_found(folder):
     lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     (folder / "steps.csv").write_text("".join(lines[:4]))  # steps 0 to 2, with a validation at 2
-    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
     listed_again(folder)
     assert failed_rules(folder) == {"steps are those of the goal": "2 of 4"}
 
@@ -230,7 +232,7 @@ def test_a_race_that_was_stopped_early_is_found(folder):
 def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
     """Slack for 2,048 tokens is far below the 4 nats by which this loss undercuts its floor."""
     edit(folder, data__floor_nats=8.25)
-    edit(folder, metrics=integrity.metrics(record.read_raw(folder), steps.read(folder)))
+    edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
     evidence = failed_rules(folder)["validity is honest"]
     assert "recorded valid, ruled invalid" in evidence
     assert "below the data's floor" in evidence
@@ -241,8 +243,8 @@ def test_a_loss_below_the_floor_that_is_called_valid_is_found(folder):
 def test_a_record_with_holes_fails_rules_and_ends_none_of_them(folder):
     (folder / "config.yaml").unlink()
     (folder / "steps.csv").unlink()
-    found = integrity.report(folder)["rules"]
-    assert len(found) == len(integrity.RULES + integrity.RULES_OF_A_COMPLETE_RUN)
+    found = verification.report(folder)["rules"]
+    assert len(found) == len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)
     assert any("cannot be checked: FileNotFoundError" in rule["evidence"] for rule in found)
 
 
@@ -266,7 +268,7 @@ def test_what_is_no_record_is_wrong_use(tmp_path, folder, capsys):
 
 
 def test_every_rule_says_in_one_sentence_what_it_wants():
-    for rule in integrity.RULES + integrity.RULES_OF_A_COMPLETE_RUN:
+    for rule in verification.RULES + verification.RULES_OF_A_COMPLETE_RUN:
         assert rule.__doc__.endswith(".")
         assert "\n" not in rule.__doc__
 

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 
-from bench import watchdog
+from bench.machine import processes
 
 
 def sleeper(seconds):
@@ -14,16 +14,16 @@ def sleeper(seconds):
 
 def test_a_killed_process_has_ended_even_before_it_is_reaped():
     child = sleeper(60)
-    assert not watchdog.has_ended(child.pid, within_s=0.05)
+    assert not processes.has_ended(child.pid, within_s=0.05)
     child.kill()
-    assert watchdog.has_ended(child.pid, within_s=10)
+    assert processes.has_ended(child.pid, within_s=10)
     child.wait()
-    assert watchdog.has_ended(child.pid, within_s=0)
+    assert processes.has_ended(child.pid, within_s=0)
 
 
 def test_the_watch_calls_once_the_process_is_gone():
     child, told = sleeper(60), threading.Event()
-    watchdog.when_gone(child.pid, told.set, "test-watch")
+    processes.when_gone(child.pid, told.set, "test-watch")
     time.sleep(0.1)
     assert not told.is_set()
     child.kill()

@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from bench import codestate, worktrees
+from bench.machine import code_state
+from bench.race import worktrees
 
 
 def git(repo, *words):
@@ -29,7 +30,7 @@ def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_c
     commits = {name: worktrees.commit_of(two_commits, rev) for name, rev in (("old", "HEAD~1"), ("new", "HEAD"))}
     with worktrees.of(two_commits, commits) as paths:
         assert {name: (path / "bench" / "a.py").read_text() for name, path in paths.items()} == {"old": "x = 1\n", "new": "x = 2\n"}
-        states = {name: codestate.state(path) for name, path in paths.items()}
+        states = {name: code_state.state(path) for name, path in paths.items()}
         assert {name: (state["commit"], state["dirty"], state["untracked"]) for name, state in states.items()} == {
             name: (commit, False, []) for name, commit in commits.items()
         }

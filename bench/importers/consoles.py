@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from bench.importers.lines import COLUMNS
-from bench.importers.run import Run
+from bench.importers.foreign_run import Run
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"

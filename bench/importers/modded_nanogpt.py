@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from bench.importers import lines
-from bench.importers.run import Run
+from bench.importers.foreign_run import Run
 
 # of what a log says around its metric lines; a newline first, which is looked for more quickly than a line's beginning
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")

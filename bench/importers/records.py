@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.metrics import metrics
-from bench.record import SCHEMA_VERSION
+from bench.record.metrics import metrics
+from bench.record.run_folder import SCHEMA_VERSION
 from bench.units import MIB, gib_from_bytes, s_from_ms
 
 TARGETS = {"track_1_short": 3.28, "track_2_medium": 2.92, "track_3_optimization": 3.28}  # modded-nanogpt README

@@ -25,11 +25,11 @@ class Context:
     world_size: int
     device_type: str  # "cuda" or "cpu"
     num_steps: int
-    marks: Any  # bench.timers backend, shared so that its events are pooled
+    marks: Any  # bench.training.timers backend, shared so that its events are pooled
     device_index: int | None = None  # of torch.cuda, on a GPU
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
-    peaks: Any = None  # bench.peaks, shared with the race: a peak that somebody else resets is lost to it
+    peaks: Any = None  # bench.memory.peaks, shared with the race: a peak that somebody else resets is lost to it
     flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete when summary() is asked
     rows: list = field(default_factory=list)  # of the race's own log: {"step", "t_ns", "step_ms", ...}; complete after on_run_end
 
@@ -104,7 +104,7 @@ class Instrument:
 class Watch:
     """All instruments as one.  One that raises is dropped, with a warning in the record; the race goes on.
 
-    essential has the same methods and is no instrument but part of the race (bench/steplog.py): what it raises is raised.
+    essential has the same methods and is no instrument but part of the race (bench/training/step_log.py): what it raises is raised.
     """
 
     # fmt: off

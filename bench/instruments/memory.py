@@ -8,7 +8,7 @@ again) stalls its step, so only after a step that took the host much longer than
 import time
 
 from bench.instruments.base import Instrument
-from bench.peaks import COUNTS, peaks_for
+from bench.memory.peaks import COUNTS, peaks_for
 from bench.units import gib_from_bytes
 
 SLOW_FRAC = 1.5  # times the usual host time of a step

@@ -9,10 +9,10 @@ import json
 import time
 from pathlib import Path
 
-from bench import memory_recording
+from bench.memory import recording as memory_recording
 from bench.instruments.base import Instrument
-from bench.memory_rules import windows_of
-from bench.peaks import ProcessPeaks
+from bench.config.memory_windows import windows_of
+from bench.memory.peaks import ProcessPeaks
 from bench.units import MS_PER_S, format_bytes
 
 FLAG = "memory_history"

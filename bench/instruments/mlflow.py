@@ -1,6 +1,6 @@
-"""MLflow gets the run once its record is complete (bench/dashboards/to_mlflow.py): nothing happens during the race."""
+"""MLflow gets the run once its record is complete (bench/exporters/mlflow.py): nothing happens during the race."""
 
-from bench import dashboards
+from bench.exporters import dashboards
 from bench.instruments.base import Instrument
 
 

@@ -13,7 +13,8 @@ import contextlib
 import re
 import time
 
-from bench import memory_recording, profiling_rules
+from bench.config import profiler_windows
+from bench.memory import recording as memory_recording
 from bench.instruments.base import Instrument
 from bench.profiling import allocations, files, memory_page, tables
 from bench.profiling.recording import Recording
@@ -83,7 +84,7 @@ class Stages(Instrument):
         if not self._mine or phase in self._done or self._recording is not None:
             return
         context = self.context
-        options = profiling_rules.stage_options(self._settings)
+        options = profiler_windows.stage_options(self._settings)
         self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
         if context.device_type == "cuda":
             self._memory = memory_recording.Recording(phase, self._settings["max_entries"], self._settings["stacks"])

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bench.instruments.base import Instrument
-from bench.telemetry import join, rules, samples
+from bench.telemetry import join, samples, throttling
 
 REPO = Path(__file__).resolve().parent.parent.parent
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
@@ -142,7 +142,7 @@ class Telemetry(Instrument):
         }
 
     def doubts(self):
-        return rules.doubts(self.summary()) if self._stopped else []
+        return throttling.doubts(self.summary()) if self._stopped else []
 
     def warnings(self):
         if self._stopped is None:

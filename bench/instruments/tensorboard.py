@@ -1,6 +1,6 @@
-"""TensorBoard gets the run once its record is complete (bench/dashboards/to_tensorboard.py): nothing happens during the race."""
+"""TensorBoard gets the run once its record is complete (bench/exporters/tensorboard.py): nothing happens during the race."""
 
-from bench import dashboards
+from bench.exporters import dashboards
 from bench.instruments.base import Instrument
 
 

@@ -3,7 +3,7 @@
 Which steps: conf/instruments/trace.yaml.  How it is done: bench/profiling/windows.py.
 """
 
-from bench import profiling_rules
+from bench.config import profiler_windows
 from bench.instruments.base import Instrument
 from bench.profiling.windows import Windows, merged
 
@@ -15,7 +15,7 @@ class Trace(Instrument):
 
     def _plan(self, settings):
         """Settings -> (windows, folder of their traces)."""
-        return profiling_rules.windows_of(settings), self.context.folder / "traces"
+        return profiler_windows.windows_of(settings), self.context.folder / "traces"
 
     def on_run_start(self):
         self.windows.on_run_start()

@@ -1,6 +1,6 @@
-"""Weights & Biases gets the run once its record is complete (bench/dashboards/to_wandb.py): nothing happens during the race."""
+"""Weights & Biases gets the run once its record is complete (bench/exporters/wandb.py): nothing happens during the race."""
 
-from bench import dashboards
+from bench.exporters import dashboards
 from bench.instruments.base import Instrument
 
 

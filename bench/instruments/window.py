@@ -3,7 +3,7 @@
 The tables that KempnerForge prints go into the rank's log, the thirteen figures into the record.
 """
 
-from bench import profiling_rules
+from bench.config import profiler_windows
 from bench.instruments.trace import Trace
 from bench.profiling.kempner import print_profiler_summary
 
@@ -12,7 +12,7 @@ class Window(Trace):
     def _plan(self, settings):
         self._classifier = settings["classifier"]
         self._traces = self.context.folder / "traces" / (settings["trace_dir"] or "")
-        window = profiling_rules.kempner_window(settings)
+        window = profiler_windows.kempner_window(settings)
         return [window] if window else [], self._traces
 
     def summary(self):

@@ -6,7 +6,7 @@ READ_LATE_STEPS = 2  # marks of a GPU are read when it has passed them
 
 
 class StepTimes:
-    """start() and end() around every step; of(rows) after read_all().  marks: a backend of bench.timers."""
+    """start() and end() around every step; of(rows) after read_all().  marks: a backend of bench.training.timers."""
 
     def __init__(self, marks):
         self._marks = marks

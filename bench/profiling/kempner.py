@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction
 
-from bench import hardware
+from bench.machine import peak_rates
 from bench.profiling import breakdown, files
 from bench.profiling.recording import ExclusiveProfile
-from bench.profiling_rules import KEMPNER_FLAGS, span
+from bench.config.profiler_windows import KEMPNER_FLAGS, span
 
 LOG = logging.getLogger(__name__)
 RULE = "=" * 100
@@ -121,7 +121,7 @@ def _averages(prof):
 
 def _peak_tflops():
     """Dense bf16 peak of this GPU, or None."""
-    peak = hardware.peak_flops(torch.cuda.get_device_name(0), "bfloat16") if torch.cuda.is_available() else None
+    peak = peak_rates.peak_flops(torch.cuda.get_device_name(0), "bfloat16") if torch.cuda.is_available() else None
     return None if peak is None else peak / 1e12
 
 

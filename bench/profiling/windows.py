@@ -7,7 +7,7 @@ the race; the trace itself is written at once, so that a race which dies later k
 import time
 from dataclasses import dataclass, field
 
-from bench import profiling_rules as rules
+from bench.config import profiler_windows as rules
 from bench.profiling import files, tables
 from bench.profiling.cost import StepTimes
 from bench.profiling.recording import Recording

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench import record
+from bench.record import run_folder
 
 COLOURS = ("#0072b2", "#d55e00", "#007a5a", "#a8437f", "#8a6d00", "#2b7fab", "#555555", "#7a3b00")  # as assets/style.css
 DPI = 160
@@ -12,7 +12,7 @@ def of_run(folder, out):
     """Yields the path of each picture."""
     from bench.report.run_page import charts_of
 
-    record.read(folder)  # or a clear error
+    run_folder.read(folder)  # or a clear error
     for chart in charts_of(folder):
         yield draw(chart, Path(out) / f"{chart['id']}.png")
 

@@ -1,12 +1,13 @@
 """The page of a race: its verdict, the numbers behind it, every run in the order it was started, and the plan.
 
-Reads race.json (bench/race.py) and the records of its runs.
+Reads race.json (bench/race/runner.py) and the records of its runs.
 """
 
 import json
 from pathlib import Path
 
-from bench import diagnosis_text, record, steps
+from bench.diagnosis import text as diagnosis_text
+from bench.record import run_folder, step_files
 from bench.web.chart import chart, series_of
 from bench.web.page import Safe, figure, page, section, table, tag
 
@@ -69,7 +70,7 @@ def _curves(found, names):
     """Mean milliseconds of a step over an arm's runs, by step: where along the race the arms differ."""
     by_arm = {name: [] for name in names}
     for arm, _, path in found:
-        by_arm[arm].append({row["step"]: row["step_ms"] for row in steps.read(path) if row.get("step_ms") is not None and not row.get("flags")})
+        by_arm[arm].append({row["step"]: row["step_ms"] for row in step_files.read(path) if row.get("step_ms") is not None and not row.get("flags")})
     places = sorted({step for runs in by_arm.values() for run in runs for step in run})
     if not places:
         return
@@ -92,7 +93,7 @@ def _in_order(race, root):
         for name in facts.get("runs") or []:
             path = root / str(name)
             try:
-                found.append((arm, record.read(path), path))
+                found.append((arm, run_folder.read(path), path))
             except ValueError:
                 continue
     return sorted(found, key=lambda one: str(one[1]["started_at"]))

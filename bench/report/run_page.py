@@ -4,8 +4,8 @@ import csv
 import json
 from pathlib import Path
 
-from bench import record, steps
-from bench.report import memory, spec
+from bench.record import run_folder, step_files
+from bench.report import run_charts, run_memory
 from bench.units import format_bytes
 from bench.web.page import Safe, figure, page, section, table, tag
 
@@ -26,10 +26,10 @@ COLOUR = {"valid": "good", "suspect": "doubt", "invalid": "bad"}
 def of_run(folder, assets=None, back=None):
     """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list."""
     folder = Path(folder)
-    run = record.effective(record.read(folder))
-    events = steps.read_events(folder)
+    run = run_folder.effective(run_folder.read(folder))
+    events = step_files.read_events(folder)
     charts = charts_of(folder)
-    memory_charts, memory_section = memory.of_run(folder)
+    memory_charts, memory_section = run_memory.of_run(folder)
     title = f"{run['name']} seed {run['seed']}, {run['track']}"
     body = [
         tag("p", tag("a", "All runs", href=back)) if back else "",
@@ -81,19 +81,19 @@ def _tiles(run):
 
 def charts_of(folder):
     """All specs of a run, in the order of the page."""
-    return [chart for chart in _charts(Path(folder), steps.read(folder), steps.read_events(folder)) if chart]
+    return [chart for chart in _charts(Path(folder), step_files.read(folder), step_files.read_events(folder)) if chart]
 
 
 def _charts(folder, rows, events):
-    at_s = spec.wall_s(rows, events)
+    at_s = run_charts.wall_s(rows, events)
     stalls = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall" and "step" in event]
-    yield spec.step_time(rows, at_s, stalls)
-    yield spec.regions(rows, at_s)
-    yield spec.losses(rows)
-    yield spec.distribution(rows)
+    yield run_charts.step_time(rows, at_s, stalls)
+    yield run_charts.regions(rows, at_s)
+    yield run_charts.losses(rows)
+    yield run_charts.distribution(rows)
     start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
     if start_ns is not None and (folder / "telemetry.csv").exists():
-        yield from spec.telemetry(_telemetry(folder / "telemetry.csv"), start_ns, TELEMETRY)
+        yield from run_charts.telemetry(_telemetry(folder / "telemetry.csv"), start_ns, TELEMETRY)
 
 
 def _telemetry(path):

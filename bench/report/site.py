@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import atomic
-from bench import table as results_table
+from bench.cli import table as results_table
 from bench.report import run_page
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page, section, table, tag

@@ -16,7 +16,7 @@ from bench.stats.hypotheses import (
     welch_df,
     welch_of_samples,
 )
-from bench.stats.resolution import needed_n, power, smallest_difference
+from bench.stats.power import needed_n, power, smallest_difference
 
 __all__ = [
     "Welch", "cv_pct", "equivalence_p", "holm", "interval", "mean", "mean_interval", "median_interval", "needed_n",

@@ -6,7 +6,7 @@ A figure that no sample gives is None.
 
 from itertools import accumulate, pairwise
 
-from bench.telemetry.rules import reason_shares, slowed_frac, slows
+from bench.telemetry.throttling import reason_shares, slowed_frac, slows
 from bench.telemetry.samples import Curve, by_device, curves, inside, mean
 
 MAX_DISAGREEMENT_PCT = 5.0  # between the energy counter and integrated power

@@ -6,7 +6,7 @@ not used because it blocks for 20 ms a call (nvml.h); the field values' byte cou
 
 import os
 
-from bench.gpus import asked_devices, call, reason_names, visible_order
+from bench.machine.gpus import asked_devices, call, reason_names, visible_order
 from bench.units import MIB, gib_from_bytes
 
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)

@@ -16,7 +16,7 @@ import select
 import sys
 import time
 
-from bench import watchdog
+from bench.machine import processes
 from bench.telemetry import host, nvml
 from bench.telemetry.fields import FIELDS, line
 
@@ -143,7 +143,7 @@ def _say(answer):
 
 
 def main(job, parent_pid):
-    watchdog.die_with_parent()  # also out of a driver that hangs
+    processes.die_with_parent()  # also out of a driver that hangs
     with contextlib.suppress(OSError):
         os.nice(NICE)
     sampler = Sampler(**job)

@@ -13,7 +13,7 @@ STARVED_ABOVE_PCT = 50
 
 
 def of(found):
-    """found: one rank's analysis (bench/analyze.py) -> sentences, the most important first."""
+    """found: one rank's analysis (bench/trace/analysis.py) -> sentences, the most important first."""
     sentences = []
     time = found["temporal"]
     span_us = time.get("span_us")

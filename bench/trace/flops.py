@@ -84,7 +84,7 @@ def traffic_bytes(name, dims, types):
 
 
 def precision(types):
-    """The name in bench.hardware of the first type that has a peak, None without one."""
+    """The name in bench.machine.peak_rates of the first type that has a peak, None without one."""
     return next((PRECISIONS[str(kind).lower()] for kind in types or () if str(kind).lower() in PRECISIONS), None)
 
 

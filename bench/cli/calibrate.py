@@ -1,0 +1,159 @@
+"""How fine can this machine measure?  ./run.sh calibrate [n=5] [overrides]      races of one and the same code, A B B A
+
+Gives the noise floor of this session, the smallest change that n runs can show, and how many runs a wanted change
+needs; verdicts of this session use it.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+
+from bench import atomic, text_table
+from bench.compare import calibration, selection as arms
+from bench.launch import launcher
+from bench.record import run_folder
+from bench.record import rows as rows_of_runs
+from bench.compare.calibration import MIN_FLOOR_PCT
+from bench.launch.prepare import prepare
+from bench.launch.progress import last_words, say
+
+DEFAULT_N = 5
+ORDER = "ABBA"
+
+
+def main(argv):
+    """Exit codes: 0 calibrated, 1 a run failed, 2 wrong use."""
+    args = _parser().parse_intermixed_args(argv)
+    n, overrides = _n_and_overrides(args.overrides)
+    if args.runs:
+        if overrides:
+            raise ValueError(f"--runs with {' '.join(overrides)}: runs that were made cannot be changed, leave one out")
+        a_rows, b_rows = _of_made_runs(args.runs)
+        warm_up = None
+    else:
+        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+            warm_up, rows = _race(n, overrides, ["calibrate", *argv])
+        if rows is None:
+            return 1
+        a_rows, b_rows = _dealt(rows)
+    found = calibration.of_rows(a_rows, b_rows, args.resolution)
+    found |= {"made_at": atomic.utc_now(), "warm_up_run": warm_up}
+    path = keep(found)
+    if args.json:
+        print(json.dumps(found | {"file": path.name}, indent=1))
+    else:
+        print(text(found, "github" if args.md else "simple"))
+        if "suspect-runs" in found["aa"]["flags"]:
+            print("\nother programs disturbed these runs: the floor is that of a busy machine; calibrate again when it is quiet")
+        used = "verdicts of session {session_id} use it".format(**found) if found["session_id"] else "no verdict uses it: the runs do not say their session"
+        print(f"\nkept in {path}: {used}")
+    return 0
+
+
+def keep(found):
+    """Write it to results/calibrations/.  Returns the path."""
+    stamp = found["made_at"].replace("-", "").replace(":", "").split(".")[0]
+    path = calibration.folder() / f"{stamp}Z-{found['session_id'] or 'unknown'}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(path, found)
+    return path
+
+
+def _n_and_overrides(words):
+    n, overrides = DEFAULT_N, []
+    for word in words:
+        if word.startswith("n="):
+            if not word[2:].isdigit() or int(word[2:]) < 2:
+                raise ValueError(f"{word}: runs a side, 2 or more")
+            n = int(word[2:])
+        else:
+            overrides.append(word)
+    return n, overrides
+
+
+def _race(n, overrides, command):
+    """A discarded warm-up run, then 2 n runs with fresh seeds -> (id of the warm-up, rows or None if one failed)."""
+    asked = [word for word in overrides if word.startswith("seed=")]
+    overrides = [word for word in overrides if word not in asked]
+    first_seed = int(asked[-1][5:]) if asked else 0
+    jobs = [
+        prepare([*overrides, f"seed={first_seed + number}"], say=lambda words: say("data", words))
+        for number in range(2 * n)
+    ]
+    rows, warm_up = [], None
+    for number, job in enumerate([jobs[0], *jobs]):
+        say("calibrate", f"{number} of {2 * n}" if number else "warm-up, to be discarded")
+        warming = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
+        run = launcher.launch(job, command=command, brief=True, race=None if number else warming)
+        say("calibrate", last_words(run))
+        if run["status"] != "complete":
+            return warm_up, None
+        if number:
+            rows.append(rows_of_runs.row_of(run_folder.read(launcher.REPO / run["folder"])))
+        else:
+            warm_up = run["run_id"]
+    return warm_up, rows
+
+
+def _of_made_runs(words):
+    """Runs of one config that exist already, in order of their starts, dealt out A B B A."""
+    arm = arms.of_words([*words, arms.SEPARATOR, *words])[0]
+    configs = {row["config_id"] for row in arm.rows}
+    if len(configs) > 1:
+        raise ValueError(f"--runs {' '.join(words)}: these are {len(configs)} configs; calibrate with repeats of one")
+    return _dealt(sorted(arm.rows, key=lambda row: row["started_at"] or ""))
+
+
+def _dealt(rows):
+    """Rows in order of their starts -> those of A and those of B, A B B A A B B A ..."""
+    return tuple([row for place, row in enumerate(rows) if ORDER[place % len(ORDER)] == arm] for arm in "AB")
+
+
+def text(found, form="simple"):
+    """What is kept, for a person."""
+    aa = found["aa"]
+    low, high = aa["ci95_pct"]
+    lines = [
+        f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'}) on {found['device']}, "
+        f"mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
+        f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}"
+        + (f" ({', '.join(aa['flags'])})" if aa["flags"] else ""),
+        f"noise floor: {found['floor_pct']:.2f} %, what groups of {found['floor_n']} runs of the same code stay within",
+        "",
+        text_table.render(
+            ["runs a side", "smallest change they show"],
+            [[n, f"{pct:.2f} %"] for n, pct in found["smallest_change_pct"].items()],
+            [True, True],
+            form,
+        ),
+        "",
+        text_table.render(
+            ["to show a change of", "runs a side"],
+            [[f"{pct} %", "none can" if n is None and float(pct) < MIN_FLOOR_PCT else "too many" if n is None else str(n)] for pct, n in found["needed_n"].items()],
+            [True, True],
+            form,
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="./run.sh calibrate", description=__doc__.partition("\n")[0])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
+    parser.add_argument("--runs", nargs="+", metavar="RUN", help="make none: use these repeats of one config")
+    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also: how many runs show a change of PCT %%")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--md", action="store_true", help="Markdown")
+    return parser
+
+
+def _pct(word):
+    try:
+        pct = float(word.rstrip("% "))
+    except ValueError:
+        pct = 0
+    if not 0 < pct < 1000:
+        raise argparse.ArgumentTypeError(f"{word}: a change in per cent, 0.5 for example")
+    return pct

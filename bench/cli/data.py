@@ -1,0 +1,179 @@
+"""./run.sh data fetch NAME | make NAME | show [NAME | FILE.bin ...]      NAME is a file of conf/data without .yaml
+
+Settings follow as data.KEY=VALUE.  Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import yaml
+
+from bench import paths
+from bench.config import schema
+from bench.data import shards, sources
+from bench.units import format_bytes
+
+CONF = Path(__file__).resolve().parent.parent / "conf" / "data"
+NUM_FIRST_TOKENS = 8
+
+
+def main(argv):
+    """Exit code; what is wrong goes to stderr in one line."""
+    args = _parse(argv)
+    names = [word for word in args.words if not word.startswith("data.")]
+    overrides = [word for word in args.words if word.startswith("data.")]
+    try:
+        if args.verb == "show":
+            return _show(names, overrides, args.json)
+        if len(names) != 1:
+            raise ValueError(f"data {args.verb} {' '.join(names)}: name one of {', '.join(known())}")
+        return _get(args.verb, names[0], overrides)
+    except shards.CheckFailed as error:
+        print(f"data: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"data: {error}", file=sys.stderr)
+        return 2
+
+
+def known():
+    """Names of conf/data."""
+    return sorted(path.stem for path in CONF.glob("*.yaml"))
+
+
+def data_config(name, overrides=()):
+    """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
+    if name not in known():
+        raise ValueError(f"{name}: there is no such data; choose from {', '.join(known())}, or show a .bin file")
+    values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    for override in overrides:
+        key, found, value = override.removeprefix("data.").partition("=")
+        if not found:
+            raise ValueError(f"{override}: a setting is data.KEY=VALUE")
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{override}: the value is not yaml: quote it, for the shell and for yaml") from error
+    return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values, "data.")
+
+
+def _parse(argv):
+    parser = argparse.ArgumentParser(
+        prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, about in (
+        ("fetch", "take from the network what is not here yet, and check all of it"),
+        ("make", "make it here if that has not been done, and check it"),
+        ("show", "what is here, checked; of a .bin file also its header and first tokens"),
+    ):
+        child = verbs.add_parser(verb, help=about, description=about)
+        child.add_argument("words", nargs="*", metavar="NAME or data.KEY=VALUE")
+        if verb == "show":
+            child.add_argument("--json", action="store_true", help="for programs")
+        child.set_defaults(json=False)
+    return parser.parse_args(argv)
+
+
+def _get(verb, name, overrides):
+    data = data_config(name, overrides)
+    if verb == "make" and data.source == "hub":
+        raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
+    dataset = sources.prepare(data, fetch=verb == "fetch", say=_say)
+    print(_lines(_facts(dataset)))
+    return 0
+
+
+def _show(names, overrides, as_json):
+    if overrides and not names:
+        raise ValueError(f"data show {' '.join(overrides)}: say whose settings these are: one of {', '.join(known())}")
+    if names:
+        shown = [_file_facts(_path(name)) if _is_file(name) else _named_facts(name, overrides) for name in names]
+    else:
+        shown = [_listed(name) for name in known()]
+    if as_json:
+        print(json.dumps(shown, indent=1))
+    else:
+        print("\n\n".join(_lines(one) for one in shown) if names else "\n".join(_line(one) for one in shown))
+    return 0
+
+
+def _is_file(name):
+    return name.endswith(".bin") or os.sep in name
+
+
+def _path(name):
+    return paths.of_user(name)
+
+
+def _listed(name):
+    """A row of the list of all data: there, or what to do about it."""
+    try:
+        return {"there": True} | _named_facts(name, ())
+    except ValueError as error:
+        return {"name": name, "there": False, "why": str(error)}
+
+
+def _named_facts(name, overrides):
+    return _facts(sources.find(data_config(name, overrides), _say)) | {"name": name}
+
+
+def _facts(dataset):
+    files = {split: [_row(file) for file in getattr(dataset, split)] for split in ("train", "val")}
+    return {"name": dataset.name, "vocab_size": dataset.vocab_size} | files
+
+
+def _row(file):
+    return {
+        "file": str(file.path),
+        "num_tokens": file.num_tokens,
+        "num_bytes": file.num_bytes,
+        "sha256": file.sha256,
+        "max_token": file.max_token,
+    }
+
+
+def _file_facts(path):
+    """Of one shard, whosever it is."""
+    shard = shards.check(path)
+    return {
+        "file": str(path),
+        "magic": shards.MAGIC,  # check() has refused everything else
+        "version": shards.VERSION,
+        "num_tokens": shard.num_tokens,
+        "num_bytes": shard.num_bytes,
+        "sha256": shards.sha256(path),
+        "max_token": shards.max_token(shard),
+        "first_tokens": shard.tokens()[:NUM_FIRST_TOKENS].tolist(),
+    }
+
+
+def _line(row):
+    if not row["there"]:
+        return f"{row['name']:<14} {row['why']}"
+    num_files = len(row["train"]) + len(row["val"])
+    num_bytes = sum(file["num_bytes"] for file in row["train"] + row["val"])
+    train_tokens = sum(file["num_tokens"] for file in row["train"])
+    return f"{row['name']:<14} {num_files} shards, {train_tokens:,} train tokens, {format_bytes(num_bytes)}, checked"
+
+
+def _lines(facts):
+    """Everything about one dataset or file, for a person."""
+    if "magic" in facts:
+        width = max(len(key) for key in facts)
+        return "\n".join(f"{key:<{width}}  {value}" for key, value in facts.items())
+    num_train, num_val = len(facts["train"]), len(facts["val"])
+    lines = [f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"]
+    for split in ("train", "val"):
+        for file in facts[split]:
+            size, largest = format_bytes(file["num_bytes"]), f"largest {file['max_token']}"
+            words = f"{split:<5} {file['num_tokens']:>11,} tokens  {size:>9}  {largest:<13}"
+            lines.append(f"  {words}  {file['sha256']}  {file['file']}")
+    return "\n".join(lines)
+
+
+def _say(text):
+    print(f"data: {text}", file=sys.stderr, flush=True)

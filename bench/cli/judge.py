@@ -1,0 +1,96 @@
+"""Does the claim hold?  ./run.sh judge RUN... | RACE | RACE:ARM | CLAIM_FOLDER      [--claim FOLDER] [--json]
+
+RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the track
+prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it elsewhere.
+"""
+
+import argparse
+import contextlib
+import json
+
+from bench import text_table
+from bench.claims import claim as claims, claim_folder, rules
+from bench.race import state as race_state
+from bench.record import ledger, run_folder
+
+
+def main(argv):
+    """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
+    args = _parser().parse_args(argv)
+    found = [(name, claim, rules.check(claim)) for name, claim in _claims(args.runs)]
+    verdicts = [_verdict(name, claim, checked) for name, claim, checked in found]
+    if args.json:
+        print(json.dumps(verdicts[0] if len(verdicts) == 1 else verdicts, indent=1))
+    else:
+        print("\n\n".join(text(verdict) for verdict in verdicts))
+    if args.claim:
+        if len(found) > 1:
+            raise ValueError(f"--claim {args.claim}: a race of {len(found)} candidates; name one, RACE:B")
+        claim = found[0][1]
+        claim_folder.write(args.claim, claim, ledger.find(claim.runs[0].folder) or claim.runs[0].folder.parent.parent)
+        if not args.json:
+            print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
+    return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
+
+
+def _claims(words):
+    """Words of the user -> [(name, Claim)]"""
+    if len(words) == 1:
+        race, _, arm = words[0].rpartition(":")
+        for word, chosen in ((words[0], None), (race, arm)):
+            folder = _race_folder(word) if word else None
+            if folder:
+                return _of_race(folder, chosen)
+        folder = run_folder.locate(words[0])
+        if claim_folder.is_one(folder):
+            return [(words[0], claim_folder.read(folder))]
+        if claim_folder.was_one(folder):
+            raise ValueError(f"{folder}: its README.md has a claim's table and {claim_folder.FILE} is not there: a claim without it is none")
+    folders = [run for word in words for run in run_folder.find_runs([run_folder.locate(word)])]
+    if not folders:
+        raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
+    return [(" ".join(words), claims.of_folders(dict.fromkeys(folders)))]
+
+
+def _race_folder(word):
+    """What a user calls a race -> its folder: a path, or the race's id; None if it is none."""
+    places = [run_folder.results_root() / race_state.FOLDER / word]
+    with contextlib.suppress(ValueError):
+        places.append(run_folder.locate(word))
+    return next((place for place in places if (place / "plan.json").is_file()), None)
+
+
+def _of_race(folder, chosen):
+    """[(name, Claim)] of one arm, or of every arm that was raced against the baseline."""
+    known = race_state.read(folder).plan
+    if chosen is not None and chosen not in known["arms"]:
+        raise ValueError(f"{folder.name}:{chosen}: the race has no such arm; choose from {', '.join(known['arms'])}")
+    names = [chosen] if chosen else [name for name in known["arms"] if name != known["baseline"]]
+    return [(f"{folder.name}:{name}", claims.of_race(folder, name)) for name in names]
+
+
+def _verdict(name, claim, checked):
+    refused = [rule["rule"] for rule in checked if rule["passed"] is False]
+    return {"claim": name, "track": claim.track, "n": len(claim.runs), "accepted": not refused, "rules": checked}
+
+
+def text(verdict):
+    """A verdict as lines, as ./run.sh verify prints them."""
+    marks = {True: "pass", False: "FAIL", None: "-"}
+    lines = [f"{marks[rule['passed']]:>8}  {rule['rule']}: {rule['evidence']}" for rule in verdict["rules"]]
+    failed = sum(rule["passed"] is False for rule in verdict["rules"])
+    last = "accepted" if not failed else f"refused: {failed} of {len(lines)} rules failed"
+    lines = [f"{verdict['claim']} on track {verdict['track']}, {verdict['n']} runs", *lines, f"{'judge':>8}  {last}"]
+    return "\n".join(map(text_table.printable, lines))
+
+
+def _parser():
+    lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh judge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"rules:\n{lines}\n\nA track's numbers are in conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
+    )  # fmt: skip
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
+    parser.add_argument("--claim", metavar="FOLDER", help="make a claim folder of it: runs, races, ledger, README")
+    parser.add_argument("--json", action="store_true", help="an object instead of text")
+    return parser

@@ -1,0 +1,101 @@
+"""./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]      who held the memory: a page of each snapshot
+
+A snapshot is what torch.cuda.memory._dump_snapshot or the instrument memory_history wrote; of a run, all that it holds.
+The page lies beside the snapshot and opens without a network.  The pickle is read as data, never run.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from bench import atomic, paths as places
+from bench.record import run_folder
+from bench.memory import rss
+from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
+from bench.units import MIB, format_bytes
+
+NUM_SHOWN = 8
+
+
+def main(argv):
+    """Exit codes: 0 written, 2 wrong use."""
+    args = _parser().parse_args(argv)
+    paths = [path for word in args.snapshot for path in _found(word)]
+    if args.out and len(paths) > 1:
+        raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
+    told = []
+    for path in paths:
+        facts, html = read(path)
+        place = places.of_user(args.out) if args.out else path.with_suffix(".html")
+        if not args.json:
+            atomic.write_out(place, html)
+            print(_words(os.path.relpath(place), facts))
+        told.append({"snapshot": os.path.relpath(path), **facts})
+    if args.json:
+        json.dump(told, sys.stdout, indent=1)
+        print()
+    return 0
+
+
+def read(path):
+    """Path of a snapshot -> (its facts, its page)."""
+    title = f"{path.stem.removesuffix('.rss')}: memory"
+    if path.name.endswith(rss.SUFFIX):
+        found = rss.load(path)
+        return rss.facts(found), rss.of_samples(found, title)
+    snapshot = pickles.load(path)
+    return facts_of(snapshot), page.of_snapshot(snapshot, title)
+
+
+def facts_of(snapshot):
+    """What a program wants to know of a snapshot: {"devices": [{"device", "peak_bytes", "places", "segments", ...}]}."""
+    devices = []
+    for device in timeline.devices(snapshot):
+        found = timeline.of_device(snapshot, device)
+        places = sorted(found.at_peak.items(), key=lambda one: -one[1])
+        devices.append({
+            "device": device, "num_events": found.num_entries, "peak_bytes": found.peak_bytes, "end_bytes": found.end_bytes,
+            "unexplained_bytes": found.unexplained_bytes,
+            "places_at_peak": [{"place": place, "bytes": size} for place, size in places],
+            "segments": {f"{key}_bytes" if key != "num_segments" else key: value for key, value in segments.of_device(snapshot, device).items()},
+            "ooms": [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in found.ooms],
+        })  # fmt: skip
+    return {"devices": devices}
+
+
+def _words(place, facts):
+    lines = [place]
+    if "peak_bytes" in facts:
+        lines.append(f"  {facts['what']}; largest {format_bytes(facts['peak_bytes'])}")
+    for one in facts.get("devices", ()):
+        full = one["segments"]
+        lines.append(f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {format_bytes(full['reserved_bytes'])}, "
+                     f"lost to gaps {format_bytes(full['in_gaps_bytes'])}, {one['num_events']} events")  # fmt: skip
+        lines += [f"  {held['bytes'] / MIB:12,.2f} MiB  {held['place']}" for held in one["places_at_peak"][:NUM_SHOWN]]
+    return "\n".join(lines)
+
+
+def _found(word):
+    """A file, or a run folder with snapshots in it -> their paths."""
+    path = places.of_user(word)
+    if path.is_file():
+        return [path]
+    folder = Path(run_folder.locate(word))
+    paths = snapshot_files.in_folder(folder)
+    if not paths:
+        raise ValueError(
+            f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"
+        )
+    return paths
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="./run.sh memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
+    parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
+    parser.add_argument("--json", action="store_true", help="print the facts instead of writing pages")
+    return parser

@@ -1,0 +1,58 @@
+"""Is a record true to itself?  ./run.sh verify RUN... [--json]
+
+RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule prints pass or FAIL with its evidence.
+Exit codes: 0 all passed, 1 a rule failed, 2 no record there.
+"""
+
+import argparse
+import json
+import sys
+
+from bench.record import run_folder, verification
+
+
+def main(argv):
+    args = _parser().parse_args(argv)
+    reports, num_unreadable = [], 0
+    for word in args.run:
+        try:
+            for folder in _run_folders(word):
+                reports.append(verification.report(folder))
+                if not args.json:
+                    print(_as_text(reports[-1]))
+        except ValueError as error:
+            num_unreadable += 1
+            print(f"verify: {error}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(reports, indent=1))
+    return 2 if num_unreadable else 0 if all(one["passed"] for one in reports) else 1
+
+
+def _run_folders(word):
+    folder = run_folder.locate(word)
+    found = list(run_folder.find_runs([folder]))
+    if not found:
+        raise ValueError(f"{word}: there is no run.json in or below it: ./run.sh table lists the runs")
+    return found
+
+
+def _as_text(found):
+    rules = found["rules"]
+    lines = [f"{'pass' if rule['passed'] else 'FAIL':>8}  {rule['rule']}: {rule['evidence']}" for rule in rules]
+    num_failed = sum(not rule["passed"] for rule in rules)
+    last = f"{num_failed} of {len(rules)} rules failed" if num_failed else f"all {len(rules)} rules passed"
+    return "\n".join([found["run_id"], *lines, f"{'verify':>8}  {last}"])
+
+
+def _parser():
+    rules = verification.RULES + verification.RULES_OF_A_COMPLETE_RUN
+    shown = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__}" for rule in rules)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh verify",
+        description="Check run folders against their own records.",
+        epilog=f"rules:\n{shown}\n\nexit codes: 0 all passed, 1 a rule failed, 2 no record there",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", nargs="+", metavar="RUN", help="run folder, folder of runs, run id or part of one")
+    parser.add_argument("--json", action="store_true", help="a list of objects instead of text")
+    return parser

@@ -1,0 +1,119 @@
+"""What runs of one and the same code differ by on this machine, in this session: measured, kept, looked up.
+
+Kept in results/calibrations/, a JSON file each.  The noise floor of a session is the difference that two groups of n
+runs of the same code stay within 95 times in 100 (floor_for gives it for other n); the verdict calls nothing faster or slower that is smaller.
+"""
+
+import json
+import math
+from pathlib import Path
+
+from bench import stats
+from bench.compare import verdict as comparison
+from bench.record import run_folder
+from bench.compare.verdict import MIN_FLOOR_PCT
+
+SCHEMA_VERSION = 1
+FOLDER = "calibrations"
+NS = (2, 3, 5, 8, 10, 20)
+CHANGES_PCT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def of_rows(a_rows, b_rows, resolution_pct=None):
+    """Rows (bench/record/rows.py) of the two groups of an A/A race -> what is kept, without its time stamp.
+
+    Raises ValueError where fewer than two runs a side have a time that counts.
+    """
+    aa = comparison.of_rows(a_rows, b_rows, interleaved=None)
+    if not aa["comparable"]:
+        raise ValueError(f"these runs cannot calibrate: {aa['reasons'][0]}")
+    left_out = {run["run_id"] for run in aa["left_out"]}
+    groups = [
+        [row for row in rows if comparison.comparable.is_timed(row) and row["run_id"] not in left_out]
+        for rows in (a_rows, b_rows)
+    ]
+    rows = groups[0] + groups[1]
+    if min(map(len, groups)) < 2:
+        raise ValueError(
+            f"{len(groups[0])} and {len(groups[1])} runs have a time: it takes 2 a side; give more runs, n=5"
+        )
+    logs = [math.log(row["train_s"]) for row in rows]
+    spread = stats.sd(logs)
+    if not spread:
+        raise ValueError(f"all {len(rows)} times are equal, which no clock gives: give runs that were measured")
+    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+    first = rows[0]
+    changes = sorted({*CHANGES_PCT, *([resolution_pct] if resolution_pct else [])})
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "session_id": first["session_id"],
+        "comparability_id": first["comparability_id"],
+        "config_id": first["config_id"],
+        "name": first["name"],
+        "track": first["track"],
+        "device": first["device"],
+        "runs": [row["run_id"] for row in sorted(rows, key=lambda row: row["started_at"] or "")],
+        "left_out": aa["left_out"],
+        "n": [len(group) for group in groups],
+        "floor_pct": floor_pct(spread, len(rows) - 1, min(map(len, groups))),
+        "floor_n": min(map(len, groups)),
+        "cv_pct": stats.cv_pct([row["train_s"] for row in rows]),
+        "mean_s": stats.mean([row["train_s"] for row in rows]),
+        "val_loss_sd": stats.sd(losses),
+        "aa": aa["time"]
+        | {"verdict": aa["verdict"], "flags": [flag for flag in aa["flags"] if flag != "uncalibrated"]},
+        # no verdict says faster or slower within the least floor, however many runs there are
+        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(stats.smallest_difference((spread, spread), (n, n)))) for n in NS},
+        "needed_n": {f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread) for change in changes},
+    }
+
+
+def floor_pct(spread, df, n):
+    """95 % prediction band of the difference between two groups of n runs of the same code: t * sd * sqrt(2 / n).
+
+    spread: sd of log run times, estimated with df degrees of freedom.
+    """
+    return _pct(stats.student_t_quantile(0.975, df) * spread * math.sqrt(2 / n))
+
+
+def floor_for(kept, num_a, num_b):
+    """The kept floor, which is of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as their means' error does."""
+    shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
+    return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
+
+
+def _pct(log_change):
+    return None if log_change is None else 100 * math.expm1(log_change)
+
+
+# ---- kept per session
+
+
+def folder(root=None):
+    return Path(root or run_folder.results_root()) / FOLDER
+
+
+def find(session_id, comparability_id=None, root=None):
+    """The newest calibration of this session, one of the same comparability_id before any other; None without one.
+
+    Returns the kept dict with "file" (its name) and "exact" (whether it was made with comparable runs).
+    """
+    if session_id is None:
+        return None
+    found = []
+    for path in sorted(folder(root).glob("*.json")):
+        try:
+            kept = json.loads(path.read_bytes())
+            if kept["session_id"] == session_id and kept["floor_pct"] > 0:
+                found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not one of ours, or damaged: as good as none
+    exact = [kept for kept in found if kept["exact"]]
+    return (exact or found or [None])[-1]
+
+
+def of_runs(rows, root=None):
+    """find() for rows that share one session; None if they do not."""
+    sessions = {row["session_id"] for row in rows}
+    ids = {row["comparability_id"] for row in rows}
+    return find(*sessions, next(iter(ids)) if len(ids) == 1 else None, root) if len(sessions) == 1 else None

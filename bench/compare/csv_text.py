@@ -1,0 +1,29 @@
+"""The numbers of comparisons as CSV, a metric a line, unrounded."""
+
+import csv
+import io
+
+from bench.compare.text import METRICS
+
+COLUMNS = (
+    "against", "metric", "verdict", "a_mean", "b_mean", "change", "unit", "ci95_low", "ci95_high", "p", "p_holm", "n_a",
+    "n_b", "mde_pct",
+)  # fmt: skip
+
+
+def text(results):
+    """[(name of B, comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for name, result in results:
+        for key, (metric, mean_key, _, _) in METRICS.items():
+            numbers, verdict = result[key], result["verdict"] if key == "time" else ""
+            low, high = numbers["ci95_pct"] or ("", "")
+            change = [*numbers[mean_key], numbers["change_pct"], "%", low, high, numbers["p"], numbers["p_holm"]]
+            writer.writerow([name, metric, verdict, *change, *numbers["n"], numbers["mde_pct"]])
+        loss = result["val_loss"]
+        low, high = loss["ci95_nats"] or ("", "")
+        change = [*loss["mean"], loss["change_nats"], "nats", low, high, loss["p"], ""]
+        writer.writerow([name, "val_loss", loss["verdict"], *change, *loss["n"], ""])
+    return out.getvalue()

@@ -1,0 +1,264 @@
+"""May these two groups of runs be compared at all?  Rows in (bench/record/rows.py), reasons and marks out.
+
+What is known to differ is refused; what is unknown, as in imported logs, is marked and never taken for equal.
+"""
+
+import json
+from datetime import datetime
+from typing import NamedTuple
+
+from bench import stats
+
+SITTING_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one sitting (assumed)
+MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
+NAMES = {
+    "gpus": "GPUs", "power_limits_w": "power limits (W)", "cpu_model": "CPU", "num_cpus": "CPU cores",
+    "num_threads": "threads a process", "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch",
+    "timing_protocol": "timing protocol", "timed_steps": "timed steps", "instruments": "instruments",
+    "train_data": "training data", "val_data": "validation data", "world_size": "world size",
+}  # fmt: skip
+
+
+class Answer(NamedTuple):
+    refusals: list  # sentences; with none of them the runs may be compared
+    remarks: list  # sentences: what is unknown, and what is left out because of it
+    flags: list  # words
+
+
+def is_timed(row):
+    """Whether the run has a time that may count."""
+    return row["status"] == "complete" and row["validity"] != "invalid" and row["train_s"] is not None and row["train_s"] > 0
+
+
+def judge(a_rows, b_rows, interleaved=None):
+    """Rows of all started runs of both arms -> Answer."""
+    a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
+    refusals, remarks, flags = [], [], []
+    for name, timed, rows in (("A", a, a_rows), ("B", b, b_rows)):
+        if not timed:
+            refusals.append(f"{name} has no complete run with a time among {len(rows)}")
+    if refusals:
+        return Answer(refusals, remarks, flags)
+    for rule in (_arms, _disturbed, _setting, _session, _finish_line):
+        for kind, word in rule(a, b):
+            {"refusal": refusals, "remark": remarks, "flag": flags}[kind].append(word)
+    if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
+        _order(a, b, interleaved, flags)
+    return Answer(refusals, remarks, list(dict.fromkeys(flags)))
+
+
+def _arms(a, b):
+    """An arm is repeats of one thing, and no run is in both."""
+    both = {identity(row) for row in a} & {identity(row) for row in b}
+    if both:
+        names = sorted(row["run_id"] for row in a if identity(row) in both)
+        yield "refusal", f"{_count(len(both), 'run')} in both arms: {names[0]}"
+    for name, rows in (("A", a), ("B", b)):
+        configs = _known(row["config_id"] for row in rows)
+        if len(configs) > 1:
+            yield "refusal", f"{name} mixes {len(configs)} configs ({_some(configs)}): an arm is repeats of one config"
+        if len(_known(row["source_sha256"] for row in rows)) > 1:
+            yield "flag", "mixed-code"
+            yield "remark", f"{name} mixes runs of different code"
+    if any(row["num_deviations"] for row in a + b):
+        yield "flag", "open-division"
+
+
+def identity(row):
+    """What makes two rows one run: its id, or for a log its content, because logs are copied under other names."""
+    return row["log_id"] or row["run_id"]
+
+
+def places_of_runs(rows):
+    """Places in rows, in order, each run once: of several files of one run the one that tells most, the first of equals."""
+    by_run = {}
+    for place, row in enumerate(rows):
+        by_run.setdefault(identity(row), []).append(place)
+
+    def told(place):
+        return sum(value is not None for value in rows[place].values()) - rows[place]["setting"].count("null")
+
+    return sorted(places[0] if len(places) == 1 else max(places, key=told) for places in by_run.values())
+
+
+def _disturbed(a, b):
+    for name, rows in (("A", a), ("B", b)):
+        flagged = [row for row in rows if row["num_flagged_steps"]]
+        if flagged:
+            yield (
+                "refusal",
+                (
+                    f"{_count(len(flagged), 'run')} of {name} with steps that an instrument disturbed (profiler, "
+                    "memory history): their times are no times; race again without it"
+                ),
+            )
+
+
+def _setting(a, b):
+    """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
+    texts = {row["setting"] for row in a + b}
+    settings = [json.loads(text) for text in sorted(texts)]
+    found = [
+        f"{NAMES[key]} differ: {_words(_values(a, key))} in A, {_words(_values(b, key))} in B"
+        for key in NAMES
+        if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
+    ]
+    ids = _known(row["comparability_id"] for row in a + b)
+    if len(ids) > 1 and not found:
+        found = [f"comparability_id differs: {_some(ids)}"]
+    yield from (("refusal", sentence) for sentence in found)
+    if any(row["provenance"] == "imported" for row in a + b):
+        yield "flag", "imported"
+        lacking = [
+            NAMES[key] for key in NAMES if key in settings[0] and any(setting.get(key) is None for setting in settings)
+        ]
+        if lacking:
+            yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
+    headlines = _known(row["headline"] for row in a + b)
+    if headlines:
+        yield "remark", f"the authors of some logs go by {_some(headlines)}; what is compared here is val_loss"
+
+
+def _session(a, b):
+    sessions = _known(row["session_id"] for row in a + b)
+    if len(sessions) > 1:
+        yield (
+            "refusal",
+            (
+                f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between sittings; "
+                "./run.sh race measures both arms in one"
+            ),
+        )
+    if all(row["session_id"] is not None for row in a + b):
+        return
+    gap_s = _gap_s(a, b)
+    if gap_s is not None and gap_s > SITTING_GAP_S:
+        yield (
+            "refusal",
+            f"the session is unknown and the arms lie {gap_s / 3600:.0f} hours apart: not raced in one sitting",
+        )
+    else:
+        yield "flag", "session-unknown"
+        yield "remark", "the records do not say that both arms were raced in one sitting on one machine"
+
+
+def _finish_line(a, b):
+    """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
+    targets = {row["target_val_loss"] for row in a + b}
+    steps = {name: _known(row["num_steps"] for row in rows) for name, rows in (("A", a), ("B", b))}
+    tokens = {name: _known(row["batch_tokens"] for row in rows) for name, rows in (("A", a), ("B", b))}
+    if len(steps["A"] | steps["B"]) > 1:
+        ran, mark = f"A ran {_some(steps['A'])} steps and B {_some(steps['B'])}", "steps-differ"
+    elif len(tokens["A"] | tokens["B"]) > 1:
+        ran, mark = f"a step of A is {_some(tokens['A'])} tokens and one of B {_some(tokens['B'])}", "tokens-differ"
+    else:
+        return
+    if len(targets) != 1 or None in targets:
+        yield "refusal", f"{ran}, and they have no common target: times over different amounts of training are not comparable"
+        return
+    (target,) = targets
+    if all(row["stop_at_target"] for row in a + b):
+        missed = [row["run_id"] for row in a + b if not row["target_reached"]]
+        if missed:
+            yield "refusal", f"{ran}, and {_count(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
+            return
+    else:
+        refusals = list(_on_the_way(a, b, steps, target, ran))
+        if refusals:
+            yield from (("refusal", sentence) for sentence in refusals)
+            return
+    yield "flag", mark
+    yield "remark", f"{ran}: the times to the same target are compared, milliseconds a step are not"
+
+
+def _on_the_way(a, b, steps, target, ran):
+    """Why runs of fixed, different numbers of steps are not two ways to one target."""
+    for name, rows in (("A", a), ("B", b)):
+        if len(steps[name]) > 1:
+            yield f"{name} mixes runs of {_some(steps[name])} steps"
+        losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+        if not losses or stats.mean(losses) > target:
+            loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
+            yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
+
+
+def _order(a, b, interleaved, flags):
+    if interleaved is None:
+        interleaved = are_interleaved(a, b)
+    if interleaved is None:
+        flags.append("order-unknown")
+    elif not interleaved:
+        flags.append("order-confounded")
+
+
+def are_interleaved(a_rows, b_rows):
+    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown or there is no pair.
+
+    In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
+    and of all pairs of an A and a B, A must be first in about half; strict alternation, A B A B ..., which is 1 / (2 n)
+    off, always passes.
+    """
+    starts = [(row["started_at"], arm) for arm, rows in (("A", a_rows), ("B", b_rows)) for row in rows]
+    if not a_rows or not b_rows or any(started_at is None for started_at, _ in starts):
+        return None
+    order = [arm for _, arm in sorted(starts)]
+    num_changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
+    num_a_first, num_a = 0, 0
+    for arm in order:
+        num_a += arm == "A"
+        num_a_first += num_a if arm == "B" else 0
+    earlier_frac = num_a_first / (len(a_rows) * len(b_rows))
+    allowed_frac = max(MAX_EARLIER_FRAC, (1 / len(a_rows) + 1 / len(b_rows)) / 4)
+    return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
+
+
+def _gap_s(a, b):
+    """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
+    spans = []
+    for rows in (a, b):
+        if any(row["started_at"] is None for row in rows):
+            return None
+        seconds = [datetime.fromisoformat(row["started_at"].replace("Z", "+00:00")).timestamp() for row in rows]
+        spans.append((min(seconds), max(seconds)))
+    (first, second) = sorted(spans)
+    return max(0.0, second[0] - first[1])
+
+
+# ---- words
+
+
+def _known(values):
+    return {value for value in values if value is not None}
+
+
+def _values(rows, key):
+    texts = {row["setting"] for row in rows}
+    return sorted({json.dumps(json.loads(text).get(key)) for text in texts})
+
+
+def _words(values):
+    """JSON texts of one key -> what a person reads."""
+    shown = []
+    for text in values:
+        value = json.loads(text)
+        if isinstance(value, list):
+            kinds = {str(item): value.count(item) for item in value}
+            value = (
+                ", ".join(f"{count} x {_short(kind)}" if count > 1 else _short(kind) for kind, count in kinds.items())
+                or "none"
+            )
+        shown.append("unknown" if value is None else str(value))
+    return " and ".join(shown)
+
+
+def _short(text):
+    return text[:12] if len(text) == 64 else text  # a sha256
+
+
+def _some(values, num_shown=3):
+    words = [str(value) for value in sorted(values)]
+    return ", ".join(words[:num_shown]) + (f" and {len(words) - num_shown} more" if len(words) > num_shown else "")
+
+
+def _count(number, noun):
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,226 @@
+"""A comparison as text, for a terminal or a pull request.  Everything shown is in the dict already."""
+
+from bench import text_table
+from bench.diagnosis import text as diagnosis_text
+
+MAX_DIFFERENCES = 40
+MAX_FILES = 12
+MAX_CHARS = 44  # of a value in the list of differences
+METRICS = {  # key of the comparison: (what a row is called, key of the means, unit, decimals)
+    "time": ("time", "mean_s", "s", 3),
+    "energy": ("energy", "mean_j", "J", 1),
+    "memory": ("peak memory", "mean_gib", "GiB", 3),
+    "compile": ("compile time", "mean_s", "s", 2),
+}
+MARKS = {  # flag: what it means, for someone who meets it the first time
+    "imported": "another harness timed these runs and wrote their logs",
+    "session-unknown": "nothing says that both arms ran in one sitting",
+    "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
+    "order-unknown": "whether the arms were interleaved is unknown",
+    "uncalibrated": "no ./run.sh calibrate in this session: the noise floor of 0.1 % is assumed",
+    "n=1": "one run has no spread: no verdict",
+    "no-spread": "all times of each arm are equal: no verdict",
+    "runs-without-a-time": "some started runs failed, are invalid or still run",
+    "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
+    "doubtful-runs": "some records doubt themselves: an instrument says why, or a log has lines that were not understood",
+    "runs-left-out": "runs that the machine disturbed are left out of both arms",
+    "verdict-hangs-on-runs-left-out": "with the runs left out put back the verdict is another",
+    "same-seed": "repeats of one seed count as one loss",
+    "steps-differ": "the arms ran different numbers of steps to the same target",
+    "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
+    "mixed-code": "an arm mixes runs of different code",
+    "open-division": "runs that change what their track fixes",
+    "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
+    "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
+    "peeked": "somebody looked at the race when its plan had no look: the verdict is no evidence",
+    "forced": "numbers were asked for although the runs are not comparable",
+}
+
+
+def render(result, names=("A", "B"), form="terminal", heading="##", patch=False):
+    """The comparison as text; form terminal or md, heading: of Markdown; patch: the change of the source in full."""
+    is_md = form == "md"
+    parts = [_head(result, names, is_md, heading)]
+    parts += [part(result, is_md) for part in (_differences, _numbers, _verdict)]
+    parts[2:2] = [_code(result.get("code_change"), is_md, patch)]
+    parts.append(diagnosis_text.text(result.get("diagnosis") or {}, is_md))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(columns, cells, right, is_md):
+    return text_table.render(columns, cells, right, "github" if is_md else "simple")
+
+
+def _bullets(sentences, is_md):
+    return [f"{'-' if is_md else '  -'} {text_table.line(sentence, is_md)}" for sentence in sentences]
+
+
+def _head(result, names, is_md, heading):
+    lines = [f"{heading} {text_table.line(f'{names[1]} against {names[0]}', True)}", ""] if is_md else []
+    for letter, name, started, timed, num_steps in zip(
+        "AB", names, result["started"], result["time"]["n"], result["steps"], strict=True
+    ):
+        runs = f"{started} run{'s' if started != 1 else ''}" + (
+            f", {timed} counted" if result["comparable"] and timed != started else ""
+        )
+        steps = f", {num_steps} steps" if num_steps is not None else ""
+        lines.append(text_table.line(f"{letter}: {name} ({runs}{steps})", is_md) + ("  " if is_md else ""))
+    lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}")
+    if is_md and result["reasons"]:
+        lines.append("")
+    return "\n".join(lines + _bullets(result["reasons"], is_md))
+
+
+def _differences(result, is_md):
+    found = result["differences"]
+    if not found:
+        return "what differs: nothing that the records know"
+    cells = [[one["kind"], one["what"], _values(one["a"]), _values(one["b"])] for one in found[:MAX_DIFFERENCES]]
+    more = len(found) - len(cells)
+    table = _table(["what differs", "", "A", "B"], cells, [False] * 4, is_md)
+    return table + (f"\nand {more} more differences: --json has all" if more else "")
+
+
+def _code(change, is_md, patch):
+    """Which files of the source differ and by how many lines; nothing where the code is the same."""
+    if not change:
+        return ""
+    if change["unknown"]:
+        return text_table.line(f"source: what changed is unknown: {change['unknown']}", is_md)
+    files = sorted(change["files"], key=lambda one: -(one["added"] or 0) - (one["removed"] or 0))
+    cells = [[one["path"], *("binary" if one[key] is None else f"{sign}{one[key]}" for key, sign in (("added", "+"), ("removed", "-")))]
+             for one in files[:MAX_FILES]]  # fmt: skip
+    more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
+    found = _table(["source", "added", "removed"], cells, [False, True, True], is_md) + more
+    if not patch:
+        return found + ("" if is_md else "\n--diff shows the lines")
+    text = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in change["patch"].split("\n"))
+    text += "... and more\n" if change["is_cut"] else ""
+    return f"{found}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
+
+
+def _values(values):
+    return " | ".join(_value(value) for value in values)
+
+
+def _value(value):
+    if isinstance(value, list):
+        text = ", ".join(_value(item) for item in value)
+    else:
+        text = "-" if value is None else value[:12] if isinstance(value, str) and _is_hash(value) else str(value)
+    return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 3] + "..."
+
+
+def _is_hash(text):
+    return len(text) in (40, 64) and all(char in "0123456789abcdef" for char in text)
+
+
+# ---- numbers
+
+
+def _numbers(result, is_md):
+    columns = ["", "A", "B", "change", "95 % interval", "p", "n", "CV %", "can show"]
+    cells = [_row(result, key) for key in METRICS if any(mean is not None for mean in result[key][METRICS[key][1]])]
+    loss = _loss_row(result["val_loss"])
+    cells[1:1] = [loss] if loss else []
+    if not cells:
+        return ""
+    lines = [
+        _table(columns, cells, [False] + [True] * 8, is_md),
+        *_loss_lines(result["val_loss"]),
+        *_time_lines(result),
+    ]
+    return "\n".join(
+        [
+            lines[0],
+            *([""] if is_md and lines[1:] else []),
+            *(text_table.line(line, is_md) + ("  " if is_md else "") for line in lines[1:]),
+        ]
+    )
+
+
+def _row(result, key):
+    name, mean_key, unit, decimals = METRICS[key]
+    numbers = result[key]
+    p = numbers["p"] if numbers["p_holm"] is None else numbers["p_holm"]
+    return [
+        name,
+        *(f"{mean:,.{decimals}f} {unit}" if mean is not None else "" for mean in numbers[mean_key]),
+        "" if numbers["change_pct"] is None else f"{numbers['change_pct']:+.2f} %",
+        _interval(numbers["ci95_pct"], 2, " %"),
+        _p(p),
+        ", ".join(map(str, numbers["n"])),
+        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in numbers["cv_pct"]),
+        "" if numbers["mde_pct"] is None else f"{text_table.two_digits(numbers['mde_pct'])} %",
+    ]
+
+
+def _loss_row(loss):
+    if loss["change_nats"] is None:
+        return None
+    return [
+        "val_loss",
+        *(f"{mean:.5f}" for mean in loss["mean"]),
+        f"{loss['change_nats']:+.5f}",
+        _interval(loss["ci95_nats"], 5, ""),
+        _p(loss["p"]),
+        ", ".join(map(str, loss["n"])),
+        ", ".join(
+            "-" if sd is None or not mean else f"{100 * sd / mean:.2f}"
+            for sd, mean in zip(loss["sd"], loss["mean"], strict=True)
+        ),
+        "",
+    ]
+
+
+def _loss_lines(loss):
+    lines = []
+    if loss["change_nats"] is None:
+        return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss["reasons"] else []
+    if loss["target"] is not None and any(p is not None for p in loss["p_target"]):
+        tests = [f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
+                 for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)]  # fmt: skip
+        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, needed p < 0.01: {', '.join(tests)}")
+    rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
+    words = {
+        "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
+        "not_worse": f"B's val_loss is no worse: {rise} is excluded (p = {p})",
+        "worse": f"B's val_loss is worse, and {rise} is not excluded",
+        "inconclusive": f"not shown that B's val_loss is no worse: {rise} is not excluded (p = {p})",
+    }
+    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else [])
+
+
+def _time_lines(result):
+    everything = result["time_all"]
+    if not everything:
+        return []
+    low, high = everything["ci95_pct"] or (None, None)
+    with_all = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
+    names = ", ".join(f"{run['arm']} {run['run_id']} ({'; '.join(run['reasons'])})" for run in result["left_out"])
+    return [f"left out: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
+
+
+def _interval(edges, decimals, unit):
+    return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
+
+
+def _p(p):
+    return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
+
+
+def _verdict(result, is_md):
+    verdict = result["verdict"].replace("_", " ").upper()
+    strong = f"**{verdict}**" if is_md else verdict
+    floor = result["time"]["floor_pct"]
+    kept = result.get("calibration")
+    source = f"calibrated, {kept['file']}" if kept else "not calibrated"
+    lines = [
+        f"verdict: {strong}  {text_table.line(result['words'], is_md)}",
+        f"noise floor {text_table.two_digits(floor)} % ({text_table.line(source, is_md)})",
+    ]
+    return (
+        ("\n\n" if is_md else "\n").join(lines)
+        + "\n"
+        + "\n".join(_bullets([f"{flag}: {MARKS.get(flag, '')}".rstrip(": ") for flag in result["flags"]], is_md))
+    )

@@ -1,0 +1,113 @@
+"""Where tokens come from: each source by name, and how its files are found, made, fetched and checked.
+
+find() trusts nothing because it exists: header, size, sha256 and largest token are checked, and checked again when a
+file has changed.  prepare() first makes what is missing, or fetches it if asked.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.data import shards
+from bench.data.shards import CheckFailed
+from bench.data.sources import checked
+from bench.data.sources.source import Source, data_root
+
+__all__ = [
+    "SOURCES", "CheckFailed", "Dataset", "ShardFile", "check_val_tokens", "data_root", "find", "floor_nats", "prepare",
+    "source",
+]  # fmt: skip
+
+SOURCES = {  # what data.source may be: module and class, imported when they are needed
+    "pysource": ("pysource", "PySource"),
+    "markov": ("markov", "Markov"),
+    "text": ("text", "Text"),
+    "shards": ("userfiles", "UserShards"),
+    "hub": ("hub", "Hub"),
+}
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A shard that has passed all checks."""
+
+    path: Path
+    num_tokens: int
+    num_bytes: int
+    sha256: str
+    max_token: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    vocab_size: int
+    train: tuple[ShardFile, ...]
+    val: tuple[ShardFile, ...]
+    floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
+
+
+def source(data) -> Source:
+    """DataConfig -> its Source, settings checked."""
+    if data.source not in SOURCES:
+        raise ValueError(f"data.source={data.source}: there is no such source; choose from {', '.join(SOURCES)}")
+    module, name = SOURCES[data.source]
+    return getattr(importlib.import_module(f"bench.data.sources.{module}"), name)(data)
+
+
+def find(data, say=print):
+    """DataConfig -> Dataset of what is there.  Raises CheckFailed: what is missing or damaged, and what to do."""
+    return _find(source(data), say)
+
+
+def prepare(data, fetch=False, say=print):
+    """find(), after making what can be made on this machine; takes from the network only if fetch."""
+    origin = source(data)
+    origin.obtain(fetch, say)
+    return _find(origin, say)
+
+
+def floor_nats(data, dataset, val_tokens):
+    """Exact mean nats per token of the true distribution over the first val_tokens targets; None where unknown."""
+    if dataset.floor_source is None:
+        return None
+    check_val_tokens(dataset, val_tokens)
+    return dataset.floor_source.floor_nats(shards.check(dataset.val[0].path).tokens()[: val_tokens + 1])
+
+
+def check_val_tokens(dataset, val_tokens):
+    """A target needs the token after it: val_tokens targets need one token more."""
+    num_tokens = sum(file.num_tokens for file in dataset.val)
+    if val_tokens + 1 > num_tokens:
+        hint = f"the val shards of data={dataset.name} hold {num_tokens} tokens: use fewer"
+        raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
+
+
+def _find(origin, say):
+    files = origin.files()
+    with checked.Facts(data_root()) as facts:
+        found = {split: tuple(_check(origin, file, facts, say) for file in files[split]) for split in ("train", "val")}
+    for split, some in found.items():
+        if not some:
+            raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
+    largest = max(file.max_token for file in found["train"] + found["val"])
+    if origin.vocab_size is None:
+        hint = f"the largest token found is {largest}: give data.vocab_size={largest + 1} or more"
+        raise ValueError(f"data.vocab_size is not set: {hint}")
+    for file in found["train"] + found["val"]:
+        if file.max_token >= origin.vocab_size:
+            raise CheckFailed(
+                f"{file.path}: largest token {file.max_token}, but data.vocab_size={origin.vocab_size} allows "
+                f"{origin.vocab_size - 1} at most: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
+            )
+    return Dataset(origin.name, origin.vocab_size, found["train"], found["val"], origin.floor_source)
+
+
+def _check(origin, expected, facts, say):
+    shard = shards.check(expected.path)
+    digest, max_token = facts.of(shard, say)
+    if expected.sha256 not in (None, digest):
+        what = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
+        raise CheckFailed(f"{shard.path}: {what}; {origin.remedy(shard.path)}")
+    return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token)

@@ -1,0 +1,51 @@
+"""sha256 and largest token of files, remembered while a file stays the same, so that a launch need not read it all.
+
+<data root>/.checked.json says what was found in a file, never what should be there.
+"""
+
+import contextlib
+import json
+
+from bench.data import shards
+from bench.units import MIB, format_bytes
+
+FILE = ".checked.json"
+SLOW_BYTES = 100 * MIB  # from here on reading takes long enough to be announced
+
+
+class Facts:
+    """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
+
+    def __init__(self, root):
+        self._path, self._known, self._new = root / FILE, {}, False
+
+    def __enter__(self):
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(self._path.read_text())
+            self._known = known if isinstance(known, dict) else {}
+        return self
+
+    def __exit__(self, *exc_info):
+        if self._new:
+            with contextlib.suppress(OSError), shards.replacing(self._path) as file:  # a read-only root only costs time
+                file.write(json.dumps(self._known, indent=1).encode())
+
+    def sha256(self, path, say=lambda text: None):
+        return self._fact(path, "sha256", lambda: shards.sha256(path), say)
+
+    def of(self, shard, say=lambda text: None):
+        """(sha256, largest token) of the file as it is now."""
+        return self.sha256(shard.path, say), self._fact(shard.path, "max_token", lambda: shards.max_token(shard))
+
+    def _fact(self, path, kind, find, say=lambda text: None):
+        path = path.resolve()
+        stat = path.stat()
+        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]  # ctime too: mtime can be put back
+        known = self._known.get(str(path))
+        if not isinstance(known, dict) or known.get("stamp") != stamp:
+            known = self._known[str(path)] = {"stamp": stamp}
+        if kind not in known:
+            if stat.st_size > SLOW_BYTES:
+                say(f"checking {path.name}, {format_bytes(stat.st_size)}")
+            known[kind], self._new = find(), True
+        return known[kind]

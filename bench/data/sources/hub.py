@@ -1,0 +1,220 @@
+"""Ready shards of a Hugging Face dataset repository, such as kjj0/fineweb10B-gpt2: one commit, every file hashed.
+
+Which bytes are meant is in a lock file, conf/data/NAME.lock.json: the commit, and for each shard the size and sha256
+that the hub states (it stores them for every large file).  Where there is no lock yet, the first fetch asks the hub for
+the commit data.revision, or for its current one if that is null, and writes it: commit it with your code.  From then on
+exactly these bytes are taken and anything else is refused.  What the hub says at that first fetch is believed.
+
+A file arrives as FILE.part, which the next fetch goes on with if this one is broken off, and gets its name when its
+hash is right.  (hf_hub_download of huggingface_hub 2.4 throws away what a broken call has fetched; http_get resumes.)
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from bench.data import shards
+from bench.data.shards import CheckFailed
+from bench.data.sources.source import Expected, REPO, Source, data_root, need_bytes
+from bench.units import format_bytes, format_s
+
+LOCKS = REPO / "conf" / "data"
+SHARD_NAME = re.compile(r"[^/]*_(train|val)_\d+\.bin")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A file of the lock."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+class Hub(Source):
+    uses = ("repo", "revision", "num_train_shards")
+    needs = ("repo", "num_train_shards")
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, data):
+        super().__init__(data)
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", data.repo):
+            raise ValueError(f"data.repo={data.repo}: use OWNER/NAME as in kjj0/fineweb10B-gpt2")
+        if data.num_train_shards < 1:
+            raise ValueError(f"data.num_train_shards={data.num_train_shards}: use 1 or more")
+
+    @property
+    def name(self):
+        """kjj0/fineweb10B-gpt2 -> fineweb10B."""
+        return self.data.repo.split("/")[1].removesuffix("-gpt2")
+
+    def folder(self):
+        return data_root() / self.name
+
+    def files(self):
+        lock = self._read_lock()
+        if lock is None:
+            raise CheckFailed(self._not_fetched())
+        missing = self._missing(lock)
+        if missing:
+            raise CheckFailed(f"{missing[0].name} ({len(missing)} missing in all): {self._not_fetched()}")
+        wanted = self._wanted(lock)
+        return {
+            split: [Expected(self.folder() / file.name, file.sha256) for file in files]
+            for split, files in wanted.items()
+        }
+
+    def obtain(self, fetch, say):
+        if not fetch:
+            return
+        lock = self._read_lock() or self._make_lock(say)
+        with self._alone():
+            missing = self._missing(lock)
+            num_bytes = sum(file.num_bytes for file in missing)
+            need_bytes(self.folder(), num_bytes, f"data={self.name}")
+            if missing:
+                origin = f"{lock['repo']} at {lock['revision'][:8]}"
+                say(f"fetching {len(missing)} files, {format_bytes(num_bytes)}, of {origin}")
+            for number, file in enumerate(missing, 1):
+                started_s = time.monotonic()
+                self._fetch(file, lock["revision"])
+                took = f"{format_bytes(file.num_bytes)} in {format_s(time.monotonic() - started_s)}"
+                say(f"{number} of {len(missing)}: {file.name}, {took}, sha256 right")
+
+    def remedy(self, path):
+        return f"delete that file and fetch it again: ./run.sh data fetch {self.name}"
+
+    def _not_fetched(self):
+        return f"data={self.name} is not fetched yet: ./run.sh data fetch {self.name}"
+
+    def _missing(self, lock):
+        wanted = self._wanted(lock)
+        return [file for file in wanted["train"] + wanted["val"] if not (self.folder() / file.name).exists()]
+
+    def _wanted(self, lock):
+        """lock -> {"train": [Locked], "val": [Locked]}: all of val and the first num_train_shards of train."""
+        files = {"train": [], "val": []}
+        for name in sorted(lock["files"]):
+            files[SHARD_NAME.fullmatch(name)[1]].append(Locked(name, **lock["files"][name]))
+        if self.data.num_train_shards > len(files["train"]):
+            hint = f"{lock['repo']} has {len(files['train'])}: use fewer"
+            raise ValueError(f"data.num_train_shards={self.data.num_train_shards}: {hint}")
+        return {"train": files["train"][: self.data.num_train_shards], "val": files["val"]}
+
+    # ---- the lock ----
+
+    def _lock_path(self):
+        return LOCKS / f"{self.name}.lock.json"
+
+    def _read_lock(self):
+        path, mend = self._lock_path(), "take it back from git, or delete it and fetch again"
+        try:
+            lock = json.loads(path.read_text())
+            good = COMMIT.fullmatch(lock["revision"]) and all(
+                SHARD_NAME.fullmatch(name) and set(file) == {"num_bytes", "sha256"} and SHA256.fullmatch(file["sha256"])
+                for name, file in lock["files"].items()
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckFailed(f"{path}: not a lock ({error!r}): {mend}") from error
+        if not good:
+            raise CheckFailed(f"{path}: its commit, a file name or a sha256 has not the right form: {mend}")
+        for knob in ("repo", "revision"):
+            asked = getattr(self.data, knob)
+            if asked not in (None, lock[knob]):
+                hint = f"{path} is for {lock[knob]}: ask for that, or delete the lock to move on"
+                raise CheckFailed(f"data.{knob}={asked}: {hint}")
+        return lock
+
+    def _make_lock(self, say):
+        repo, revision = self.data.repo, self.data.revision
+        info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(
+            repo, revision=revision, files_metadata=True
+        ))  # fmt: skip
+        asked = self.data.revision
+        if asked is not None and COMMIT.fullmatch(asked) and info.sha != asked:
+            raise CheckFailed(
+                f"data.revision={asked}: the hub answered with commit {info.sha}: ask for that one or try again"
+            )
+        files = {
+            file.rfilename: {"num_bytes": file.lfs.size, "sha256": file.lfs.sha256}
+            for file in info.siblings
+            if SHARD_NAME.fullmatch(file.rfilename) and file.lfs is not None
+        }
+        if not files:
+            hint = f"at {info.sha} it has no *_train_*.bin or *_val_*.bin: choose another one"
+            raise CheckFailed(f"data.repo={self.data.repo}: {hint}")
+        lock = {"repo": self.data.repo, "revision": info.sha, "files": dict(sorted(files.items()))}
+        with shards.replacing(self._lock_path()) as file:
+            file.write((json.dumps(lock, indent=1) + "\n").encode())
+        stated = f"commit {info.sha} and {len(files)} hashes as the hub states them"
+        say(f"{self._lock_path().name} now holds {stated}: keep it in git")
+        return self._read_lock()
+
+    # ---- a file ----
+
+    @contextlib.contextmanager
+    def _alone(self):
+        """Two fetches into one file would spoil it."""
+        self.folder().mkdir(parents=True, exist_ok=True)
+        with open(self.folder() / ".fetching", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CheckFailed(f"{self.folder()}: somebody is fetching into it: wait for the end of that") from error
+            yield
+
+    def _fetch(self, file, revision):
+        part = self.folder() / f"{file.name}.part"
+        with open(part, "ab") as target:
+            if target.tell() > file.num_bytes:
+                raise CheckFailed(
+                    f"{part}: longer than the {file.num_bytes} bytes it should become: {self.remedy(part)}"
+                )
+            _ask(self.name, lambda hf: hf.file_download.http_get(
+                hf.hf_hub_url(self.data.repo, file.name, repo_type="dataset", revision=revision, endpoint=_endpoint()),
+                target,
+                resume_size=target.tell(),
+                headers=hf.utils.build_hf_headers(),
+                expected_size=file.num_bytes,
+                displayed_filename=file.name,
+            ))  # fmt: skip
+            target.flush()
+            os.fsync(target.fileno())
+        digest = shards.sha256(part)
+        if digest != file.sha256:
+            what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
+            raise CheckFailed(f"{part}: {what}: the transfer or the hub's copy is damaged: {self.remedy(part)}")
+        os.replace(part, self.folder() / file.name)
+
+
+def _endpoint():
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def _ask(name, question):
+    """question(huggingface_hub), with every way in which that can fail turned into one clear sentence."""
+    try:
+        import huggingface_hub
+        import huggingface_hub.file_download
+    except ImportError as error:
+        hint = "pip install huggingface_hub, or use data=pysource"
+        raise CheckFailed(f"data={name} needs huggingface_hub ({error}): {hint}") from error
+    try:
+        return question(huggingface_hub)
+    except (
+        Exception
+    ) as error:  # the hub's own, its HTTP library's and the system's; they differ from release to release
+        why = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+        )
+        remedy = "try again, race without network (data=pysource), or read shards that you have (data=shards)"
+        raise CheckFailed(f"data={name} could not be fetched from {_endpoint()} ({why}): {remedy}") from error

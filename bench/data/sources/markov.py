@@ -1,0 +1,176 @@
+"""Synthetic text whose entropy is known exactly, so that a validation loss below it proves a bug.
+
+A mixture of Markov transitions: the next token is drawn from the mean over j of row x[t - lags[j]] of table j.  Each
+row holds integer counts that sum to 4096; for "before the document's start" there is a row of its own.  Only integers
+and a counter-based generator (splitmix64) are used, so the bytes are the same on every platform.  Documents of
+DOC_TOKENS tokens are drawn side by side; nothing marks their borders.
+
+Why a loss below the floor is a bug.  Let p be the true probability of the val targets given all that the source knew,
+q what a model gives them, each token predicted from earlier ones only and without having seen this draw.  Then q/p has
+mean at most 1 under p (it sums q over all texts), so by Markov's inequality q/p >= e**20 has probability at most
+e**-20 = 2e-9; and log(q/p) = val_tokens * (floor - val_loss).  That is: val_loss < floor - 20 / val_tokens does not
+happen to a model that cannot see its targets.
+"""
+
+import math
+
+import numpy as np
+
+from bench.data import shards
+from bench.data.sources.source import Made
+
+ROW_COUNTS = 4096  # what the counts of a row sum to
+DOC_TOKENS = 4096
+NUM_VAL_DOCS = 257  # 2**20 targets and more
+DOCS_AT_ONCE = 4096  # 32 MiB of tokens
+DEFAULT_VOCAB = 64
+MAX_VOCAB, MAX_LAG, MAX_LAGS, MAX_TOKENS = 1024, 1024, 8, 2**28
+WEIGHT_BITS = 40  # tokens of a row weigh 1 to 2**39, evenly in the logarithm: with 64 tokens about 2 nats remain
+ALGORITHM = 1  # part of the recipe: count up when the same settings give other bytes
+
+SLACK_NATS = 20.0  # of the whole text; see above
+ROUNDING_NATS = 1e-5  # per token: a mean of float32 losses
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = 2**64 - 1
+TABLES, TRAIN, VAL = 0, 1, 2  # streams of random numbers that share a seed
+
+
+def floor_slack_nats(val_tokens):
+    """How far below the floor a val_loss may honestly be, nats per token: luck and rounding."""
+    return SLACK_NATS / val_tokens + ROUNDING_NATS
+
+
+class Markov(Made):
+    uses = ("train_tokens", "markov_seed", "markov_lags", "train_sha256", "val_sha256")
+    needs = ("train_tokens", "markov_seed", "markov_lags")
+
+    def __init__(self, data):
+        self.vocab_size = DEFAULT_VOCAB if data.vocab_size is None else data.vocab_size
+        super().__init__(data)
+        _within("data.vocab_size", self.vocab_size, 2, MAX_VOCAB)
+        _within("data.train_tokens", data.train_tokens, 2, MAX_TOKENS)
+        _within("data.markov_seed", data.markov_seed, 0, 2**32 - 1)
+        lags = data.markov_lags
+        whole = all(isinstance(lag, int) and 1 <= lag <= MAX_LAG for lag in lags)
+        if not whole or not 1 <= len(lags) <= MAX_LAGS or len(set(lags)) < len(lags):
+            hint = f"use 1 to {MAX_LAGS} different distances of 1 to {MAX_LAG}, such as [1] or [1,3]"
+            raise ValueError(f"data.markov_lags={lags}: {hint}")
+
+    def recipe(self):
+        return {
+            "algorithm": ALGORITHM,
+            "vocab_size": self.vocab_size,
+            "seed": self.data.markov_seed,
+            "lags": self.data.markov_lags,
+            "train_tokens": self.data.train_tokens,
+            "val_docs": NUM_VAL_DOCS,
+        }
+
+    def num_bytes(self):
+        return shards.num_bytes(self.data.train_tokens) + shards.num_bytes(NUM_VAL_DOCS * DOC_TOKENS)
+
+    def make(self, folder, say):
+        source = self.counts(), self.data.markov_lags, self.data.markov_seed
+        shards.write(folder / "train_000000.bin", draw(*source, TRAIN, self.data.train_tokens))
+        shards.write(folder / "val_000000.bin", draw(*source, VAL, NUM_VAL_DOCS * DOC_TOKENS))
+
+    def counts(self):
+        return tables(self.vocab_size, len(self.data.markov_lags), self.data.markov_seed)
+
+    @property
+    def floor_source(self):
+        return self
+
+    def floor_nats(self, tokens):
+        """Mean nats of tokens[1:], the first ones of the val shard, each given all before it in its document."""
+        return mean_nats(self.counts(), self.data.markov_lags, tokens)
+
+    def broken_promise(self, knob, promised, found):
+        return (
+            f"{super().broken_promise(knob, promised, found)}: with other settings than conf/data/markov.yaml's, add "
+            "data.train_sha256=null data.val_sha256=null; with the same ones this is a bug of ours or of this machine"
+        )
+
+
+def random_u64(seed, stream, counters):
+    """splitmix64: the counters-th numbers of a stream, uint64 array -> uint64 array."""
+    key = _mix((seed * GOLDEN + stream + 1) & MASK)
+    with np.errstate(over="ignore"):  # wraps around at 2**64, as it must
+        z = counters * np.uint64(GOLDEN) + np.uint64(key)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def tables(vocab_size, num_lags, seed):
+    """Counts [lag, earlier token, next token], int64, each row's sum 4096; row vocab_size is for "before the start".
+
+    Every token gets one count, so that none is impossible; the others go by weights 2**k with k uniform in
+    [0, WEIGHT_BITS), and what rounding leaves goes to the heaviest token.
+    """
+    shape = (num_lags, vocab_size + 1, vocab_size)
+    uniform = random_u64(seed, TABLES, np.arange(math.prod(shape), dtype=np.uint64)) >> np.uint64(32)
+    exponents = (uniform * np.uint64(WEIGHT_BITS)) >> np.uint64(32)
+    weights = (np.uint64(1) << exponents).astype(np.int64).reshape(shape)
+    counts = 1 + weights * (ROW_COUNTS - vocab_size) // weights.sum(-1, keepdims=True)  # products stay below 2**52
+    heaviest = counts.argmax(-1)[..., None]
+    rest = ROW_COUNTS - counts.sum(-1, keepdims=True)
+    np.put_along_axis(counts, heaviest, np.take_along_axis(counts, heaviest, -1) + rest, -1)
+    assert counts.min() >= 1 and (counts.sum(-1) == ROW_COUNTS).all()
+    return counts
+
+
+def draw(counts, lags, seed, stream, num_tokens):
+    """uint16 tokens of one stream of documents; a longer draw begins with the shorter one."""
+    num_lags, rows, vocab_size = counts.shape
+    # which token each of the 4096 counts of a row stands for: drawing is then one look-up
+    token_of = np.repeat(np.tile(np.arange(vocab_size, dtype=np.uint16), num_lags * rows), counts.reshape(-1))
+    num_docs = -(-num_tokens // DOC_TOKENS)
+    pieces = []
+    for first in range(0, num_docs, DOCS_AT_ONCE):
+        docs = np.arange(first, min(num_docs, first + DOCS_AT_ONCE), dtype=np.uint64)
+        pieces.append(_draw_docs(token_of, num_lags, vocab_size, lags, seed, stream, docs))
+    return np.concatenate(pieces)[:num_tokens]
+
+
+def _draw_docs(token_of, num_lags, vocab_size, lags, seed, stream, docs):
+    """All documents side by side, one position after the other."""
+    past = max(lags)
+    before_start = np.full((past, len(docs)), vocab_size, np.uint16)
+    text = np.concatenate([before_start, np.empty((DOC_TOKENS, len(docs)), np.uint16)])
+    for position in range(DOC_TOKENS):
+        number = random_u64(seed, stream, docs * np.uint64(DOC_TOKENS) + np.uint64(position))
+        ticket = number % np.uint64(num_lags * ROW_COUNTS)  # bias below 2**-48
+        table, count = (ticket >> np.uint64(12)).astype(np.int64), (ticket & np.uint64(ROW_COUNTS - 1)).astype(np.int64)
+        earlier = np.choose(table, [text[past + position - lag] for lag in lags]).astype(np.int64)
+        text[past + position] = token_of[(table * (vocab_size + 1) + earlier) * ROW_COUNTS + count]
+    return np.ascontiguousarray(text[past:].T).reshape(-1)
+
+
+def mean_nats(counts, lags, tokens):
+    """Exact mean of -log p over tokens[1:]; tokens begin with the first token of a document."""
+    num_lags, _, vocab_size = counts.shape
+    tokens = np.asarray(tokens, np.int64)
+    position = np.arange(len(tokens)) % DOC_TOKENS
+    chances = np.zeros(len(tokens), np.int64)  # p times num_lags * 4096
+    for table, lag in enumerate(lags):
+        earlier = np.concatenate([np.full(lag, vocab_size), tokens])[: len(tokens)]
+        earlier[position < lag] = vocab_size
+        chances += counts[table, earlier, tokens]
+    how_often = np.bincount(chances[1:], minlength=num_lags * ROW_COUNTS + 1).tolist()
+    whole = math.log(num_lags * ROW_COUNTS)
+    nats = math.fsum(number * (whole - math.log(chance)) for chance, number in enumerate(how_often) if number)
+    return nats / (len(tokens) - 1)
+
+
+def _mix(z):
+    """random_u64's last three lines on one Python integer."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def _within(name, value, lowest, highest):
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name}={value}: use {lowest} to {highest}")

@@ -1,0 +1,98 @@
+"""Real text that every machine already has: the Python sources of three pinned pure-Python dependencies, as bytes.
+
+A document is one .py file: token 256, then its bytes as they are on disk.  Documents are ordered by the sha256 of their
+path inside the package folder, so that train and val look alike whatever the operating system lists first.  The first
+documents, up to MIN_VAL_TOKENS tokens, are val; the rest is train.  The same lock gives the same bytes: conf/data/
+pysource.yaml says what they must hash to.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+
+from bench.data import shards
+from bench.data.shards import CheckFailed
+from bench.data.sources.source import Made
+
+PACKAGES = {"hydra": "hydra-core==1.3.8", "omegaconf": "omegaconf==2.3.1", "antlr4": "antlr4-python3-runtime==4.9.3"}
+DOCUMENT = 256  # the token before each document
+MIN_VAL_TOKENS = 131073  # 2**17 targets and the token before the first
+INSTALL = "install them as requirements.lock says: pip install -r requirements.lock"
+
+
+class PySource(Made):
+    uses = needs = ("train_sha256", "val_sha256")
+    vocab_size = 257
+
+    def recipe(self):
+        return {"packages": list(PACKAGES.values()), "min_val_tokens": MIN_VAL_TOKENS}
+
+    def num_bytes(self):
+        return 8 << 20  # the files are 2.6 MB together
+
+    def make(self, folder, say):
+        documents = ordered(read_packages(PACKAGES))
+        val, train = split(documents, MIN_VAL_TOKENS)
+        shards.write(folder / "val_000000.bin", as_tokens(val))
+        shards.write(folder / "train_000000.bin", as_tokens(train))
+
+    def broken_promise(self, knob, promised, found):
+        versions = found_versions(PACKAGES)
+        if versions == list(PACKAGES.values()):
+            cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
+        else:
+            cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
+        return f"{super().broken_promise(knob, promised, found)}: {cause}"
+
+
+def read_packages(packages):
+    """{import name: requirement} -> {"hydra/main.py": bytes}, without importing any of them."""
+    documents = {}
+    for package, requirement in packages.items():
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise CheckFailed(f"data=pysource is made from {requirement}, which is not installed: {INSTALL}")
+        top = Path(spec.origin).parent
+        for path in top.rglob("*.py"):
+            if path.is_file():
+                documents[f"{package}/{path.relative_to(top).as_posix()}"] = path.read_bytes()
+    return documents
+
+
+def found_versions(packages):
+    """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
+    found = []
+    for requirement in packages.values():
+        name = requirement.split("==")[0]
+        try:
+            found.append(f"{name}=={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} of unknown version")
+    return found
+
+
+def ordered(documents):
+    """{path: bytes} -> list of bytes, ordered by the sha256 of the path."""
+    return [documents[path] for path in sorted(documents, key=lambda path: hashlib.sha256(path.encode()).hexdigest())]
+
+
+def split(documents, min_val_tokens):
+    """(val, train): val takes whole documents until it has min_val_tokens tokens."""
+    num_tokens = 0
+    for number, document in enumerate(documents):
+        if num_tokens >= min_val_tokens:
+            return documents[:number], documents[number:]
+        num_tokens += 1 + len(document)
+    raise CheckFailed(f"data=pysource found {num_tokens} tokens, too few for val and train: {INSTALL}")
+
+
+def as_tokens(documents):
+    """Bytes of documents -> uint16, token 256 before each."""
+    pieces = []
+    for document in documents:
+        pieces.append(np.array([DOCUMENT], np.uint16))
+        pieces.append(np.frombuffer(document, np.uint8).astype(np.uint16))
+    return np.concatenate(pieces)

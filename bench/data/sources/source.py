@@ -1,0 +1,161 @@
+"""What every source of data does, and the part that all made ones share: make once, under a name that says what it is.
+
+A made dataset's folder is named after its recipe: all that determines its bytes.  Other settings or inputs give another
+folder, so nothing stale is read; made.json in it holds the sha256 of each file.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import paths
+from bench.data import shards
+from bench.data.shards import CheckFailed
+from bench.units import format_bytes
+
+REPO = Path(__file__).resolve().parent.parent.parent
+ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens")  # fields of DataConfig that every source has
+MANIFEST = "made.json"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A file that a dataset consists of, and what it must hash to; None where nobody knows: the user's own shards."""
+
+    path: Path
+    sha256: str | None
+
+
+def data_root():
+    """Where data live: SPEEDRUN_DATA, or .data beside bench/."""
+    return paths.of_user(os.environ.get("SPEEDRUN_DATA", REPO / ".data"))
+
+
+def need_bytes(folder, num_bytes, what):
+    """Refuse before writing when the disk is too full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise CheckFailed(
+            f"{what} needs {format_bytes(num_bytes)} in {folder}, which has {format_bytes(free)} free: "
+            "make room, or name another folder with SPEEDRUN_DATA=/path"
+        )
+
+
+class Source:
+    """One source with its settings checked.  vocab_size, name and files() say what it is; obtain() gets it there."""
+
+    uses = ()  # fields of DataConfig beyond ALWAYS that mean something here
+    needs = ()  # those among them that must be set
+    vocab_size = None
+    floor_source = None  # has floor_nats(tokens, val_tokens) where the true distribution is known
+
+    def __init__(self, data):
+        self.data = data
+        for field in dataclasses.fields(data):
+            value = getattr(data, field.name)
+            if value is not None and field.name not in (*ALWAYS, *self.uses):
+                raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: leave it out")
+            if value is None and field.name in self.needs:
+                raise ValueError(
+                    f"data.{field.name} is not set: source {data.source} needs it: give data.{field.name}=VALUE"
+                )
+        if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
+            raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: leave it out")
+
+    @property
+    def name(self):
+        return self.data.source
+
+    def files(self):
+        """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""
+        raise NotImplementedError
+
+    def obtain(self, fetch, say):
+        """Make what can be made here; take from the network only if fetch."""
+
+    def remedy(self, path):
+        """What to do about a damaged file."""
+        return "get it again"
+
+
+class Made(Source):
+    """A source whose shards are made on this machine."""
+
+    def recipe(self):
+        """JSON-able: all that determines the bytes."""
+        raise NotImplementedError
+
+    def num_bytes(self):
+        """At most so many will be written."""
+        raise NotImplementedError
+
+    def make(self, folder, say):
+        """Write train_%06d.bin and val_%06d.bin into an empty folder."""
+        raise NotImplementedError
+
+    def folder(self):
+        text = json.dumps(self.recipe(), sort_keys=True)
+        return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def files(self):
+        folder = self.folder()
+        try:
+            made = json.loads((folder / MANIFEST).read_text())
+            files = _expected(folder, made)
+        except FileNotFoundError as error:
+            raise CheckFailed(f"data={self.name} is not made yet: ./run.sh data make {self.name}") from error
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise CheckFailed(f"{folder / MANIFEST}: cannot be read ({error}): {self.remedy(folder)}") from error
+        self._check_promise(files)
+        return files
+
+    def obtain(self, fetch, say):
+        folder = self.folder()
+        if (folder / MANIFEST).exists():
+            return
+        need_bytes(folder.parent, self.num_bytes(), f"data={self.name}")
+        say(f"making {folder.name}, at most {format_bytes(self.num_bytes())}")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
+            made = Path(made) / folder.name
+            made.mkdir()
+            self.make(made, say)
+            digests = {split: _sha256s(made, split) for split in ("train", "val")}
+            self._check_promise(_expected(made, digests))
+            with shards.replacing(made / MANIFEST) as file:
+                file.write(json.dumps(digests | {"recipe": self.recipe()}, indent=1).encode())
+            with contextlib.suppress(OSError):  # somebody else made the same in the meantime: theirs will do
+                made.rename(folder)
+        if not (folder / MANIFEST).exists():
+            raise CheckFailed(f"{folder} is in the way of data={self.name}: move or delete that folder")
+
+    def remedy(self, path):
+        return f"delete {self.folder()} and make it again: ./run.sh data make {self.name}"
+
+    def _check_promise(self, files):
+        """The settings may say what the files must hash to."""
+        for split, found in files.items():
+            promised = getattr(self.data, f"{split}_sha256")
+            digests = [file.sha256 for file in found]
+            if promised is not None and digests != [promised]:
+                raise CheckFailed(self.broken_promise(f"data.{split}_sha256", promised, ", ".join(digests)))
+
+    def broken_promise(self, knob, promised, found):
+        return f"{knob}={promised}: the made file hashes to {found}"
+
+
+def _expected(folder, digests):
+    """{"train": {name: sha256}, "val": ...} -> {"train": [Expected], "val": ...}."""
+    return {
+        split: [Expected(folder / name, digests[split][name]) for name in digests[split]] for split in ("train", "val")
+    }
+
+
+def _sha256s(folder, split):
+    return {path.name: shards.sha256(path) for path in sorted(folder.glob(f"{split}_*.bin"))}

@@ -1,0 +1,46 @@
+"""The user's own shards: data.train_glob and data.val_glob, read where they lie.
+
+Nobody knows what they should hash to; their sha256 goes into the record.  Also here: the globs, which text shares.
+"""
+
+import glob
+import os
+from pathlib import Path
+
+from bench import paths as places
+from bench.data.shards import CheckFailed
+from bench.data.sources.source import Expected, Source
+
+
+class UserShards(Source):
+    uses = needs = ("train_glob", "val_glob")
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.vocab_size = data.vocab_size  # None is refused when the largest token is known, so that it can be named
+
+    def files(self):
+        return {split: [Expected(path, None) for path in paths] for split, paths in split_globs(self.data).items()}
+
+    def remedy(self, path):
+        return "make or get it again, or choose other files with data.train_glob and data.val_glob"
+
+
+def split_globs(data):
+    """DataConfig -> {"train": [Path], "val": [Path]}, sorted by name.  A file that both globs name is val's alone."""
+    val = _matches("val_glob", data.val_glob)
+    held_out = {path.resolve() for path in val}
+    train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in held_out]
+    if not train:
+        raise ValueError(
+            f"data.train_glob={data.train_glob}: all its files are in data.val_glob too: leave some to train on"
+        )
+    return {"train": train, "val": val}
+
+
+def _matches(name, pattern):
+    pattern = str(places.of_user(pattern))
+    found = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
+    if not found:
+        raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote it for the shell")
+    return found

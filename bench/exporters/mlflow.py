@@ -1,0 +1,62 @@
+"""A record -> a run in MLflow's store; without a tracking_uri that is results/mlflow.db, which all runs share.
+
+mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the client is used: nothing about the user, the
+machine or the program is added by MLflow itself.
+"""
+
+from bench.record import run_folder
+
+RUN_ID_TAG = "speedrun.run_id"
+BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
+STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED"}
+
+
+def export(exported, settings):
+    """Returns {"tracking_uri", "run_id"}.  An export of before is deleted in the store."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
+
+    root = run_folder.results_root()
+    uri = settings["tracking_uri"] or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    name = settings["experiment"] or exported.run["track"]
+    experiment_id = _experiment(client, name, exported)
+    for old in client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{exported.run['run_id']}'"):
+        client.delete_run(old.info.run_id)
+    tags = {RUN_ID_TAG: exported.run["run_id"]} | {f"speedrun.{key}": value for key, value in exported.tags.items()}
+    start_ms = round(1e3 * exported.points[0][1]) if exported.points else None
+    run_id = client.create_run(
+        experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags
+    ).info.run_id
+    found = [
+        Metric(key, value, round(1e3 * wall_s), step)
+        for step, wall_s, values in [*exported.points, *_final(exported)]
+        for key, value in values.items()
+    ]
+    params = [Param(key, str(value)) for key, value in exported.settings.items()]
+    for start in range(0, max(len(found), len(params)), BATCH):
+        client.log_batch(run_id, metrics=found[start : start + BATCH])
+    for start in range(0, len(params), 100):
+        client.log_batch(run_id, params=params[start : start + 100])
+    if exported.run["failure"]:
+        client.log_batch(run_id, tags=[RunTag("speedrun.failure", str(exported.run["failure"]["kind"]))])
+    end_ms = round(1e3 * exported.points[-1][1]) if exported.points else None
+    client.set_terminated(run_id, STATUS.get(exported.run["status"], "FAILED"), end_ms)
+    return {
+        "tracking_uri": uri if settings["tracking_uri"] else "sqlite:///mlflow.db of the results folder",
+        "run_id": run_id,
+    }
+
+
+def _final(exported):
+    return [(exported.points[-1][0], exported.points[-1][1], exported.final)] if exported.points else []
+
+
+def _experiment(client, name, exported):
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    artifacts = (
+        run_folder.results_root().resolve() / "mlflow-artifacts"
+    )  # nothing is put there; the default is where one stands
+    return client.create_experiment(name, artifact_location=artifacts.as_uri())

@@ -1,0 +1,90 @@
+"""A run folder -> what every exporter needs: settings, series by step, and the final numbers, all plain values."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+from bench.record import run_folder, step_files
+
+NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
+LEFT_OUT = ("step", "flags", "t_ns")
+MAX_TEXT = 250  # characters of a setting's value: what all three take
+
+
+@dataclass
+class Exported:
+    folder: Path
+    run: dict  # the record
+    settings: dict  # "optim.lr": 0.003, ...
+    points: list  # [(step, seconds since 1970, {"loss/train": 4.2, ...})]
+    final: dict  # "final/val_loss": 2.7, ...
+    tags: dict  # words about the run
+
+
+def read(folder):
+    """Raises ValueError for a folder that holds no record, or one of a race that is still running."""
+    folder = Path(folder)
+    run = run_folder.read(folder)
+    if run["status"] == "running":
+        raise ValueError(f"{folder}: the race is still running; export it when it has ended")
+    rows, offset_s = step_files.read(folder), _offset_s(step_files.read_events(folder), run)
+    points, last_s = [], _seconds(run["started_at"])
+    for row in rows:
+        if row.get("t_ns") is not None and offset_s is not None:
+            last_s = row["t_ns"] / 1e9 + offset_s
+        points.append((row["step"], last_s, series_of(row)))
+    final = {f"final/{name}": float(value) for name, value in run["metrics"].items() if isinstance(value, (int, float))}
+    words = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
+    tags = {name: str(run[name]) for name in words} | {
+        "seed": str(run["seed"]),
+        "commit": str(run["code"].get("commit")),
+    }
+    return Exported(folder, run, _settings(folder), points, final, tags)
+
+
+def series_of(row):
+    """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed stand under "disturbed/"."""
+    found = {}
+    for column, value in row.items():
+        if column in LEFT_OUT or not isinstance(value, (int, float)):
+            continue
+        group = (
+            "disturbed"
+            if row.get("flags") and column.endswith("_ms")
+            else "time"
+            if column.endswith("_ms")
+            else "steps"
+        )
+        found[NAMES.get(column, f"{group}/{column}")] = float(value)
+    return found
+
+
+def _settings(folder):
+    """config.yaml, flat; a list or None as its words."""
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return dict(_leaves(config)) if isinstance(config, dict) else {}
+
+
+def _leaves(values, path=""):
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value if isinstance(value, (bool, int, float)) else str(value)[:MAX_TEXT]
+
+
+def _offset_s(events, run):
+    """What to add to t_ns / 1e9 for seconds since 1970: of the first event that has both clocks; None without one."""
+    for event in events:
+        if event.get("utc") and isinstance(event.get("t_ns"), int):
+            return _seconds(event["utc"]) - event["t_ns"] / 1e9
+    return None
+
+
+def _seconds(utc):
+    return datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp()

@@ -1,0 +1,37 @@
+"""A record -> a run of Weights & Biases.  Offline (the default) it lies in RUN/dashboards/wandb and `wandb sync` sends it.
+
+wandb is told nothing of its own accord: no host name, no git remote, no console, no machine metrics of its own.
+"""
+
+import shutil
+
+from bench.exporters.dashboards import FOLDER
+
+MODES = ("offline", "online")
+
+
+def export(exported, settings):
+    """Returns {"folder", "run_id"}.  An offline export of before is replaced.  ValueError for an unknown mode."""
+    if settings["mode"] not in MODES:
+        raise ValueError(f"instruments.wandb.mode={settings['mode']}: use {' or '.join(MODES)}")
+    import wandb
+
+    folder = exported.folder / FOLDER
+    shutil.rmtree(folder / "wandb", ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    quiet = wandb.Settings(
+        silent=True, console="off", disable_git=True, save_code=False, host="", x_disable_stats=True, x_disable_meta=True,
+        x_disable_machine_info=True,
+    )  # fmt: skip
+    run = wandb.init(
+        project=settings["project"], entity=settings["entity"], mode=settings["mode"], dir=str(folder), settings=quiet,
+        id=exported.run["run_id"], resume="allow" if settings["mode"] == "online" else None, name=exported.run["run_id"],
+        group=exported.run["config_id"], tags=[exported.run["track"], exported.run["status"], exported.run["validity"]],
+        config={**exported.settings, "record": exported.tags},
+    )  # fmt: skip
+    for step, _, values in exported.points:
+        if values:
+            run.log(values, step=step)
+    run.summary.update(exported.final)
+    run.finish(exit_code=0 if exported.run["status"] == "complete" else 1)
+    return {"folder": f"{FOLDER}/wandb", "run_id": exported.run["run_id"]}

@@ -1,0 +1,76 @@
+"""torchrun for one run: starts the ranks, waits, and writes how each of them ended.  python -m bench.launch.agent FOLDER N [MODULE]
+
+The same elastic agent as torchrun --standalone; called as a library, because only so does it say which rank ended
+with which exit code.  Its answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+LOOK_EVERY_S = 0.5
+WAKE_AFTER_S = 1.0  # after a rank has failed
+KILL_AFTER_S = 8.0  # later than bench/record/failures.py takes a kill for somebody else's
+
+
+def main(folder, num_processes, module="bench.training.worker"):
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",  # a laptop without network cannot look its own name up
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    os.environ["SPEEDRUN_AGENT_PID"] = str(os.getpid())
+    threading.Thread(target=_hurry, args=(Path(folder) / "logs",), name="hurry", daemon=True).start()
+    try:
+        elastic_launch(config, sys.executable)("-m", module, str(folder))
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "failed_at_s": failure.timestamp}
+            for rank, failure in sorted(error.failures.items())
+        ]
+        (Path(folder) / "logs" / "agent.json").write_text(json.dumps({"failures": failures}))
+        return 1
+    return 0
+
+
+def _hurry(logs):
+    """When one rank has failed, end the others soon.
+
+    torch sends them SIGTERM and waits 30 s (also where shutdown_timeout says less, pytorch #192815), which a stopped
+    process does not hear: it is woken, so that it leaves its stack and ends; what then is still there is killed.
+    """
+    while not any(logs.glob("rank*.failure.json")):
+        time.sleep(LOOK_EVERY_S)
+    time.sleep(WAKE_AFTER_S)
+    _signal_children(signal.SIGCONT)
+    time.sleep(KILL_AFTER_S - WAKE_AFTER_S)
+    _signal_children(signal.SIGKILL)
+
+
+def _signal_children(number):
+    """Linux only; elsewhere torch's 30 s pass."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for pid in path.read_text().split():
+                os.kill(int(pid), number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

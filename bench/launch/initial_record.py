@@ -1,0 +1,109 @@
+"""A job -> the record that its race begins with: a folder of its own, run.json, and everything that goes into the race."""
+
+import time
+from pathlib import Path
+
+import yaml
+
+from bench import atomic, private
+from bench.data import sources
+from bench.machine import code_state, environment
+from bench.record import ledger, run_folder, step_files
+from bench.training import gc_policy
+from bench.config import schema
+from bench.training.clock import TIMING_PROTOCOL
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+def folder_of(config, run, results):
+    """A new run folder with its first run.json; the ledger is told before, so that no run is there which it does not know."""
+    try:
+        folder = run_folder.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
+        run["run_id"] = folder.name
+        run["ledger_sha256"] = ledger.started(results, folder, run)
+        atomic.write_json(folder / "run.json", run)
+        atomic.reserve(folder)
+    except OSError as error:
+        raise ValueError(f"{results}: no record can be written there ({error.strerror}): free space, or name another "
+                         "folder with SPEEDRUN_RESULTS=/path") from None
+    return folder
+
+
+def record_of(job, env, command):
+    """run.json of a race that has not begun: running, and invalid until it is over."""
+    config = job.config
+    return {
+        "schema_version": run_folder.SCHEMA_VERSION,
+        "run_id": None,
+        "name": config.name,
+        "track": config.track.name,
+        "deviations": job.deviations,
+        "status": "running",
+        "validity": "invalid",
+        "validity_reasons": ["the run did not complete"],
+        "failure": None,
+        "started_at": atomic.utc_now(),
+        "heartbeat_at": atomic.utc_now(),
+        "ended_at": None,
+        "launcher": environment.this_process(),
+        "command": [private.redact(word, REPO) for word in command],
+        "seed": config.seed,
+        "config_id": job.config_id,
+        "comparability_id": None,
+        "session_id": environment.session_id(env),
+        "world_size": config.hardware.num_processes,
+        "model": {"arch": config.model.arch},
+        "optim": config.optim.name,
+        "goal": {
+            "target_val_loss": config.goal.target_val_loss,
+            "target_gap_nats": config.goal.target_gap_nats,
+            "stop_at_target": config.goal.stop_at_target,
+            "val_tokens": config.goal.val_tokens,
+        },
+        "hardware": schema.to_dict(config.hardware),
+        "instruments": config.instruments,
+        "timing_protocol": TIMING_PROTOCOL
+        | gc_policy.protocol(config.hardware.gc, config.hardware.gc_every_steps)
+        | {"instruments": sorted(config.instruments)},
+        "code": code_state.state(REPO),
+        "data": _data(job),
+        "environment": environment.summary(env, config.hardware),
+        "measured": {},
+        "metrics": {},
+        "artifacts": [],
+    }
+
+
+def _data(job):
+    dataset, config = job.dataset, job.config
+    root = sources.data_root()
+
+    def files(shards):
+        found = []
+        for shard in shards:
+            inside = shard.path.is_relative_to(root)
+            name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
+            found.append({"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256})
+        return found
+
+    return {
+        "source": dataset.name,
+        "vocab_size": dataset.vocab_size,
+        "floor_nats": sources.floor_nats(config.data, dataset, config.goal.val_tokens),
+        "train": files(dataset.train),
+        "val": files(dataset.val),
+    }
+
+
+def write_inputs(folder, job, env):
+    """All that the race was given: config, overrides, environment, code, the places of its shards."""
+    (folder / "logs").mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
+    overrides = [private.redact(override, REPO) for override in job.overrides]
+    (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    atomic.write_json(folder / "environment.json", env)
+    code_state.write(REPO, folder / "code")
+    paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+    atomic.write_json(folder / run_folder.SHARDS, paths, durable=False)
+    step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})

@@ -1,0 +1,113 @@
+"""What a race needs of the machine around it: disk, memory, cores that nobody else takes, clocks that stay."""
+
+import os
+import shutil
+import sysconfig
+import time
+from pathlib import Path
+
+from bench.machine import environment
+from bench.machine.check import Check
+from bench.units import GIB, format_gib, gib_from_bytes
+
+MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
+LOW_FREE_GIB = 2.0  # traces and snapshots are large
+PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
+MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/verdict.py, above which a CPU race is suspect
+SAMPLE_S = 0.3
+STEADY_GOVERNORS = ("performance",)
+
+
+def disk_space(results):
+    """Free space where the record is written."""
+    folder = next(path for path in (Path(results).absolute(), *Path(results).absolute().parents) if path.exists())
+    if not os.access(folder, os.W_OK):
+        return Check(
+            "disk", "fail", "the results folder cannot be written", "set SPEEDRUN_RESULTS=FOLDER to one that can"
+        )
+    free_gib = gib_from_bytes(shutil.disk_usage(folder).free)
+    status = "fail" if free_gib < MIN_FREE_GIB else "warn" if free_gib < LOW_FREE_GIB else "ok"
+    remedy = "" if status == "ok" else "free some space, or set SPEEDRUN_RESULTS=FOLDER to a larger disk"
+    return Check("disk", status, f"{format_gib(free_gib, 1)} free for results", remedy)
+
+
+def memory(num_processes, dataset_bytes, available_gib):
+    """Room for the workers, and for the data to stay in the page cache."""
+    if available_gib is None:
+        return Check("memory", "ok", "unknown on this system")
+    need_gib, data_gib = num_processes * PROCESS_GIB, dataset_bytes / GIB
+    need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
+    found = f"{format_gib(available_gib, 1)} available; {need}"
+    if available_gib < need_gib:
+        return Check("memory", "fail", found, "end other programs, or race with fewer: hardware.num_processes=1")
+    if available_gib < need_gib + data_gib:
+        found = f"{found}, the data {format_gib(data_gib, 1)}"
+        return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")
+    return Check("memory", "ok", found)
+
+
+def cpu_load(hardware, foreign_cores, num_cpus):
+    """What other programs take.  A CPU race shares every core; a GPU race needs a free one for each process."""
+    if foreign_cores is None:
+        return Check("cpu load", "ok", "unknown on this system")
+    limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - hardware.num_processes)
+    found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
+    if foreign_cores <= limit:
+        return Check("cpu load", "ok", found)
+    remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
+    return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
+
+
+def threads(hardware, num_cpus, quota_cores):
+    """No more busy threads than cores."""
+    wanted = hardware.num_threads * hardware.num_processes if hardware.device == "cpu" else hardware.num_processes
+    cores = min(num_cpus, quota_cores or num_cpus)
+    found = f"{hardware.num_processes} process(es), {wanted} busy thread(s) on {cores:g} usable core(s)"
+    if wanted <= cores:
+        return Check("threads", "ok", found)
+    if hardware.device == "cpu":
+        threads_each = max(1, int(cores // hardware.num_processes))
+        fewer = f"hardware.num_threads={threads_each}, or fewer processes" if threads_each < hardware.num_threads else f"hardware.num_processes={max(1, int(cores))} or fewer"
+        return Check("threads", "warn", found, fewer)
+    return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
+
+
+def waiting_threads(hardware, env_variables):
+    """Spinning OpenMP threads beside a busy core make steps 10 to 90 times slower; the launcher sets PASSIVE."""
+    policy = env_variables.get("OMP_WAIT_POLICY")
+    if policy is None or policy.upper() == "PASSIVE" or hardware.num_threads == 1:
+        return Check("openmp", "ok", "idle threads sleep" if hardware.num_threads > 1 else "one thread a process")
+    return Check("openmp", "warn", f"OMP_WAIT_POLICY={policy}: idle threads spin", "unset OMP_WAIT_POLICY")
+
+
+def governor(name):
+    """How the cores choose their clock: anything but performance follows the load, and steps with it."""
+    if name is None:
+        return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
+    if name in STEADY_GOVERNORS:
+        return Check("governor", "ok", name)
+    return Check("governor", "warn", f"{name}: clocks follow the load", "sudo cpupower frequency-set -g performance")
+
+
+def quota(num_cpus, quota_cores):
+    """A container's share of time: a race that uses more is stopped for the rest of every 100 ms."""
+    if quota_cores is None or quota_cores >= num_cpus:
+        return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
+    remedy = "give the container whole cores instead of a share of time (--cpuset-cpus, not --cpus)"
+    return Check("cpu quota", "warn", f"{quota_cores:g} cores' worth of time on {num_cpus} cores", remedy)
+
+
+def sample():
+    meter = environment.CpuMeter()
+    time.sleep(SAMPLE_S)
+    return meter.foreign_cpu_cores()
+
+
+def compiler():
+    """torch.compile's kernels are Triton's, which builds a small extension module of Python with the C compiler."""
+    name = next((name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and shutil.which(name)), None)
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if name and header.is_file():
+        return Check("compiler", "ok", f"{name}, Python.h")
+    missing = " and ".join([*(["no C compiler"] if not name else []), *(["no Python.h"] if not header.is_file() else [])])
+    return Check("compiler", "warn", f"{missing}, which torch.compile needs on a GPU", "apt install gcc python3-dev, or hardware.compile=false")

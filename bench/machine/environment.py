@@ -1,0 +1,233 @@
+"""Where a run ran and with what code: machine, GPUs, software, source; ids for "same session" and "comparable".
+
+No host name, user name, home path or remote URL leaves this room: values pass through private.redact, serial numbers
+through private.salted_hash.  Nothing here fails for want of a GPU, a driver, git or /proc: the fact is None.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+
+from bench import private
+from bench.machine import gpus
+from bench.record import run_folder
+from bench.units import GIB, KIB, gib_from_bytes, s_from_ns
+
+REPO = run_folder.REPO
+# fmt: off
+ENV_PREFIXES = (
+    "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "GOMP_", "KMP_",
+    "MKL_", "OPENBLAS_", "MALLOC_", "HYDRA_", "SPEEDRUN_",
+)
+# fmt: on
+ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
+SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
+
+
+def environment():
+    """The facts of environment.json, as a dict; takes about 0.1 s."""
+    nvml = gpus.nvml_facts()
+    return {
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "cpu_model": cpu_model(),
+        "num_cpus": usable_cpus(),
+        "cpu_quota_cores": cpu_quota_cores(),
+        "memory_gib": _meminfo_gib("MemTotal"),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "boot": _boot(),
+        "driver": nvml["driver"],
+        "nvml": nvml["nvml"],
+        "gpus": nvml["gpus"],
+        "env": env_variables(os.environ),
+        "packages": packages(),
+    }
+
+
+def summary(env, hardware):
+    """env: of environment(); hardware: resolved -> run.json["environment"], what the run itself used."""
+    gpus = [gpu for gpu in env["gpus"] if gpu["visible"] is not None] if hardware.device == "cuda" else []
+    gpus = sorted(gpus, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
+    keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
+    shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in gpus]
+    facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}
+    torch_version = env["packages"].get("torch")  # torch_facts() of the workers says it again, and cuda and nccl
+    return facts | {
+        "torch": torch_version,
+        "cuda": None,
+        "nccl": None,
+        "num_threads": hardware.num_threads,
+        "gpus": shown,
+    }
+
+
+def torch_facts():
+    """What only torch knows; imports it, so only workers call this."""
+    import torch
+
+    cuda = torch.version.cuda
+    nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else None
+    return {
+        "torch": torch.__version__,
+        "cuda": cuda,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": ".".join(str(part) for part in nccl) if nccl else None,
+    }
+
+
+def this_process():
+    """Who owns the record: run.json["launcher"]."""
+    return {"pid": os.getpid(), "start_ticks": run_folder.start_ticks(os.getpid()), "boot_id_hash": run_folder.boot_id_hash()}
+
+
+# ---- ids
+
+
+def session_id(env):
+    """One boot, one set of GPUs, one software image: runs that share it were in one sitting.  None: boot unknown."""
+    if env["boot"] is None:
+        return None
+    return _digest(
+        [env["boot"], sorted(gpu["uuid_hash"] or "" for gpu in env["gpus"]), env["python"], env["packages"]]
+    )
+
+
+def comparability_id(run):
+    """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size.
+
+    On a CPU the model, its usable cores and the threads of each process stand in the place of the GPUs.
+    """
+    env, protocol = run["environment"], run["timing_protocol"]
+    gpus = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
+    device = gpus or [env["cpu_model"], env["num_cpus"], env.get("num_threads")]
+    software = [env[key] for key in ("driver", "cuda", "nccl", "torch")]
+    data = [file["sha256"] for split in ("train", "val") for file in run["data"][split]]
+    return _digest([device, software, protocol["id"], protocol.get("instruments"), data, run["world_size"]])
+
+
+def _digest(facts):
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ---- CPU and memory
+
+
+def cpu_model():
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or None
+
+
+def usable_cpus():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def cpu_quota_cores():
+    """Cores' worth of time that the container may use (cgroup v2), or None without a limit."""
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def available_memory_gib():
+    """What programs may still take: of the machine or, if less, of the container (cgroup v2); None if unknown."""
+    found = [_meminfo_gib("MemAvailable")]
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit and used and limit != "max":
+        found.append(gib_from_bytes(int(limit) - int(used)))
+    return min((gib for gib in found if gib is not None), default=None)
+
+
+def _meminfo_gib(name):
+    match = re.search(rf"^{name}:\s+(\d+) kB$", _read("/proc/meminfo") or "", re.M)
+    return int(match[1]) * 1024 / GIB if match else None
+
+
+def peak_rss_gib():
+    """The largest resident set this process has had since it began its program, imports included.
+
+    VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
+    """
+    for line in (_read("/proc/self/status") or "").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KIB / GIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return gib_from_bytes(peak if sys.platform == "darwin" else peak * KIB)  # bytes on macOS, KiB elsewhere: getrusage(2)
+
+
+class CpuMeter:
+    """How much other programs use the cores that we may use.
+
+    foreign = busy time of those cores in /proc/stat, minus our own CPU time, over wall time.  /proc/stat counts in
+    ticks of 10 ms a core, so below a second or so it is coarse.  Time stolen by a hypervisor counts as foreign.
+    """
+
+    def __init__(self, now_ns=time.perf_counter_ns, read_busy_s=None, own_s=time.process_time):
+        self._now_ns, self._read_busy_s, self._own_s = now_ns, read_busy_s or _busy_cpu_s, own_s
+        self._start = (now_ns(), self._read_busy_s(), own_s())
+
+    def own_cpu_s(self):
+        """CPU seconds of this process, all threads, since the meter was made."""
+        return self._own_s() - self._start[2]
+
+    def foreign_cpu_cores(self, own_cpu_s=None):
+        """Cores, mean since the meter was made; own_cpu_s: of all our processes together.  None without /proc."""
+        wall_s, busy_s = s_from_ns(self._now_ns() - self._start[0]), self._read_busy_s()
+        if busy_s is None or self._start[1] is None or wall_s <= 0:
+            return None
+        own_cpu_s = self.own_cpu_s() if own_cpu_s is None else own_cpu_s
+        return max(0.0, busy_s - self._start[1] - own_cpu_s) / wall_s
+
+
+def _busy_cpu_s():
+    """Busy seconds since boot of the cores we may use: user, nice, system, irq, softirq and steal (man proc_stat)."""
+    text = _read("/proc/stat")
+    if text is None:
+        return None
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = [line.split() for line in text.splitlines()]
+    ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7, 8))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+# ---- software
+
+
+def packages():
+    """Installed distributions: name -> version, sorted."""
+    from importlib import metadata
+
+    return {
+        name: version
+        for name, version in sorted((dist.name, dist.version) for dist in metadata.distributions())
+        if name
+    }
+
+
+def env_variables(environ):
+    """The variables that change how torch, NCCL, OpenMP or this harness run; no secret, home or serial number."""
+    names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
+    values = {name: private.redact(environ[name], REPO) for name in names if not SECRET.search(name)}
+    return {
+        name: SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), value)
+        for name, value in values.items()
+    }
+
+
+def _boot():
+    boot = _read("/proc/sys/kernel/random/boot_id")
+    return private.salted_hash(boot) if boot else None
+
+
+def _read(path):
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

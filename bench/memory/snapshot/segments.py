@@ -1,0 +1,43 @@
+"""How full the memory is that the allocator holds: what is used, what is lost to rounding and to gaps.
+
+    reserved = used + rounding + waiting + free;  free = in gaps (of segments that are partly used) + whole segments
+Gaps cannot be given back and serve only what fits into them; whole free segments empty_cache() gives back.
+"""
+
+from bench.memory.snapshot.timeline import ALIVE
+
+
+def of_device(snapshot, device):
+    """{"num_segments", "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free"}, bytes."""
+    found = dict.fromkeys(
+        ("num_segments", "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free"), 0
+    )
+    for segment in _of(snapshot, device):
+        found["num_segments"] += 1
+        found["reserved"] += segment["total_size"]
+        is_used = any(block["state"] in ALIVE for block in segment["blocks"])
+        for block in segment["blocks"]:
+            size = block["size"]
+            if block["state"] == "active_allocated":
+                asked = block.get("requested_size", size)
+                found["used"] += asked
+                found["rounding"] += size - asked
+            elif block["state"] in ALIVE:
+                found["waiting"] += size
+            else:
+                found["free"] += size
+                found["largest_free"] = max(found["largest_free"], size)
+                if is_used:
+                    found["in_gaps"] += size
+                    found["largest_gap"] = max(found["largest_gap"], size)
+    return found
+
+
+def largest(snapshot, device, count):
+    """The count largest segments, largest first, and how many there are."""
+    found = sorted(_of(snapshot, device), key=lambda segment: (-segment["total_size"], segment.get("address") or 0))
+    return found[:count], len(found)
+
+
+def _of(snapshot, device):
+    return [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]

@@ -1,0 +1,147 @@
+"""The arms of a race as processes: what each is, asked of its own code, and one run of it in a fresh process group.
+
+An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.  All
+arms are started alike, with this Python, this data folder and this results folder.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import paths
+from bench.machine import code_state
+from bench.record import run_folder
+from bench.machine.processes import die_with_parent
+
+END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
+TAIL_LINES = 15
+
+
+class Interrupted(Exception):
+    """A signal came; what was running has been ended and recorded."""
+
+
+def environment(results):
+    """What every arm's process gets: folders by their absolute names, because worktrees lie elsewhere."""
+    from bench.data import sources
+
+    return os.environ | {
+        "SPEEDRUN_RESULTS": str(Path(results).absolute()),
+        "SPEEDRUN_DATA": str(sources.data_root().absolute()),
+        "SPEEDRUN_CWD": paths.working_folder(),
+    }
+
+
+DISTURBING = {"trace", "window", "stages", "memory_history"}  # instruments that flag steps
+
+
+def facts(folder, overrides, results):
+    """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
+    if not (Path(folder) / "bench" / "racers.py").exists():
+        raise ValueError("that revision's harness is from before there were races: choose a later one")
+    words = [sys.executable, "-m", "bench.race.arm_process", *overrides]
+    done = subprocess.run(words, cwd=folder, env=environment(results), capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def print_facts(overrides):
+    """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
+    from bench.machine import environment as machine
+    from bench.launch import launcher
+    from bench.launch.prepare import prepare
+
+    try:
+        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
+    except ValueError as error:
+        print(f"race: {error}", file=sys.stderr)
+        return 2
+    disturbing = sorted(DISTURBING & set(job.config.instruments))
+    if disturbing:
+        print(f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, and look into a run of its own", file=sys.stderr)
+        return 2
+    code = code_state.state(launcher.REPO)
+    found = {
+        "name": job.config.name,
+        "config_id": job.config_id,
+        "track": job.config.track.name,
+        "deviations": job.deviations,
+        "source_sha256": code["source_sha256"],
+        "commit": code["commit"],
+        "dirty": code["dirty"],
+        "session_id": machine.session_id(machine.environment()),
+    }
+    print(json.dumps(found))
+    return 0
+
+
+def source_sha256(folder):
+    return code_state.source_sha256(folder)
+
+
+def start(folder, overrides, results, place, show=False):
+    """One run, from its start to its record.  place: for run.json["race"].  Returns the last lines it printed.
+
+    Raises Interrupted, after the run has been ended and recorded, when a signal comes.
+    """
+    words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(place), *overrides]
+    with tempfile.TemporaryFile() as hidden, _signals_raise():
+        out = None if show else hidden
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment(results), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            process_group=0, preexec_fn=die_with_parent,
+        )  # fmt: skip
+        try:
+            process.wait()
+        finally:
+            _end(process)
+        hidden.seek(0)
+        return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+def _end(process):
+    """Let the run's launcher finish its record, then make sure that it is gone."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _signals_raise():
+    """The first SIGTERM, SIGHUP or Ctrl-C raises Interrupted here, later ones are ignored: the end is under way."""
+
+    def handler(number, frame):
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted(signal.Signals(number).name)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def record_of(results, run):
+    """The record of "<track>/<run_id>", or None where it was never written."""
+    try:
+        return run_folder.read(Path(results) / run)
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(print_facts(sys.argv[1:]))

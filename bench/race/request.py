@@ -1,0 +1,55 @@
+"""What a user types after ./run.sh race -> arms and settings.  Pure: nothing is looked up, nothing is run."""
+
+import shlex
+
+from bench.race import plan
+
+SETTINGS = {  # word: (what the plan calls it, how it is read, what it must be)
+    "n": ("n", int, "a number of runs"),
+    "looks": ("looks", lambda text: [int(part) for part in text.split(",")], "numbers of runs, 3,5"),
+    "alpha": ("alpha", float, "a number"),
+    "margin": ("loss_margin_nats", float, "a number of nats"),
+    "seed": ("first_seed", int, "a number"),
+    "name": ("name", str, "a name"),
+}
+
+
+def parse(words):
+    """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError tells why not."""
+    arms, common, settings = {}, [], {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        name, dot, what = key.partition(".")
+        if not equals:
+            raise ValueError(f"{word!r}: write key=value, or A=... for an arm of the race")
+        if key in SETTINGS:
+            settings[SETTINGS[key][0]] = _setting(key, value)
+        elif plan.ARM.fullmatch(name) and (not dot or what == "rev"):
+            arm = arms.setdefault(name, {"overrides": [], "rev": None})
+            arm.update({"rev": value} if dot else {"overrides": _split(word, value)})
+        else:
+            common.append(word)
+    for name, arm in arms.items():
+        arm["overrides"] = [*common, *arm["overrides"]]
+        seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
+        if seeds:
+            raise ValueError(f"{name}={seeds[0]}: the race gives the seeds, the same to every arm; begin elsewhere with seed=N beside the arms")
+    return {"arms": arms, **settings}
+
+
+def _setting(key, value):
+    _, read, what = SETTINGS[key]
+    try:
+        found = read(value)
+    except ValueError:
+        raise ValueError(f"{key}={value}: it must be {what}") from None
+    if key == "name" and (not value or not all(char.isalnum() or char in "._-" for char in value) or value[0] == "."):
+        raise ValueError(f"name={value}: it becomes part of a folder's name: use letters, digits, '-', '_' and '.'")
+    return found
+
+
+def _split(word, value):
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"{word}: {error}") from None

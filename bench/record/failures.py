@@ -1,0 +1,166 @@
+"""How a run ended badly: which rank, at which step, why, and what to try.
+
+A rank that fails says so itself in logs/rankN.failure.json; one that is killed cannot, so the launcher concludes from
+its exit code (logs/agent.json).  classify() puts both together into run.json's "failure".
+"""
+
+import contextlib
+import errno
+import json
+import re
+import signal
+import time
+import traceback
+from pathlib import Path
+
+from bench import atomic, private
+from bench.record import run_folder, step_files
+
+HINTS = {
+    "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
+    "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
+    "disk_full": "free space where results/ is, then run again",
+    "rank_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "agent_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "rank_crashed": "a crash in native code: the end of the rank's log says more",
+    "collective_timeout": "a rank stalled or died: see the other ranks' logs; raise hardware.collective_timeout_s if steps are long",
+    "wall_timeout": "raise hardware.wall_timeout_s or race fewer steps",
+    "launcher_killed": "the launcher was killed from outside; the workers ended themselves",
+    "interrupted": "start it again; a sweep skips what is complete",
+    "bad_data": "./run.sh data show NAME checks every file",
+    "bad_setting": "the message says which setting",
+    "exception": "the traceback is in the rank's log",
+}
+KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
+NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
+# What a rank says when it fails only because another one did.
+FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
+
+
+def failure(kind, message, rank=None, step=None, signal_name=None, exit_code=None):
+    """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
+    return {
+        "kind": kind,
+        "rank": rank,
+        "step": step,
+        "signal": signal_name,
+        "exit_code": exit_code,
+        "message": message,
+        "hint": HINTS[kind],
+    }
+
+
+def write(folder, rank, step, error):
+    """Called by the rank that fails, with the exception in hand.  Returns its kind."""
+    kind = kind_of(error)
+    found = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
+    found["failed_at_s"] = time.time()
+    found["traceback"] = traceback.format_exc()
+    path = Path(folder) / "logs" / f"rank{rank}.failure.json"
+    try:
+        path.write_text(json.dumps(found))
+    except OSError:
+        atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
+        path.write_text(json.dumps(found))
+    if kind == "non_finite_loss":
+        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": kind, "rank": rank, "step": found["step"]}
+        with contextlib.suppress(OSError):
+            step_files.append_event(folder, event | {"message": found["message"]})
+    return kind
+
+
+def kind_of(error):
+    """The kind of an exception, for HINTS."""
+    text = str(error)
+    if type(error).__name__ == "NonFiniteLoss":
+        return "non_finite_loss"
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{type(error).__name__}: {text}"):
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    if isinstance(error, ValueError):
+        return "bad_data" if ".bin" in text else "bad_setting"
+    return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
+
+
+def classify(folder, exit_code):
+    """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
+    told = [_told(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
+    told = [one for one in told if one]
+    ended = _read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
+    if exit_code == 0 and not told:
+        return None
+    first_cause = [one for one in told if not (one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]))]
+    killed = [one for one in ended if one["exit_code"] < 0 and -one["exit_code"] != signal.SIGTERM]
+    if first_cause:
+        cause = min(first_cause, key=lambda one: one["failed_at_s"])
+        # A kill that the agent saw long after is its own: it ends what does not end by itself.
+        killed = [one for one in killed if one["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
+        if not (killed and cause["kind"] in ("exception", "collective_timeout")):
+            return _without_private(cause)
+    if killed:
+        return _killed(folder, min(killed, key=lambda one: one["failed_at_s"]))
+    if told:
+        return _without_private(min(told, key=lambda one: one["failed_at_s"]))
+    if ended:
+        one = ended[0]
+        return failure("exception", f"rank {one['rank']} ended with exit code {one['exit_code']}", one["rank"], exit_code=one["exit_code"])
+    if exit_code == -signal.SIGKILL:
+        return failure("agent_killed", "the launching agent was ended by SIGKILL", None, last_step(folder), "SIGKILL", exit_code)
+    return failure("exception", f"the launching agent ended with exit code {exit_code}; see logs/agent.log", exit_code=exit_code)
+
+
+def _killed(folder, ended):
+    number = -ended["exit_code"]
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    kind = "rank_killed" if number in (signal.SIGKILL, signal.SIGINT, signal.SIGHUP) else "rank_crashed"
+    if number == signal.SIGABRT and NCCL_TIMEOUT in _log(folder, ended["rank"]):
+        kind = "collective_timeout"
+    step = last_step(folder)
+    return failure(kind, f"rank {ended['rank']} was ended by {name}", ended["rank"], step, name, ended["exit_code"])
+
+
+def _log(folder, rank):
+    try:
+        return (folder / "logs" / f"rank{rank}.log").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_step(folder):
+    """The last step that rank 0's pen wrote: within half a second of what any rank knew."""
+    return _read_json(folder / run_folder.PROGRESS, {}).get("step")
+
+
+def write_launcher_killed(folder):
+    """Rank 0 finishes the record in the place of a launcher that is gone."""
+    folder = Path(folder)
+    run = run_folder.read_raw(folder)
+    if run["status"] == "running":
+        run["status"] = "aborted"
+        run["ended_at"] = atomic.utc_now()
+        run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=last_step(folder))
+        run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
+        atomic.release(folder)
+        private.redact_logs(folder, run_folder.REPO)
+        run["artifacts"] = run_folder.artifacts(folder)
+        atomic.write_json(folder / "run.json", run)
+        run_folder.remove_passing(folder)
+
+
+def _told(path):
+    found = _read_json(path, None)
+    return found if found and "kind" in found else None
+
+
+def _without_private(found):
+    return {key: value for key, value in found.items() if key not in ("failed_at_s", "traceback")}
+
+
+def _read_json(path, default):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return default
+

@@ -1,0 +1,205 @@
+"""Run folders -> rows, fast: what was read before is kept beside the runs, in .index.json of the folder they lie in.
+
+The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
+change and time of status change, and while the code that made it is the same; a deleted, damaged or foreign index is
+as good as none.  A run that still runs, or whose run.json changed in the last seconds before it was read (file systems
+count time in coarse ticks), is read again every time.  Where the index cannot be written, everything still works.
+"""
+
+import contextlib
+import functools
+import gc
+import hashlib
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from bench import atomic
+from bench.record import run_folder
+from bench.record import rows as rows_of_runs
+
+NAME = ".index.json"
+MIN_RUNS = 50  # fewer are read as fast without
+SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
+MIN_PARALLEL = 2000
+NUM_READERS = 2
+NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs again
+
+
+def read_rows(paths, on_error=None, logs_too=False):
+    """Folders -> [(folder, row)] of every run in and below them, each once, by folder; folder is an absolute path.
+
+    What cannot be read is left out and told to on_error(message).  ValueError for a path that is no folder, unless
+    logs_too says that somebody else reads those.
+    """
+    found = {}
+    for path in paths:
+        if not _find(os.path.abspath(path), found, on_error) and not logs_too and not os.path.isdir(path):
+            raise ValueError(f"{path}: there is no such folder; ./run.sh table without a folder shows results/")
+    with _no_garbage_collection():
+        return [
+            (f"{parent}/{name}", row)
+            for parent in sorted(found)
+            for name, row in _of_one_folder(parent, found[parent], on_error)
+        ]
+
+
+def _find(path, found, on_error):
+    """Fill found: {parent: {name: stat of run.json}}; not below a run folder.  Returns whether path is one."""
+    parent, name = os.path.split(path)
+    if _is_run(parent, name, found):
+        return True
+    _find_below(path, found, on_error)
+    return False
+
+
+def _find_below(path, found, on_error):
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
+        return
+    except OSError as error:
+        if on_error:
+            on_error(f"{path}: cannot be read ({error.strerror})")
+        return
+    for name in names:
+        if not name.startswith(".") and not _is_run(path, name, found):
+            _find_below(f"{path}/{name}", found, on_error)
+
+
+def _is_run(parent, name, found):
+    try:
+        stat = os.stat(f"{parent}/{name}/run.json")
+    except OSError:  # there is none; or the folder is closed, which shows when it is searched
+        return False
+    if parent not in found:
+        found[parent] = {}
+    found[parent][name] = stat
+    return True
+
+
+def _of_one_folder(parent, stats, on_error):
+    known = _load(parent) if len(stats) >= MIN_RUNS else {}
+    names = sorted(stats)
+    signatures = {name: _signature(stats[name]) for name in names}
+    fresh = [name for name in names if name in known and known[name][0] == signatures[name]]
+    rows = {name: dict(zip(rows_of_runs.COLUMNS, known[name][1], strict=True)) for name in fresh}
+    stale = [name for name in names if name not in rows]
+    for name, row, message in _read_all(parent, stale):
+        if message is None:
+            rows[name] = row
+        elif on_error:
+            on_error(message)
+    if len(stats) >= MIN_RUNS and len(stale) > NUM_STALE_KEPT:
+        settled = [name for name in stale if name in rows and _is_settled(rows[name], stats[name])]
+        _save(parent, known, {name: (signatures[name], tuple(rows[name].values())) for name in settled})
+    return [(name, rows[name]) for name in names if name in rows]
+
+
+def _signature(stat):
+    return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _is_settled(row, stat):
+    """Whether the row stays true as long as the file stays as it is."""
+    age_s = time.time() - max(stat.st_mtime, stat.st_ctime)
+    return age_s > SETTLED_S and row["status"] != "running" and row["failure"] != "launcher_killed"
+
+
+def _read_all(parent, names):
+    """[(name, row or None, None or why it cannot be read)]; thousands of them by two processes."""
+    if len(names) < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
+        return [_read(parent, name) for name in names]
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(NUM_READERS) as pool:
+        return pool.map(functools.partial(_read, parent), names, chunksize=-(-len(names) // (4 * NUM_READERS)))
+
+
+def _read(parent, name):
+    folder = f"{parent}/{name}"
+    try:
+        return name, rows_of_runs.row_of(run_folder.read(folder)), None
+    except ValueError as error:
+        return name, None, str(error)
+    except (KeyError, TypeError, AttributeError) as error:
+        return name, None, f"{folder}: the record lacks something ({error!r})"
+
+
+# ---- the file
+
+
+def _load(parent):
+    """.index.json -> {name: (signature, values by COLUMNS)}; {} for one that is missing, damaged or of other code."""
+    path = Path(parent, NAME)
+    try:
+        return _parsed(path, *_signature(path.stat()))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return {}
+
+
+@functools.lru_cache(maxsize=4)  # the arms of one comparison lie in one folder
+def _parsed(path, *signature):
+    index = json.loads(path.read_bytes())
+    if index["code"] != _code():
+        return {}
+    columns = [_unpacked(index["rows"][column]) for column in rows_of_runs.COLUMNS]
+    return dict(zip(index["names"], zip(index["signatures"], zip(*columns, strict=True), strict=True), strict=True))
+
+
+def _save(parent, known, changed):
+    """By column, because most columns hold few different values: a third of the size, and quick to read.
+
+    known: what the index held, of runs that were not asked for now as well; of those that are gone nothing is kept.
+    """
+    with contextlib.suppress(OSError):  # not ours to write to, or full: the next call reads the runs again
+        there = set(os.listdir(parent))
+        entries = {name: entry for name, entry in (known | changed).items() if name in there}
+        columns = zip(*(values for _, values in entries.values()), strict=True)
+        index = {
+            "code": _code(),
+            "names": list(entries),
+            "signatures": [signature for signature, _ in entries.values()],
+            "rows": {column: _packed(values) for column, values in zip(rows_of_runs.COLUMNS, columns, strict=False)},
+        }
+        atomic.write_text(Path(parent, NAME), json.dumps(index, separators=(",", ":")), durable=False)
+
+
+def _packed(values):
+    if len({type(value) for value in values} - {type(None)}) > 1:  # 1, 1.0 and True are equal and not the same
+        return {"values": values}
+    try:
+        distinct = list(dict.fromkeys(values))
+    except TypeError:  # lists
+        return {"values": values}
+    if 2 * len(distinct) > len(values):
+        return {"values": values}
+    places = {value: place for place, value in enumerate(distinct)}
+    return {"values": distinct, "codes": [places[value] for value in values]}
+
+
+def _unpacked(column):
+    values, codes = column["values"], column.get("codes")
+    return values if codes is None else [values[code] for code in codes]
+
+
+def _code():
+    """Hash of the code that makes rows: entries of other code count for nothing."""
+    sources = (Path(module.__file__).read_bytes() for module in (run_folder, rows_of_runs))
+    return hashlib.sha256(b"".join([*sources, Path(__file__).read_bytes()])).hexdigest()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    """Rows hold no circles, and looking for some while 10,000 of them are made, and later, takes longer than making them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()

@@ -1,0 +1,160 @@
+"""Raw facts of a record -> its derived numbers, run.json["metrics"].  Anyone can recompute them; verify does.
+
+None where a fact is missing: a run that did not finish, a device whose peak is unknown, a CPU for everything per GPU.
+"""
+
+import math
+
+from bench import stats
+from bench.machine import peak_rates
+from bench.units import ms_from_s, s_from_ms
+
+
+def metrics(run, steps):
+    """run: a record with "measured", "model", "environment", "world_size", "data" and perhaps "goal".
+
+    steps: rows of steps.csv.  Row k is after k optimizer steps.
+    """
+    measured, model = run["measured"], run["model"]
+    num_steps = steps[-1]["step"] if steps else None
+    val_loss = last_val_loss(steps)
+    seconds = train_s(measured)
+    num_untimed_steps = measured.get("num_untimed_steps") or 0
+    timed_s, num_timed_steps = timed(seconds, steps, num_untimed_steps)
+    rate = tokens_per_s(num_timed_steps, measured.get("batch_tokens"), timed_s)
+    num_gpus = len(run["environment"].get("gpus") or ())
+    gap_nats = _minus(val_loss, run["data"].get("floor_nats"))
+    mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
+    timed_ms = unflagged_step_ms(steps) if seconds is not None else []
+    peak = peak_flops(run)
+    return {
+        "num_steps": num_steps,
+        "val_loss": val_loss,
+        "train_s": seconds,
+        "num_flagged_steps": None if num_timed_steps is None else max(0, num_steps - num_untimed_steps) - num_timed_steps,
+        "step_avg_ms": step_avg_ms(timed_s, num_timed_steps),
+        "step_ms_p50": stats.percentile(timed_ms, 50),
+        "step_ms_p95": stats.percentile(timed_ms, 95),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / run["world_size"] if rate is not None and num_gpus else None,
+        "mfu": mfu(model.get("flops_per_token"), rate, run["world_size"], peak),
+        "mfu_causal": mfu(model.get("flops_per_token_causal"), rate, run["world_size"], peak),
+        "mfu_at_clock": mfu_at_clock(model.get("flops_per_token"), rate, run, peak),
+        "peak_mem_gib": max(mem_gib, default=None),
+        "peak_mem_gib_min": min(mem_gib, default=None),
+        "compile_s": measured.get("compile_s"),
+        "goodput_frac": goodput_frac(seconds, measured.get("wall_s")),
+        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if seconds is not None else None,
+        "gap_nats": gap_nats,
+        **energy(run, num_steps),
+    }
+
+
+def train_s(measured):
+    """The run's time: the slowest rank's clock (DESIGN 4.2), which excludes warm-up, compilation and validation."""
+    return max(measured.get("train_s_by_rank") or (), default=None)
+
+
+def timed(seconds, steps, num_untimed_steps=0):
+    """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
+
+    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the first
+    ones of some foreign logs, which their clock does not hold.
+    """
+    if seconds is None or not steps:
+        return None, None
+    flagged_ms = [
+        row["step_ms"] for row in steps if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
+    ]
+    return seconds - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
+
+
+def step_avg_ms(seconds, num_steps):
+    """Over the steps that were not flagged; synchronised at both ends, unlike a step_avg printed during the race."""
+    return ms_from_s(seconds) / num_steps if seconds is not None and num_steps else None
+
+
+def unflagged_step_ms(steps):
+    """The step times that may enter statistics: measured, and no instrument disturbed the step."""
+    return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
+
+
+def tokens_per_s(num_steps, batch_tokens, seconds):
+    """Global, over all ranks: num_steps * batch_tokens / train_s, batch_tokens being those of all ranks together."""
+    if not num_steps or batch_tokens is None or not seconds:
+        return None
+    return num_steps * batch_tokens / seconds
+
+
+def mfu(flops_per_token, rate, world_size, peak):
+    """Model FLOPs utilisation, 0 to 1: flops_per_token * tokens_per_s / (world_size * peak of one device).
+
+    Chowdhery et al. 2022 (PaLM), appendix B; flops_per_token as DESIGN 4.6: forward and backward, nothing recomputed.
+    """
+    if flops_per_token is None or rate is None or peak is None:
+        return None
+    return flops_per_token * rate / (world_size * peak)
+
+
+def peak_flops(run):
+    """Dense peak of the slowest device of the run in its dtype; None on a CPU and for any unknown device."""
+    gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
+    peaks = [peak_rates.peak_flops(gpu["name"], dtype) for gpu in gpus]
+    return None if None in peaks else min(peaks, default=None)
+
+
+def mfu_at_clock(flops_per_token, rate, run, peak):
+    """mfu against the peak at the mean SM clock that telemetry saw while the race's clock ran; None without telemetry."""
+    names = {gpu["name"] for gpu in run["environment"].get("gpus") or ()}
+    clock_mhz = _telemetry(run).get("mean_sm_clock_mhz")
+    peak_clock_mhz = peak_rates.peak_clock_mhz(names.pop()) if len(names) == 1 else None
+    if peak is None or not clock_mhz or peak_clock_mhz is None:
+        return None
+    return mfu(flops_per_token, rate, run["world_size"], peak * clock_mhz / peak_clock_mhz)
+
+
+def energy(run, num_steps):
+    """Joules of the run's GPUs together while the race's clock ran, all steps in it, flagged ones too."""
+    told = _telemetry(run)
+    energy_j, num_tokens = told.get("energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    return {
+        "energy_j": energy_j,
+        "energy_j_per_step": energy_j / num_steps if energy_j is not None and num_steps else None,
+        "energy_j_per_token": energy_j / num_tokens if energy_j is not None and num_tokens else None,
+        "mean_power_w": told.get("mean_power_w"),
+    }
+
+
+def _telemetry(run):
+    return (run.get("instrument_summaries") or {}).get("telemetry") or {}
+
+
+def peak_mem_gib(by_rank):
+    """{kind: [GiB of each rank]} -> the ranks' peaks: what torch allocated on a GPU, the resident set on a CPU."""
+    by_rank = by_rank or {}
+    found = by_rank.get("allocated") or by_rank.get("rss") or ()
+    return [gib for gib in found if gib is not None]
+
+
+def goodput_frac(seconds, wall_s):
+    """Share of the wall time, launch to record, that was training: train_s / wall_s."""
+    return seconds / wall_s if seconds is not None and wall_s else None
+
+
+def target_reached(goal, val_loss, gap_nats):
+    """Whether the last validation is at or below the goal's target; None without a target."""
+    goal = goal or {}
+    for value, target in ((val_loss, goal.get("target_val_loss")), (gap_nats, goal.get("target_gap_nats"))):
+        if target is not None:
+            return None if value is None else value <= target
+    return None
+
+
+def last_val_loss(steps):
+    """Of the last validation, nats per token; None if there was none or it is not a number."""
+    found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
+    return found[-1] if found and math.isfinite(found[-1]) else None
+
+
+def _minus(value, floor):
+    return None if value is None or floor is None else value - floor

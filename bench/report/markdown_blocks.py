@@ -1,0 +1,112 @@
+"""Blocks of a Markdown file that a command of ours wrote, so that anybody can write them again and see whether they are stale.
+
+    <!-- ./run.sh table --md results/cpu_nano -->
+    ... what that command prints ...
+    <!-- end of ./run.sh -->
+
+./run.sh table --write writes them, ./run.sh table --check fails when one is stale.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from bench import atomic
+from bench.record import run_folder
+
+END = "<!-- end of ./run.sh -->"
+FILES = ("README.md", "results/README.md")  # of the repository: where committed tables are
+BLOCK = re.compile(r"<!-- \./run\.sh (?P<command>[^\n>]*?) -->\n(?P<body>.*?)" + re.escape(END), re.S)
+
+
+def block(command, body):
+    """Marks around what ./run.sh COMMAND printed."""
+    return f"<!-- ./run.sh {command} -->\n{_framed(body)}{END}"
+
+
+def commands(text):
+    """The commands whose output the text holds, in order."""
+    return [match["command"] for match in BLOCK.finditer(text)]
+
+
+def fresh(text, write):
+    """The text with every block as write(command) gives it now."""
+    return BLOCK.sub(lambda match: block(match["command"], write(match["command"])), text)
+
+
+def stale(text, write):
+    """The commands whose block is not what write(command) gives now."""
+    return [match["command"] for match in BLOCK.finditer(text) if match["body"].strip() != write(match["command"]).strip()]
+
+
+def _framed(body):
+    return f"\n{body.strip()}\n\n"  # Markdown wants an empty line around a table
+
+
+# ---- files
+
+
+def check(files, table):
+    """1 if a table in these files is stale, else 0; the commands that print what it should be are named."""
+    code = 0
+    for file in map(Path, files or _committed()):
+        content = _content(file)
+        found = stale(content, lambda command: printed(command, table))
+        for command in found:
+            print(f"{os.path.relpath(file)}: stale: ./run.sh {command}", file=sys.stderr)
+        if found:
+            code = 1
+        else:
+            print(f"{os.path.relpath(file)}: {len(commands(content))} up to date")
+    if code:
+        print("table: ./run.sh table --write writes them again", file=sys.stderr)
+    return code
+
+
+def _content(file):
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror}): name a Markdown file") from None
+
+
+def write(files, table):
+    """Every table in these files, as it is now."""
+    for file in map(Path, files or _committed()):
+        before = _content(file)
+        after = fresh(before, lambda command: printed(command, table))
+        if after != before:
+            atomic.write_text(file, after)
+        print(f"{os.path.relpath(file)}: {'written' if after != before else 'up to date'}")
+    return 0
+
+
+def _committed():
+    return [run_folder.REPO / name for name in FILES]
+
+
+def printed(command, table):
+    """What ./run.sh COMMAND prints in Markdown.  table(argv) is the table's main; ValueError for any other verb."""
+    verb, *argv = shlex.split(command) or [""]
+    if verb != "table" or {"--check", "--write"} & set(argv):
+        raise ValueError(f"./run.sh {command}: only what ./run.sh table prints can be written again")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), _standing_in(run_folder.REPO):
+        if table([*argv, *(["--md"] if "--md" not in argv else [])]):
+            raise ValueError(f"./run.sh {command}: it fails, so that the table cannot be written")
+    return out.getvalue()
+
+
+@contextlib.contextmanager
+def _standing_in(folder):
+    """Folders named in a file are the repository's, from wherever the check was called."""
+    before = os.environ.get("SPEEDRUN_CWD")
+    os.environ["SPEEDRUN_CWD"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("SPEEDRUN_CWD") if before is None else os.environ.update(SPEEDRUN_CWD=before)

@@ -1,0 +1,65 @@
+"""Which rows of the results table, and in which order: what --where and --sort say."""
+
+import operator
+import re
+
+from bench.record.rows import METRICS, SHOWN
+
+COLUMNS = (*SHOWN, "folder")  # of the results table
+CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.S)
+YES_OR_NO = ("target_reached", "discarded")
+NUMBERS = (*(name for name in METRICS if name != "target_reached"), "num_deviations", "seed", "world_size", "wall_s")
+BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
+OPERATORS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def condition(words):
+    """E.g. val_loss<4 -> ("val_loss", "<", 4.0); the empty value is None."""
+    match = CONDITION.fullmatch(words)
+    if not match:
+        raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= in the place of =")
+    key, sign, wanted = match.groups()
+    if key not in COLUMNS:
+        raise ValueError(f"--where {words}: there is no column {key}; choose from {', '.join(COLUMNS)}")
+    if wanted == "":
+        return key, sign, None
+    try:
+        if key in NUMBERS:
+            return key, sign, float(wanted)
+        return key, sign, BOOLEANS[wanted.lower()] if key in YES_OR_NO else wanted
+    except ValueError:
+        raise ValueError(f"--where {words}: {key} is a number, {wanted!r} is none") from None
+    except KeyError:
+        raise ValueError(f"--where {words}: {key} is yes or no") from None
+
+
+def holds(row, key, sign, wanted):
+    """Is the condition true of the row?  An empty cell equals only the empty value, and is neither above nor below anything."""
+    if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's status column may show
+        return row["status"] == "complete" and OPERATORS[sign](row["validity"], wanted)
+    if row[key] is None or wanted is None:
+        return {"=": row[key] is wanted, "!=": row[key] is not wanted}.get(sign, False)
+    return OPERATORS[sign](row[key], wanted)
+
+
+def sort(rows, order, columns):
+    """order: "val_loss,-train_s" or None; empty cells come last either way."""
+    for word in reversed((order or "").split(",")):
+        column = word.strip().lstrip("-+")
+        if not column:
+            continue
+        if column not in columns and f"{column}_mean" in columns:
+            column = f"{column}_mean"  # of a group
+        if column not in columns:
+            raise ValueError(f"--sort {order}: there is no column {column}; choose from {', '.join(columns)}")
+        filled = [row for row in rows if row[column] is not None]
+        filled.sort(key=lambda row: row[column], reverse=word.strip().startswith("-"))
+        rows = filled + [row for row in rows if row[column] is None]
+    return rows

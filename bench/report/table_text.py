@@ -1,0 +1,110 @@
+"""Rows of runs or of groups as text: as many columns as a terminal has room for, Markdown, CSV, JSON."""
+
+import json
+import os
+import sys
+
+from bench import text_table
+
+DEFAULT_WIDTH = 100
+# fmt: off
+# What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
+SHOWN = ("run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib")
+GROUP_SHOWN = (
+    "config_id", "name", "track", "n", "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd",
+    "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd",
+)
+DECIMALS = {
+    "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2, "step_ms_p50": 2,
+    "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3, "peak_mem_gib": 2,
+    "goodput_frac": 2,
+}
+# fmt: on
+
+
+def of_runs(rows, width=DEFAULT_WIDTH):
+    """Rows of runs -> the table that a terminal of so many characters shows."""
+    return fit(rows, SHOWN, width)
+
+
+def fit(rows, columns, width):
+    """As many of the columns as fit, the most useful first."""
+    columns = filled(rows, columns)
+    cells = [_column(rows, name) for name in columns]
+    widths = [max([len(name), *map(len, column)]) for name, column in zip(columns, cells, strict=True)]
+    num_shown = len(columns)
+    while num_shown > 4 and sum(widths[:num_shown]) + 2 * (num_shown - 1) > width:  # 2 spaces between them
+        num_shown -= 1
+    return render(rows, columns[:num_shown], "simple", cells[:num_shown])
+
+
+def filled(rows, columns):
+    """Without the columns that are empty in every row."""
+    return [name for name in columns if any(row[name] is not None for row in rows)]
+
+
+def render(rows, columns, form, cells=None):
+    """form: a table format of tabulate; cells: by column, if they were made already."""
+    if not columns:
+        return ""
+    cells = cells or [_column(rows, name) for name in columns]
+    numeric = [any(isinstance(row[name], (int, float)) for row in rows) for name in columns]
+    return text_table.render(columns, list(zip(*cells, strict=True)), numeric, form)
+
+
+def _column(rows, name):
+    """The cells of a column; what most cells hold, a float or a word, without asking further."""
+    if name in ("track", "status", "n"):
+        return [_cell(row, name) for row in rows]
+    form = f"{{:,.{_decimals(name)}f}}".format
+    return [
+        form(value) if (kind := type(value := row[name])) is float else value if kind is str else _cell(row, name)
+        for row in rows
+    ]
+
+
+def _decimals(column):
+    name, _, what = column.rpartition("_") if column.endswith(("_mean", "_sd")) else (column, "", "")
+    return DECIMALS.get(name, 3) + (what == "sd")
+
+
+def _cell(row, column):
+    value = row[column]
+    if column == "track" and row["num_deviations"]:
+        return f"{value} (open)"  # it changed what the track fixes: MLPerf's open division
+    if column == "status":
+        if row["discarded"] and value == "complete":
+            return "warm-up"
+        return row["validity"] if value == "complete" and row["validity"] != "valid" else value
+    if column == "n":
+        kinds = ("suspect", "invalid", "failed", "aborted", "running")  # the suspect are among the n, the rest beside
+        return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(value)
+    return f"{value:,.{_decimals(column)}f}" if isinstance(value, float) else str(value)
+
+
+def as_json(rows, columns):
+    """A run a line: the C encoder, which knows no indents, is five times as fast."""
+    lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
+    return "[\n" + ",\n".join(lines) + "\n]"
+
+
+def print_csv(rows, columns):
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([" ".join(value) if isinstance(value := row[name], list) else value for name in columns])
+
+
+def terminal_width():
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):  # a pipe, or no file at all
+        return DEFAULT_WIDTH

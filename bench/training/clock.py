@@ -1,0 +1,62 @@
+"""What counts as training time.  Written here and nowhere else.
+
+The clock runs from start() to stop() and stands still inside paused(reason).  Every edge waits for the device first,
+so that work queued before an edge is paid for before it.  Host time, time.perf_counter_ns; a run's time is the
+maximum over ranks, which bench/training/worker.py gathers.
+"""
+
+import contextlib
+import time
+
+TIMING_PROTOCOL = {
+    "id": "tp-1",  # a change of anything below needs a new id: runs timed differently are not comparable
+    "clock": "host time.perf_counter_ns between barrier + device sync and device sync + barrier, maximum over ranks",
+    "excluded": ["launch", "imports", "building", "compilation", "warm-up", "validation", "writing the record"],
+    "in_timed_region": ["next batch", "forward", "backward", "optimizer", "gradient and Muon communication"],
+    "step_ms": "CUDA events on the compute stream read late, or host time on a CPU; maximum over ranks",
+    "step_lines": "train_time and step_avg of step lines come from the same marks; lines are written by another thread",
+    "warm_up": "every graph of the race on real batches, then weights, optimizer, RNG and loader restored bit for bit",
+    "garbage_collection": "collected and frozen before the start, left on",
+}
+
+
+class Clock:
+    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() and barrier() come from outside."""
+
+    def __init__(self, sync, barrier, now_ns=time.perf_counter_ns):
+        self._sync, self._barrier, self._now_ns = sync, barrier, now_ns
+        self._running_since_ns = None
+        self._train_ns = 0
+        self.paused_ns = {}  # reason -> ns
+        self.num_pauses = {}  # reason -> count
+
+    def start(self):
+        assert self._running_since_ns is None and self._train_ns == 0, "a clock is started once"
+        self._barrier()
+        self._sync()
+        self._running_since_ns = self._now_ns()
+
+    @contextlib.contextmanager
+    def paused(self, reason):
+        self._sync()
+        stopped_ns = self._now_ns()
+        self._train_ns += stopped_ns - self._running_since_ns
+        self._running_since_ns = None
+        yield
+        self._barrier()  # what one rank did longer than the others in its pause is nobody's training time
+        self._sync()
+        started_ns = self._now_ns()
+        self.paused_ns[reason] = self.paused_ns.get(reason, 0) + started_ns - stopped_ns
+        self.num_pauses[reason] = self.num_pauses.get(reason, 0) + 1
+        self._running_since_ns = started_ns
+
+    def stop(self):
+        self._sync()
+        self._train_ns += self._now_ns() - self._running_since_ns
+        self._running_since_ns = None
+        self._barrier()
+
+    @property
+    def train_s(self):
+        """Seconds of training up to the last edge: exact after stop() and inside paused()."""
+        return self._train_ns / 1e9

@@ -1,0 +1,49 @@
+"""Python's garbage collector during a race: which policy runs, hardware.gc, and what the record says of it.
+
+A full collection of a training process takes 0.1 to 0.5 s and stops every thread, so races tame it: modded-nanogpt
+collects before its clock starts, nanochat also freezes and switches it off, torchtitan runs generation 1 every 50
+steps.
+"""
+
+import gc
+
+# hardware.gc -> timing_protocol.garbage_collection; None is "freeze" (bench/config/schema.py), in bench/training/clock.py's words
+WORDS = {
+    "on": "collected before the start, left on",
+    "off": "collected and frozen before the start, then off",
+    "manual": "collected and frozen before the start, then off but for generation 1 every {every_steps} steps, timed",
+}
+GENERATION = 1  # of manual: what survived one collection and is young still; all that was frozen stays untouched
+
+
+def protocol(policy, every_steps):
+    """What changes in the timing protocol of a record: nothing for the default."""
+    return {} if policy is None else {"garbage_collection": WORDS[policy].format(every_steps=every_steps)}
+
+
+class Collector:
+    """before_race(); each_step() at the end of every step, in its time; after_race(): on again, what is frozen stays."""
+
+    def __init__(self, policy=None, every_steps=None):
+        self._policy, self._every_steps = policy, every_steps
+        self._steps_done = 0
+
+    @property
+    def checks(self):
+        """What is to be called at the end of each step: nothing unless the policy collects by hand."""
+        return (self.each_step,) if self._policy == "manual" else ()
+
+    def before_race(self):
+        gc.collect()
+        if self._policy != "on":
+            gc.freeze()
+        if self._policy in ("off", "manual"):
+            gc.disable()
+
+    def each_step(self):
+        self._steps_done += 1
+        if self._steps_done % self._every_steps == 0:
+            gc.collect(GENERATION)
+
+    def after_race(self):
+        gc.enable()

@@ -1,0 +1,221 @@
+"""One rank's model, optimizer and data: what step() and evaluate() of the race do, and the warm-up that is undone.
+
+Legend: B sequences, T tokens.
+"""
+
+import contextlib
+import inspect
+import time
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import models
+from bench.training import distributed
+from bench.training import evaluate as evaluation
+from bench.config.schema import num_micro_steps
+from bench.data.loader import Loader, val_batches
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Trainer:
+    """Build, warm_up(), then hand step and evaluate to bench.training.loop.race.  Config is resolved; shards are checked."""
+
+    def __init__(self, config, ranks, train_shards, val_shards):
+        self.config, self.ranks, self._val_shards = config, ranks, val_shards
+        self._num_micro_steps = num_micro_steps(config)
+        self.model = _build_model(config, ranks.device)
+        self.forward = torch.compile(self.model, dynamic=False) if config.hardware.compile else self.model
+        if ranks.world_size > 1:
+            on_gpu = ranks.device.type == "cuda"
+            self.forward = DistributedDataParallel(
+                self.forward,
+                device_ids=[ranks.device.index] if on_gpu else None,
+                **{_buffers_argument(): False},  # the models' buffers are constants
+                gradient_as_bucket_view=True,
+            )
+        build_optimizer = models.OPTIMIZERS[config.optim.name]
+        self.optimizer = build_optimizer(self.model, config.optim, ranks.rank, ranks.world_size, ranks.device.type)
+        self.loader = Loader(
+            train_shards,
+            config.data.batch_tokens,
+            config.data.seq_len,
+            self._num_micro_steps,
+            ranks.rank,
+            ranks.world_size,
+            ranks.device,
+        )
+        self._watch = self._log = None
+        self._checks = ()
+
+    def attach(self, watch, log, checks=()):
+        """Who looks on: watch sees the phases, log takes the losses, checks() are called at the end of each step."""
+        self._watch, self._log, self._checks = watch, log, checks
+
+    def autocast(self):
+        dtype = DTYPES[self.config.hardware.dtype]
+        if dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.ranks.device.type, dtype=dtype)
+
+    def step(self, step):
+        """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
+        for micro_step in range(self._num_micro_steps):
+            self._watch.on_phase("data")
+            tokens_BT, targets_BT = self.loader.next()
+            self._watch.on_phase("forward")
+            with self._no_sync_before_last(micro_step):
+                with self.autocast():
+                    loss = self.forward(tokens_BT, targets_BT)
+                loss = loss / self._num_micro_steps
+                self._watch.on_phase("backward")
+                loss.backward()
+            self._log.add_loss(step, loss.detach())
+        self._watch.on_phase("optimizer")
+        self.update(step)
+        for check in self._checks:
+            check()
+
+    def update(self, step):
+        """The optimizer's part of a step: clip, set the learning rate, update, drop the gradients."""
+        if self.config.optim.grad_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip_norm)
+        self._set_lr(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def evaluate(self, max_batches=None):
+        """Mean nats per token over exactly val_tokens; max_batches is for the warm-up."""
+        return evaluation.evaluate(
+            self._forward_alone(), self._val_batches(max_batches), self.autocast, distributed.all_sum, self.ranks.device
+        )
+
+    def lr_frac(self, step):
+        optim = self.config.optim
+        schedule = models.SCHEDULES[optim.schedule]
+        return schedule(step, self.config.goal.num_steps, optim.warmup_frac, optim.cooldown_frac, optim.final_lr_frac)
+
+    def warm_up(self):
+        """Run every graph of the race on real batches, then restore all state bit for bit.
+
+        Returns {"warmup_s", "compile_s", "compile_cache"}; compile_s is what the first call of each graph took longer
+        than the second, compile_cache "warm" where inductor had every graph already; both None without torch.compile.
+        """
+        started = time.perf_counter()
+        saved = self._save()
+        first_s = self._timed(lambda: self._warmup_pass(0))
+        second_s = self._timed(lambda: self._warmup_pass(min(1, self.config.goal.num_steps - 1)))
+        self._restore(saved)
+        distributed.barrier()
+        compiled = self.config.hardware.compile
+        return {
+            "warmup_s": time.perf_counter() - started,
+            "compile_s": max(0.0, first_s - second_s) if compiled else None,
+            "compile_cache": _compile_cache() if compiled else None,
+        }
+
+    def close(self):
+        """Drop DDP before the process group goes: in the other order gloo aborts at exit now and then."""
+        self.loader.close()
+        self.forward = None
+
+    def _warmup_pass(self, step):
+        self.evaluate(max_batches=1)
+        self._watch.on_step_start(step)
+        self.step(step)
+        self._watch.on_step_end(step)
+
+    def _timed(self, work):
+        started = time.perf_counter()
+        work()
+        distributed.sync(self.ranks.device)
+        return time.perf_counter() - started
+
+    def _save(self):
+        on_gpu = self.ranks.device.type == "cuda"
+        return {
+            "weights": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "loader": self.loader.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.ranks.device) if on_gpu else None,
+        }
+
+    def _restore(self, saved):
+        self.model.load_state_dict(saved["weights"])
+        _zero_state(self.optimizer.state_dict())
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loader.load_state_dict(saved["loader"])
+        torch.set_rng_state(saved["rng"])
+        if saved["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
+
+    def _set_lr(self, step):
+        lr_frac = self.lr_frac(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_frac
+
+    def _no_sync_before_last(self, micro_step):
+        if self.ranks.world_size == 1 or micro_step == self._num_micro_steps - 1:
+            return contextlib.nullcontext()
+        return self.forward.no_sync()
+
+    def _forward_alone(self):
+        """The compiled model without DDP: validation has no gradients to synchronise."""
+        return self.forward.module if isinstance(self.forward, DistributedDataParallel) else self.forward
+
+    def _val_batches(self, max_batches):
+        config, ranks = self.config, self.ranks
+        batches = val_batches(
+            self._val_shards,
+            config.goal.val_tokens,
+            config.data.seq_len,
+            config.hardware.micro_batch_seqs,
+            ranks.rank,
+            ranks.world_size,
+            ranks.device,
+        )
+        for num, batch in enumerate(batches):
+            if max_batches is not None and num == max_batches:
+                return
+            yield batch
+
+
+def _buffers_argument():
+    """torch 2.13 gave DDP's broadcast_buffers another name."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+
+
+def _compile_cache():
+    from torch._dynamo.utils import counters
+
+    found = counters["inductor"]
+    return "warm" if found["fxgraph_cache_hit"] and not found["fxgraph_cache_miss"] else "cold"
+
+
+def _zero_state(state):
+    """What an optimizer remembers -> zeros, in place: the state it begins with, already allocated.
+
+    AdamW's moments and step counts and Muon's momentum all begin at zero.  Loading the empty state of before the
+    warm-up would have the first timed step allocate them again.  state_dict() refers to the live tensors.
+    """
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            value.zero_()
+        elif isinstance(value, dict) and key != "param_groups":
+            _zero_state(value)
+
+
+def _build_model(config, device):
+    """The same weights on every rank and device: drawn on the CPU from the run's seed."""
+    model = models.MODELS[config.model.arch](
+        vocab_size=config.model.vocab_size,
+        seq_len=config.data.seq_len,
+        num_layers=config.model.num_layers,
+        num_heads=config.model.num_heads,
+        width=config.model.width,
+    )
+    model.init_weights(torch.Generator().manual_seed(config.seed))
+    torch.manual_seed(config.seed)
+    return model.to(device)

@@ -1,0 +1,63 @@
+"""Part of bench-self: table and compare over 10,000 run folders, whole processes, without their index and with it."""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.record import index
+
+REPO = Path(__file__).resolve().parent.parent
+NUM_RUNS = 10_000
+COLD_TARGET_S, WARM_TARGET_S = 2.0, 0.5
+NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
+
+
+def measure(num_cold=3, num_warm=7):
+    """[(what, median seconds, target)]; cold: the index was deleted, the files are in the page cache.
+
+    Python's bytecode is kept, as after any call of the user's.
+    """
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_runs(Path(folder))
+        time.sleep(index.SETTLED_S + 1)  # younger files are read anew by rule
+        env = os.environ | {"SPEEDRUN_RESULTS": folder, "PYTHONPYCACHEPREFIX": f"{folder}/.bytecode"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        for words in (["table"], ["compare", "aaaaaaaa", "bbbbbbbb"]):
+            seconds = {"cold": [], "warm": []}
+            for number in range(num_cold + num_warm):
+                kind = "cold" if number < num_cold else "warm"
+                if kind == "cold":
+                    (Path(folder) / "cpu_nano" / index.NAME).unlink(missing_ok=True)
+                started_s = time.perf_counter()
+                command = [sys.executable, "-m", "bench", *words]
+                subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
+                seconds[kind].append(time.perf_counter() - started_s)
+            for kind, target_s in (("cold", COLD_TARGET_S), ("warm", WARM_TARGET_S)):
+                what = f"{words[0]} over {NUM_RUNS:,} run folders, {kind}, s"
+                found.append((what, statistics.median(seconds[kind]), target_s))
+    return found
+
+
+def make_runs(folder):
+    """Two arms of copies of a kept record, with seeds, starts and times of their own."""
+    base = REPO / "tests" / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+    run, steps = json.loads((base / "run.json").read_text()), (base / "steps.csv").read_text()
+    rng = random.Random(0)
+    for number in range(NUM_RUNS):
+        arm, seed = "ab"[number % 2], number // 2
+        minute = f"{number // 1440 + 1:02d}T{number // 60 % 24:02d}:{number % 60:02d}"
+        run |= {"config_id": arm * 8, "seed": seed, "started_at": f"2026-11-{minute}:00.000Z"}
+        run["run_id"] = f"202611{minute.replace(':', '')}00Z-x-{arm * 8}-s{seed}"
+        run["metrics"] |= {"train_s": rng.gauss(11.0, 0.1), "val_loss": rng.gauss(4.25, 0.01), "num_flagged_steps": 0}
+        home = folder / run["track"] / run["run_id"]
+        home.mkdir(parents=True)
+        (home / "run.json").write_text(json.dumps(run, indent=1))
+        if seed < NUM_STEPS_FILES:
+            (home / "steps.csv").write_text(steps)
