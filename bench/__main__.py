@@ -7,7 +7,7 @@ import os
 import sys
 
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)  # of a file: a sentence is enough
-VERBS = {  # verb: (module in bench/, what it does)
+VERBS = {  # verb: (module in bench/cli/, what it does)
     "run": ("run", "race once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
     "race": ("race", "which of several is faster? planned, interleaved, judged"),
@@ -15,14 +15,14 @@ VERBS = {  # verb: (module in bench/, what it does)
     "calibrate": ("calibrate", "how fine this machine can measure"),
     "table": ("table", "the results table"),
     "analyze": ("analyze", "what Kineto traces say: time, kernels, gaps, ranks, and what changed"),
-    "report": ("report.cli", "pages and pictures of a run, a race or all results"),
-    "memory": ("snapshot.cli", "who held the memory: a page of each memory snapshot"),
-    "dashboard": ("dashboards.cli", "finished runs into TensorBoard, Weights & Biases or MLflow"),
+    "report": ("report", "pages and pictures of a run, a race or all results"),
+    "memory": ("memory", "who held the memory: a page of each memory snapshot"),
+    "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
-    "import": ("import_cli", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge -> records"),
+    "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge -> records"),
     "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
     "verify": ("verify", "check a run folder against its own record"),
-    "data": ("data_cli", "fetch, make or show data"),
+    "data": ("data", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine fit to measure?"),
     "bench-self": ("bench_self", "what this harness itself costs"),
 }
@@ -46,7 +46,7 @@ def main(argv):
         guess = f"did you mean {near[0]}? " if near else ""
         print(f"{argv[0]}: there is no such verb; {guess}choose from {', '.join([*VERBS, 'test'])}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"bench.{VERBS[verb][0]}")
+    module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
         return module.main(rest)
     except BrokenPipeError:

@@ -1,7 +1,13 @@
-"""Where the user stands: run.sh changes folder, and says in SPEEDRUN_CWD where it was called."""
+"""Where things are: this repository, its results, and the folder that the user's relative paths start from.
+
+run.sh changes folder, and gives the user's own as SPEEDRUN_CWD.
+"""
 
 import os
 from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+CONF = REPO / "conf"
 
 
 def working_folder():
@@ -12,3 +18,8 @@ def working_folder():
 def of_user(word):
     """A path as the user typed it -> Path; ~ is their home."""
     return Path(working_folder(), os.path.expanduser(word))
+
+
+def results_root():
+    """SPEEDRUN_RESULTS, else results/ of the repository."""
+    return of_user(os.environ.get("SPEEDRUN_RESULTS", REPO / "results"))

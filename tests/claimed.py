@@ -13,11 +13,10 @@ from pathlib import Path
 import yaml
 
 from bench import atomic
-from bench.config import compose, resolve
+from bench.config import compose, resolve, schema
 from bench.machine import environment
 from bench.race import arm_process
 from bench.record import ledger, metrics, run_folder, step_files
-from bench.config import schema
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 BEGIN = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)

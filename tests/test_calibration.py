@@ -144,7 +144,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
         return json.loads((folder / "run.json").read_text()) | {"folder": str(folder)}
 
     monkeypatch.setattr(calibrate, "prepare", lambda overrides, say: overrides)
-    monkeypatch.setattr(calibrate.launch, "launch", launch)
+    monkeypatch.setattr(calibrate.launcher, "launch", launch)
     assert calibrate.main(["n=2", "model=modern", "seed=7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)  # progress goes elsewhere
     assert launched == [
@@ -162,7 +162,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
 def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch):
     failed = a_run("A", None, 0, base=FAILED) | {"folder": "x"}
     monkeypatch.setattr(calibrate, "prepare", lambda overrides, say: overrides)
-    monkeypatch.setattr(calibrate.launch, "launch", lambda *args, **kwargs: failed)
+    monkeypatch.setattr(calibrate.launcher, "launch", lambda *args, **kwargs: failed)
     assert calibrate.main(["n=2"]) == 1
     assert not calibration.folder().exists()
 

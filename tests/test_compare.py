@@ -11,7 +11,8 @@ import pytest
 import traces
 from comparing import a_run, raced, write
 
-from bench.compare import calibration, compare
+from bench.cli import compare
+from bench.compare import calibration
 
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 

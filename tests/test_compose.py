@@ -2,8 +2,7 @@
 
 import pytest
 
-from bench.config import compose, resolve
-from bench.config import schema
+from bench.config import compose, resolve, schema
 
 
 def test_the_default_is_the_newcomers_race():

@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from bench.config import schema
-from bench.config.schema import Config, Machine, build, config_id, to_dict
 from bench.config.resolve import resolve
+from bench.config.schema import Config, Machine, build, config_id, to_dict
 
 LAPTOP, NODE = Machine(num_gpus=0, num_cpus=8), Machine(num_gpus=8, num_cpus=64)
 

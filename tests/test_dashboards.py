@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from racing import race, run_json
 
-from bench.exporters import dashboards
-from bench.record import run_folder, verification
 from bench.cli import dashboard
-from bench.exporters import reading
+from bench.exporters import dashboards, reading
 from bench.instruments import load
 from bench.instruments.base import Context
+from bench.paths import REPO
+from bench.record import run_folder, verification
 from bench.training.timers import HostMarks
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -145,7 +145,7 @@ def export(run, name):
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=run_folder.REPO,
+        cwd=REPO,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((run / "dashboards" / "dashboards.json").read_text())[name]

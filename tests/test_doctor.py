@@ -6,8 +6,8 @@ import os
 import pytest
 import racing
 
-from bench.config import schema
 from bench.cli import doctor
+from bench.config import schema
 from bench.machine.preflight import Check
 
 

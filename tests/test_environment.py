@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bench import private
-from bench.machine import code_state, environment, gpus
-from bench.record import run_folder
 from bench.config import schema
+from bench.machine import code_state, environment, gpus, processes
+from bench.paths import REPO
+from bench.record import run_folder
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"]
@@ -214,7 +215,7 @@ def test_a_slice_of_a_gpu_is_not_called_by_the_whole_gpus_name(machine):
 def test_this_process_can_be_recognised_again():
     me = environment.this_process()
     assert me["pid"] == os.getpid()
-    assert me["start_ticks"] == run_folder.start_ticks(os.getpid())
+    assert me["start_ticks"] == processes.start_ticks(os.getpid())
 
 
 def test_torch_facts_are_those_of_the_installed_torch():
@@ -445,12 +446,12 @@ def test_before_the_first_commit_everything_is_untracked(tmp_path):
 
 def test_importing_the_room_imports_neither_torch_nor_nvml():
     code = "import sys, bench.machine.environment, bench.machine.preflight; print('torch' in sys.modules, 'pynvml' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=run_folder.REPO, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
 def test_peak_memory_is_this_programs_own_and_not_its_parents():
     ballast = bytearray(300 * 2**20)  # 300 MiB here must not show in a child
-    code = "from bench import environment; print(environment.peak_rss_gib())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=run_folder.REPO, capture_output=True, text=True, check=True)
+    code = "from bench.machine import environment; print(environment.peak_rss_gib())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert len(ballast) and 0.005 < float(done.stdout) < 0.2

@@ -12,12 +12,11 @@ from datetime import datetime
 import pytest
 
 from bench import instruments
-from bench.config import resolve
+from bench.config import resolve, schema
+from bench.instruments.base import Context, Watch
 from bench.launch import progress
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy, worker
-from bench.config import schema
-from bench.instruments.base import Context, Watch
 from bench.training.timers import HostMarks
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from bench import importers
 from bench.cli import export, import_logs
-from bench.record import run_folder, step_files
+from bench.exporters import mllog, modded_nanogpt_log
 from bench.importers import modded_nanogpt
+from bench.record import run_folder, step_files
 
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
@@ -26,7 +27,7 @@ def test_csv_has_a_line_a_run_or_a_step(capsys):
 
 
 def test_mllog_lines_are_json_with_the_keys_of_mlperf():
-    lines = list(export.mllog(run_folder.read(COMPLETE), step_files.read(COMPLETE)))
+    lines = list(mllog.lines(run_folder.read(COMPLETE), step_files.read(COMPLETE)))
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     assert all(set(event) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"} for event in events)
     keys = [event["key"] for event in events]
@@ -91,7 +92,7 @@ def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path
     ((first, rows),), _ = importers.read(tmp_path / "a.txt")
     import_logs.write(first, rows, tmp_path / "results")
     (folder,) = run_folder.find_runs([tmp_path / "results"])
-    (tmp_path / "b.txt").write_text(export.modded_nanogpt_log(folder))
+    (tmp_path / "b.txt").write_text(modded_nanogpt_log.text(folder))
     ((again, rows_again),), facts = importers.read(tmp_path / "b.txt")
     assert facts["unmatched"] == [] and rows_again == rows
     for key in ("status", "metrics", "seed", "world_size", "started_at", "failure", "environment", "measured"):
@@ -106,11 +107,11 @@ def test_a_log_of_a_run_that_broke_off_says_how_many_steps_it_was_to_have(tmp_pa
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run | {"status": "failed"}))
     (folder / "config.yaml").write_text("goal:\n  max_steps: 9\n")
-    ((read,), _) = modded_nanogpt.read(export.modded_nanogpt_log(folder).encode(), "a.txt")
+    ((read,), _) = modded_nanogpt.read(modded_nanogpt_log.text(folder).encode(), "a.txt")
     assert (read.declared_steps, read.num_steps, read.complete) == (9, 4, False)
     (folder / "config.yaml").unlink()
     with pytest.raises(ValueError, match="does not say how many steps it was to have"):
-        export.modded_nanogpt_log(folder)
+        modded_nanogpt_log.text(folder)
 
 
 def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
@@ -119,7 +120,7 @@ def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
     run = json.loads((folder / "run.json").read_text())
     run["environment"] |= {"python": None, "torch": None, "driver": None}
     (folder / "run.json").write_text(json.dumps(run | {"seed": None, "world_size": None}))
-    text = export.modded_nanogpt_log(folder)
+    text = modded_nanogpt_log.text(folder)
     assert "None" not in text.split("=" * 100)[1] and "peak memory" not in text  # a CPU's resident set is no allocated memory
 
 

@@ -6,7 +6,8 @@ import warnings
 import pytest
 from racing import race, run_json, steps
 
-from bench.memory import recording as memory_recording, snapshot
+from bench.memory import recording as memory_recording
+from bench.memory import snapshot
 from bench.memory.snapshot import segments, timeline
 
 pytestmark = pytest.mark.gpu

@@ -215,7 +215,7 @@ def test_a_disk_too_full_is_said_first(hub, monkeypatch):
 
 
 def test_two_fetches_into_one_folder_do_not_meet(hub):
-    origin = sources.source(settings())
+    origin = sources.chosen(settings())
     with origin._alone(), pytest.raises(CheckFailed, match="somebody is fetching into it"):
         fetch(hub)
 
@@ -225,5 +225,5 @@ def test_two_fetches_into_one_folder_do_not_meet(hub):
 )
 def test_the_datasets_of_the_repository_are_named_after_their_yaml(repo, name, repo_id):
     values = yaml.safe_load((repo / "conf" / "data" / f"{name}.yaml").read_text())
-    origin = sources.source(schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
+    origin = sources.chosen(schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
     assert (origin.name, origin.data.repo, origin.vocab_size) == (name, repo_id, 50257)

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from bench import importers
-from bench.cli import import_logs, table
+from bench.cli import import_logs
 from bench.compare import selection as arms
-from bench.record import run_folder
+from bench.record import listing, run_folder
+from bench.report import table_groups
 
 LOG = "step:0/1 val_loss:9.0 train_time:0ms step_avg:nanms\nstep:1/1 val_loss:3.2 train_time:100ms step_avg:100.00ms\n"
 
@@ -93,7 +94,7 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
     out, err = capsys.readouterr()
     assert err == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in {logs}/console.log: compare and table --group count it once\n"
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
-    (group,) = table.groups([row for row in table.read_rows([str(logs / "results")]) if row.update(name="x") is None])
+    (group,) = table_groups.groups([row for row in listing.read_rows([str(logs / "results")]) if row.update(name="x") is None])
     assert (group["n"], len(group["run_ids"])) == (1, 2)
     (arm, _) = arms.of_words([str(logs / "results" / "imported")] * 2)
     assert len(arm.rows) == 1
@@ -106,7 +107,7 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
     assert import_logs.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
-    assert [(group["name"], group["n"]) for group in table.groups(table.read_rows([str(logs / "results")]))] == [("other", 1), ("whole", 1)]
+    assert [(group["name"], group["n"]) for group in table_groups.groups(listing.read_rows([str(logs / "results")]))] == [("other", 1), ("whole", 1)]
 
 
 @pytest.mark.parametrize("text, words", [

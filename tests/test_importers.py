@@ -10,8 +10,10 @@ import pytest
 
 from bench import importers
 from bench.cli import import_logs
-from bench.record import run_folder as record, step_files as steps, verification
 from bench.importers import consoles, modded_nanogpt, records
+from bench.record import run_folder as record
+from bench.record import step_files as steps
+from bench.record import verification
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")

@@ -11,166 +11,78 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-LAZY = "lazily: only inside a function that a worker calls"
-
-# room of bench/: (our rooms it may import, whether it may import torch)
+# A room is a folder of bench/, or one of its base files.  room: the rooms it may import; each stands above all of those.
 TABLE = {
-    "units": ((), False),
-    "places": ((), False),
-    "config": ((), False),
-    "stats": ((), False),
-    "hardware": ((), False),
-    "shards": ((), False),
-    "clock": ((), False),
-    "loop": ((), False),
-    "watchdog": ((), False),
-    "timers": ((), LAZY),
-    "evaluate": ((), True),
-    "distributed": ((), True),
-    "sources": (("shards", "config", "units", "places"), False),
-    "loader": (("shards",), True),
-    "atomic": (("units",), False),
-    "ledger": (("atomic",), False),
-    "private": ((), False),
-    "steps": (("atomic",), False),
-    "record": (("atomic", "private", "places"), False),
-    "gpus": (("private", "units"), False),
-    "codestate": (("atomic", "units"), False),
-    "metrics": (("hardware", "stats", "units"), False),
-    "environment": (("gpus", "private", "record", "units"), LAZY),
-    "preflight": (("environment", "units"), False),
-    "collector": ((), False),
-    "peaks": (("environment", "units"), LAZY),
-    "memory_recording": (("private",), LAZY),
-    "memory_monitor": (("memory_recording", "peaks", "units"), LAZY),
-    "memory_rules": ((), False),
-    "dashboards": (("atomic", "private", "record", "steps"), False),
-    "web": ((), False),
-    "snapshot": (("atomic", "record", "units", "web", "places"), False),
-    "flight": ((), LAZY),
-    "skew": (("stats",), False),
-    "stalls": ((), False),
-    "causes": (("skew", "stalls"), False),
-    "costs": (("causes", "skew", "stalls", "steps"), False),
-    "probe": (("distributed", "environment", "failures", "flight", "units"), LAZY),
-    "doctor": (
-        ("compose", "config", "environment", "flight", "gpus", "preflight", "resolve", "record", "units", "watchdog"),
-        False,
-    ),
-    "trace": ((), False),
-    "profiling_rules": ((), False),
-    "compose": (("config", "memory_rules", "profiling_rules"), False),
-    "profiling": (("hardware", "profiling_rules", "trace", "units"), True),
-    "telemetry": (("gpus", "units", "watchdog"), False),
-    "instruments": (
-        ("dashboards", "memory_recording", "memory_rules", "peaks", "private", "profiling", "profiling_rules", "telemetry", "units"),
-        True,
-    ),
-    "steplog": ((), True),
-    "scribe": (("atomic", "record", "steps"), False),
-    "failures": (("atomic", "private", "record", "steps"), False),
-    "verdict": (("stats", "sources"), False),
-    "progress": (("record",), False),
-    "trainer": (("config", "distributed", "evaluate", "loader"), True),
-    "result": (("atomic", "environment", "record", "steps"), False),
-    "agent": ((), True),
-    "worker": (
-        (
-            "atomic", "clock", "collector", "config", "distributed", "environment", "failures", "flight", "hardware", "instruments", "loop", "peaks",
-            "progress", "record", "result", "scribe", "shards", "sources", "steplog", "steps", "timers", "trainer", "units", "watchdog",
-        ),
-        LAZY,
-    ),
-    "resolve": (("config",), False),
-    "job": (("compose", "config", "environment", "gpus", "places", "private", "profiling_rules", "resolve", "sources"), False),
-    "opening": (
-        ("atomic", "clock", "codestate", "collector", "config", "environment", "ledger", "private", "record", "sources", "steps"),
-        False,
-    ),
-    "launch": (
-        (
-            "atomic", "costs", "dashboards", "environment", "failures", "flight", "ledger", "metrics", "opening", "preflight", "private",
-            "progress", "record", "steps", "verdict", "watchdog",
-        ),
-        False,
-    ),
-    "grid": ((), False),
-    "rows": ((), False),
-    "index": (("atomic", "record", "rows"), False),
-    "comparable": (("stats",), False),
-    "effects": (("stats",), False),
-    "differences": ((), False),
-    "code_change": (("codestate",), False),
-    "comparison": (("comparable", "differences", "effects", "grid", "rows", "stats"), False),
-    "calibration": (("comparison", "record", "stats"), False),
-    "diagnosis": (("stalls", "stats"), False),
-    "arms": (("comparable", "importers", "index", "record", "rows", "places"), False),
-    "diagnosis_text": (("grid",), False),
-    "compare_text": (("diagnosis_text", "grid"), False),
-    "compare_csv": (("compare_text",), False),
-    "trace_change": (("trace",), False),
-    "compare": (
-        ("arms", "calibration", "code_change", "compare_csv", "compare_text", "comparison", "diagnosis", "differences", "steps", "trace_change"),
-        False,
-    ),
-    "calibrate": (("arms", "atomic", "calibration", "grid", "job", "launch", "progress", "record", "rows"), False),
-    "plan": ((), False),
-    "worktrees": ((), False),
-    "racers": (("codestate", "environment", "job", "launch", "places", "record", "sources", "watchdog"), False),
-    "race_request": (("plan",), False),
-    "race_state": (("ledger", "plan", "record"), False),
-    "race_plan": (("atomic", "codestate", "ledger", "plan", "race_state", "racers", "worktrees"), False),
-    "race_report": (("atomic", "compare_text", "grid", "report"), False),
-    "race": (
-        (
-            "arms", "atomic", "codestate", "compare", "ledger", "plan", "progress", "race_plan", "race_report", "race_request",
-            "race_state", "racers", "record", "worktrees",
-        ),
-        False,
-    ),
-    "claims": (("compose", "config", "ledger", "race_state", "record"), False),
-    "rules": (("arms", "compare", "compose", "config", "integrity", "ledger", "plan", "verdict"), False),
-    "generated": (("atomic", "record"), False),
-    "claim_folder": (("atomic", "claims", "generated", "grid", "ledger", "record", "rows", "stats"), False),
-    "judge": (("claim_folder", "claims", "grid", "ledger", "race_state", "record", "rules"), False),
-    "leaderboard": (("claims", "grid", "index", "record", "rules", "stats"), False),
-    "choosing": (("rows",), False),
-    "table_text": (("grid",), False),
-    "table": (("choosing", "comparable", "generated", "index", "leaderboard", "record", "stats", "table_text"), False),
-    "importers": (("metrics", "record", "units"), False),
-    "import_cli": (("atomic", "importers", "record", "steps", "places"), False),
-    "export": (("atomic", "record", "steps", "table", "places"), False),
-    "analyze_text": ((), False),
-    "analyze": (("analyze_text", "atomic", "hardware", "record", "trace", "places"), False),
-    "report": (("atomic", "diagnosis_text", "record", "snapshot", "stats", "steps", "table", "units", "web", "places"), False),
-    "integrity": (("config", "metrics", "private", "record", "steps", "verdict"), False),
-    "verify": (("integrity", "record"), False),
-    "run": (("codestate", "compose", "config", "environment", "gpus", "job", "launch", "progress", "record"), False),
-    "speedrun": (("compose", "environment", "job", "launch", "preflight", "progress", "record", "rows", "table_text", "units", "verdict"), False),
-    "data_cli": (("config", "shards", "sources", "units", "places"), False),
-    "bench_results": (("index",), False),
-    "bench_trace": (("trace", "units"), False),
-    "bench_import": (("importers",), False),
-    "bench_telemetry": (("gpus",), False),
-    "bench_loop": (
-        ("clock", "distributed", "gpus", "hardware", "instruments", "job", "loop", "shards", "stats", "steplog", "timers", "trainer"),
-        LAZY,
-    ),
-    "bench_self": (
-        ("bench_import", "bench_loop", "bench_results", "bench_telemetry", "bench_trace", "loader", "shards"),
-        LAZY,
-    ),
-    "__init__": ((), False),
-    "__main__": ((), False),
+    "units": "",
+    "private": "",
+    "paths": "",
+    "text_table": "",
+    "stats": "",
+    "web": "",
+    "data": "",
+    "config": "paths",
+    "atomic": "units",
+    "data.sources": "data paths units",
+    "machine": "atomic paths private units",
+    "trace": "machine",
+    "telemetry": "machine units",
+    "memory": "machine paths private units web",
+    "memory.snapshot": "memory units web",
+    "record": "atomic config data.sources machine paths private stats units",
+    "importers": "record units",
+    "exporters": "atomic paths private record",
+    "profiling": "config machine paths trace units",
+    "diagnosis": "machine record stats text_table trace",
+    "instruments": "config exporters memory paths private profiling telemetry units",
+    "training": "atomic config data instruments machine memory record",
+    "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
+    "compare": "diagnosis importers paths record stats text_table",
+    "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
+    "race": "atomic compare data.sources launch machine paths record report text_table",
+    "claims.rules": "compare config race record",
+    "claims": "atomic claims.rules config paths race record report stats text_table",
+    "overhead": "data instruments launch machine stats training",
+    "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
+    "memory.snapshot overhead paths race record report text_table trace training units",
+    "__main__": "",  # it finds a verb in cli/ by its name
 }
+TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
+    "data/loader.py",
+    "launch/agent.py",
+    "profiling/allocations.py",
+    "profiling/breakdown.py",
+    "profiling/kempner.py",
+    "profiling/recording.py",
+    "profiling/tables.py",
+    "training/distributed.py",
+    "training/evaluate.py",
+    "training/step_log.py",
+    "training/trainer.py",
+}
+TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "training", "cli"}
+
+
+def room_of(path):
+    parts = path.relative_to(REPO / "bench").with_suffix("").parts
+    return ".".join(parts[:-1]) or parts[0]
 
 
 def rooms():
     found = {}
     for path in sorted((REPO / "bench").rglob("*.py")):
-        parts = path.relative_to(REPO / "bench").with_suffix("").parts
-        found.setdefault(parts[0], []).append(path)
+        if path.parent.name != "bench" or path.stem != "__init__":
+            found.setdefault(room_of(path), []).append(path)
     return found
+
+
+def modules():
+    """Dotted name of each module of ours: its room."""
+    named = {}
+    for room, paths in rooms().items():
+        for path in paths:
+            parts = path.relative_to(REPO).with_suffix("").parts
+            named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = room
+    return named
 
 
 def imports(path, lazily_too=True):
@@ -198,26 +110,38 @@ def test_every_room_is_in_the_table_and_every_row_has_a_room():
     assert set(rooms()) == set(TABLE)
 
 
-@pytest.mark.parametrize("room", sorted(TABLE))
-def test_a_room_imports_only_what_the_table_allows(room):
-    allowed, torch_allowed = TABLE[room]
+@pytest.mark.parametrize("room", TABLE)
+def test_a_room_imports_what_its_row_says_and_its_row_says_no_more(room):
+    room_by_module, imported = modules(), set()
     for path in rooms()[room]:
-        ours = {name.split(".")[1] for name in imports(path) if name.startswith("bench.") and name.split(".")[1] in TABLE}
-        assert ours - {room} <= set(allowed), path
-        assert torch_allowed or not any(name.split(".")[0] == "torch" for name in imports(path)), path
-        if torch_allowed == LAZY:
-            assert not any(name.split(".")[0] == "torch" for name in imports(path, lazily_too=False)), path
+        imported |= {room_by_module[name] for name in ours(path, room_by_module)} - {room}
+    assert imported == set(TABLE[room].split())
+
+
+@pytest.mark.parametrize("room", TABLE)
+def test_torch_is_imported_only_where_it_may_be(room):
+    for path in rooms()[room]:
+        name = path.relative_to(REPO / "bench").as_posix()
+        assert ("torch" in tops(imports(path, lazily_too=False))) == (name in TORCH), name
+        assert room in TORCH_INSIDE or name in TORCH or "torch" not in tops(imports(path)), name
+
+
+def ours(path, known):
+    """The modules of ours that a file imports; `from bench.data import sources` imports bench.data.sources."""
+    names = {name for name in imports(path) if name in known}
+    return {name for name in names if not any(other.startswith(name + ".") for other in names)}
+
+
+def tops(names):
+    return {name.split(".")[0] for name in names if name}
 
 
 def test_imports_point_one_way():
-    """The table has no circle."""
-    done, todo = set(), dict(TABLE)
-    while todo:
-        free = [room for room, (allowed, _) in todo.items() if set(allowed) <= done]
-        assert free, f"a circle among {sorted(todo)}"
-        done.update(free)
-        for room in free:
-            del todo[room]
+    """A row names only rows above it."""
+    above = set()
+    for room, allowed in TABLE.items():
+        assert set(allowed.split()) <= above, room
+        above.add(room)
 
 
 def test_models_know_nothing_of_the_harness():

@@ -9,6 +9,7 @@ import time
 import pytest
 from comparing import COMPLETE, a_run, write
 
+from bench.machine import processes
 from bench.record import index, rows, run_folder
 
 NUM_RUNS = 60
@@ -118,7 +119,7 @@ def test_new_and_removed_runs_are_seen(results):
 
 
 def test_a_running_run_is_read_every_time(results, monkeypatch):
-    launcher = {"pid": os.getpid(), "start_ticks": run_folder.start_ticks(os.getpid()), "boot_id_hash": run_folder.boot_id_hash()}
+    launcher = {"pid": os.getpid(), "start_ticks": processes.start_ticks(os.getpid()), "boot_id_hash": processes.boot_id_hash()}
     folder = write(results, a_run("B", 5.0, 100, status="running", launcher=launcher))
     assert read_by_name(results)[folder.name]["status"] == "running"
     read_again = reads(monkeypatch)

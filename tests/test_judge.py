@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from bench import atomic
-from bench.claims import claim as claims, rules
-from bench.cli import judge
-from bench.config import compose
-from bench.race import runner as race
+from bench.claims import claim as claims
+from bench.claims import rules
+from bench.cli import judge, race
+from bench.config import compose, schema
+from bench.race import runner
 from bench.record import ledger, run_folder
 from bench.report import markdown_blocks
-from bench.config import schema
 
 
 @pytest.fixture
@@ -281,14 +281,14 @@ def test_a_changed_plan_and_a_changed_verdict_are_refused(raced):
 
 
 def test_a_verdict_that_was_false_from_the_beginning_is_computed_again(raced, monkeypatch):
-    result_of = race.result_of
+    result_of = runner.result_of
 
     def rosy(state, results):
         found = result_of(state, results)
         found["against"]["B"] |= {"verdict": "faster", "words": "much faster"}
         return found
 
-    monkeypatch.setattr(race, "result_of", rosy)
+    monkeypatch.setattr(runner, "result_of", rosy)
     evidence = failed(raced(pct=5))["it is faster than its baseline"]
     assert "race.json says much faster; the runs say B is" in evidence
 

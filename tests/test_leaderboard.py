@@ -6,9 +6,9 @@ import random
 import claimed
 import pytest
 
-from bench.claims import claim as claims, leaderboard
-from bench.cli import table
-from bench.race import runner as race
+from bench.claims import claim as claims
+from bench.claims import leaderboard
+from bench.cli import race, table
 
 
 @pytest.fixture

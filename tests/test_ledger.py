@@ -102,7 +102,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 
 def test_launchers_at_once_lose_no_line(tmp_path, repo):
-    code = "import sys; from bench import ledger\nfor n in range(40): ledger.append(sys.argv[1], 'start', run=sys.argv[2] + str(n), race=None)"
+    code = "import sys; from bench.record import ledger\nfor n in range(40): ledger.append(sys.argv[1], 'start', run=sys.argv[2] + str(n), race=None)"
     started = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], cwd=repo) for name in "abc"]
     assert [process.wait(60) for process in started] == [0, 0, 0]
     lines = ledger.read(tmp_path)

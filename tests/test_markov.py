@@ -170,4 +170,4 @@ def test_the_slack_is_twenty_nats_for_the_whole_text_and_rounding():
 )
 def test_impossible_markov_settings_are_refused(wrong, complaint):
     with pytest.raises(ValueError, match=complaint):
-        sources.source(small_markov(**wrong))
+        sources.chosen(small_markov(**wrong))

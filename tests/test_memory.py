@@ -6,12 +6,11 @@ from fake_cuda import context
 from racing import race, run_json, steps
 from snapshots import FORWARD
 
-from bench.memory import snapshot
 from bench.instruments import memory
 from bench.instruments.base import Instrument, Watch
-from bench.memory_monitor import DeviceMemoryMonitor, MemoryMonitor
+from bench.memory import rss, snapshot
+from bench.memory.monitor import DeviceMemoryMonitor, MemoryMonitor
 from bench.memory.peaks import CudaPeaks, ProcessPeaks
-from bench.memory import rss
 
 GIB = 2**30
 

@@ -8,9 +8,11 @@ from fake_cuda import context
 from snapshots import FORWARD, frames
 
 from bench.config import compose, memory_windows
-from bench.memory import recording as memory_recording, snapshot
 from bench.instruments import load
 from bench.instruments.base import Watch
+from bench.memory import recording as memory_recording
+from bench.memory import snapshot
+from bench.paths import REPO
 
 GIB = 2**30
 SETTINGS = {"name": "steps", "first_step": 2, "active_steps": 2, "ranks": None, "max_entries": 1000, "stacks": "python",
@@ -45,7 +47,7 @@ def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
 
 def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/grace")
-    here = str(memory_recording.REPO)
+    here = str(REPO)
     stack = frames(
         f"{here}/models/gpt2.py:45 forward", "/home/grace/lib/x.py:1 f", "/tmp/torchinductor_grace/ab/c.py:3 call"
     )

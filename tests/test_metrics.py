@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import run_folder
+from bench.paths import REPO
 from bench.record.metrics import metrics, target_reached
 from bench.record.step_files import read
 
@@ -116,5 +116,5 @@ def test_a_loss_that_is_no_number_is_no_loss(run, steps):
 
 
 def test_the_same_names_as_in_the_schema(run, steps):
-    schema = json.loads((Path(run_folder.REPO) / "bench" / "run.schema.json").read_text())
+    schema = json.loads((Path(REPO) / "bench" / "record" / "run.schema.json").read_text())
     assert set(metrics(run, steps)) == set(schema["properties"]["metrics"]["properties"])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bench.config import schema as bench_config
 from bench.config import resolve
+from bench.config import schema as bench_config
 from models import MODELS, OPTIMIZERS
 from models.muon import Muon, newton_schulz, share_out
 

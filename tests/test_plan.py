@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from bench.race import plan, request as race_request
+from bench.race import plan
+from bench.race import request as race_request
 
 
 def arms(*names):

@@ -3,9 +3,8 @@
 import pytest
 
 from bench.config import schema
-from bench.machine import preflight
 from bench.machine import check_gpu as gpu_checks
-from bench.machine import check_host
+from bench.machine import check_host, preflight
 
 CPU = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1)
 WIDE = schema.HardwareConfig(device="cpu", num_processes=2, num_threads=2)

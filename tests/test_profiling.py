@@ -7,11 +7,11 @@ import pytest
 import torch
 from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
 
+from bench.cli import analyze
 from bench.config import profiler_windows
-from bench.trace import analysis as analyze
+from bench.config.profiler_windows import Options
 from bench.profiling import files, recording, shrink, tables, windows
 from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
-from bench.config.profiler_windows import Options
 
 ONE = {"first_step": 5, "warmup_steps": 2, "active_steps": 3}
 

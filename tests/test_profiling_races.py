@@ -9,9 +9,8 @@ import pytest
 import racing
 from profiled import names, outside_of_steps, read, step_names
 
-from bench.trace import analysis as analyze
+from bench.trace import analysis, load
 from bench.trace.text import as_text
-from bench.trace import load
 
 pytestmark = pytest.mark.slow
 COMMON = ("goal.num_steps=15", "goal.val_every_steps=8", "hardware.num_processes=2", "instruments=[regions]")
@@ -64,7 +63,7 @@ def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(raced):
 
 def test_the_traces_of_both_ranks_are_analysed(raced):
     folder = raced("modded")
-    found = analyze.analyze(load.find(folder))
+    found = analysis.analyze(load.find(folder))
     assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
     for rank in found["ranks"].values():
         assert (rank["profiler_steps"], rank["profiler_steps_left_out"]) == ([11, 12, 13], [14]) and rank["cut"] is None and rank["num_bad_events"] == 0

@@ -6,6 +6,7 @@ import pytest
 
 from bench.config import compose, profiler_windows
 from bench.config.profiler_windows import Window, kempner_window, words
+from bench.paths import CONF
 
 
 def chosen(**changes):
@@ -74,7 +75,7 @@ def test_every_profile_composes_with_all_settings_of_its_instrument(profile):
     import yaml
 
     ((name, settings),) = instruments(f"profile={profile}", "instruments=[]").items()
-    assert set(settings) == set(yaml.safe_load((compose.CONF / "instruments" / f"{name}.yaml").read_text())[name])
+    assert set(settings) == set(yaml.safe_load((CONF / "instruments" / f"{name}.yaml").read_text())[name])
 
 
 @pytest.mark.parametrize(
@@ -175,4 +176,4 @@ def test_an_experiment_may_name_some_settings_only():
 
 
 def test_the_rules_need_no_torch(repo):
-    assert not re.search(r"^\s*(import|from) torch", (repo / "bench" / "profiling_rules.py").read_text(), re.M)
+    assert not re.search(r"^\s*(import|from) torch", (repo / "bench" / "config" / "profiler_windows.py").read_text(), re.M)

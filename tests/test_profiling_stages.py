@@ -10,6 +10,7 @@ from browser import Browser, needs_browser
 from profiled import Spy, names, race, read, watch_of
 from snapshots import frames
 
+from bench.paths import REPO
 from bench.profiling import allocations, memory_page
 from bench.profiling.allocations import Timeline
 
@@ -168,7 +169,8 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     import dataclasses
     import warnings
 
-    from bench.memory import recording as memory_recording, snapshot
+    from bench.memory import recording as memory_recording
+    from bench.memory import snapshot
 
     cuda = fake_cuda.install(monkeypatch)
     watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})
@@ -177,7 +179,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CUDA is not available")
         watch.on_build_start()
-        cuda.gpu.alloc(MIB, frames(f"{memory_recording.REPO}/models/gpt2.py:12 __init__"))
+        cuda.gpu.alloc(MIB, frames(f"{REPO}/models/gpt2.py:12 __init__"))
         watch.on_build_end()
         assert cuda.history == [None, {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000}, None]
         other = memory_recording.Recording("memory_history")
@@ -188,7 +190,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     assert stages.flags() == {} and not watch.warnings
     first, second = sorted(tmp_path.rglob("*_mem.pickle"))
     assert (first.name, second.name) == ("stage1-model_init_mem.pickle", "stage2-eval_bpb_mem.pickle")
-    assert str(memory_recording.REPO).encode() not in first.read_bytes()
+    assert str(REPO).encode() not in first.read_bytes()
     found = snapshot.load(first)
     assert found["speedrun"]["what"] == "CUDA memory while model_init was recorded"
     assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [MIB]

@@ -15,9 +15,12 @@ import claimed
 import pytest
 import racing
 
+from bench.cli import compare, race
+from bench.compare import calibration, comparison
 from bench.compare import selection as arms_of_words
-from bench.compare import calibration, compare
-from bench.race import arm_process, plan, runner as race, state as race_state
+from bench.paths import REPO
+from bench.race import arm_process, plan
+from bench.race import state as race_state
 from bench.record import ledger, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one sitting; public logs have 0.0008
@@ -147,10 +150,10 @@ def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_chan
     _, arms = go(results, monkeypatch, "A=", "B=optim=muon", "n=2", hurt={1: "interrupt"})
     facts = arms.facts
     for change, words in (({"source_sha256": "42" * 32}, "source_sha256"), ({"config_id": "12345678"}, "config_id"), ({"session_id": "0" * 16}, "another session")):
-        monkeypatch.setattr(race.racers, "facts", lambda *args, change=change: facts(*args) | change)
+        monkeypatch.setattr(arm_process, "facts", lambda *args, change=change: facts(*args) | change)
         with pytest.raises(ValueError, match=words):
             race.main(["--resume"])
-    monkeypatch.setattr(race.racers, "facts", facts)
+    monkeypatch.setattr(arm_process, "facts", facts)
     (path,) = (results.folder / "races").glob("*/plan.json")
     made = json.loads(path.read_text())
     path.write_text(json.dumps(made | {"alpha": 0.2}))
@@ -161,7 +164,7 @@ def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_chan
 def test_code_that_changes_while_the_race_runs_stops_it(results, monkeypatch):
     arms = claimed.Racers(results, noisy(1))
     arms.install(monkeypatch)
-    monkeypatch.setattr(race.racers, "source_sha256", lambda folder: ("41" if arms.num_started < 3 else "42") * 32)
+    monkeypatch.setattr(arm_process, "source_sha256", lambda folder: ("41" if arms.num_started < 3 else "42") * 32)
     with pytest.raises(ValueError, match="changed while the race was running"):
         race.main(["A=", "B=", "n=2"])
     assert arms.num_started == 3
@@ -266,7 +269,7 @@ def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monk
     monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
     race_id = race_json(results)["race_id"]
     for words in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
-        ((_, found),) = compare.of_arms(arms_of_words.of_words(words))
+        ((_, found),) = comparison.of_arms(arms_of_words.of_words(words))
         assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (said["time"]["floor_pct"], said["verdict"], None)
 
 
@@ -276,7 +279,7 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
     found = race_json(results)
     assert (found["status"], found["result"]) == ("abandoned", None) and "given up" in found["why"]
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
-    ((_, compared),) = compare.of_arms(arms_of_words.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]))
+    ((_, compared),) = comparison.of_arms(arms_of_words.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]))
     assert "without-its-plan" in compared["flags"]
     with pytest.raises(ValueError, match="no race is unfinished"):
         race.main(["--abandon"])
@@ -346,7 +349,7 @@ def test_nobody_races_the_same_race_at_once(results, monkeypatch):
 )
 def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, told):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
-    monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(run_folder.REPO / ".data")))
+    monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
     with pytest.raises(ValueError, match=told):
         race.main(words)
     assert ledger.read(results.folder) == []

@@ -125,7 +125,7 @@ def test_a_stopped_rank_ends_the_race_within_the_timeout_and_the_record_says_whe
     assert flight["entries"][-1]["profiling_name"].startswith("gloo:")
     assert "logs/rank0.flight.json" in {artifact["path"] for artifact in run["artifacts"]}
     stack = (race.folder / "logs" / "rank1.log").read_text()  # woken, it left this before it ended
-    assert "most recent call first" in stack and "./bench/worker.py" in stack
+    assert "most recent call first" in stack and "./bench/training/worker.py" in stack
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench import atomic, private
+from bench.machine import processes
+from bench.paths import REPO
 from bench.record import run_folder, step_files
 
 RECORDS = Path(__file__).parent / "records"
@@ -132,14 +134,14 @@ def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
 
 
 def test_this_process_is_found_and_a_dead_one_is_not():
-    assert run_folder.start_ticks(os.getpid()) == run_folder.start_ticks(os.getpid()) > 0
+    assert processes.start_ticks(os.getpid()) == processes.start_ticks(os.getpid()) > 0
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     deadline_s = time.monotonic() + 10
-    while run_folder.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
+    while processes.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert run_folder.start_ticks(child.pid) is None  # ended, though nobody has waited for it: a zombie
+    assert processes.start_ticks(child.pid) is None  # ended, though nobody has waited for it: a zombie
     child.wait()
-    assert run_folder.start_ticks(child.pid) is None
+    assert processes.start_ticks(child.pid) is None
 
 
 # ---- where records are
@@ -250,7 +252,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         "    atomic.write_json(sys.argv[1], {'n': n, 'ballast': ['x' * 50] * 200, 'last': n}, durable=False)\n"
     )
     for attempt in range(3):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=run_folder.REPO)
+        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.json")], cwd=REPO)
         deadline_s = time.monotonic() + 20
         while not (tmp_path / "run.json").exists() and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -445,6 +447,6 @@ def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_nobody():
 
 def test_what_redact_takes_out_by_default_is_this_machine():
     home = os.path.expanduser("~")
-    assert private.redact(f"{run_folder.REPO}/bench", run_folder.REPO) == "./bench"
+    assert private.redact(f"{REPO}/bench", REPO) == "./bench"
     if len(home) > 1:
         assert private.redact(f"{home}/.cache", "/nowhere/at/all") == "~/.cache"

@@ -12,8 +12,8 @@ import pytest
 import snapshots
 from browser import Browser, needs_browser
 
-from bench.record import run_folder, step_files
 from bench.cli import report as cli
+from bench.record import run_folder, step_files
 from bench.report import race_page, run_charts, run_memory, run_page, site
 from bench.web.chart import chart, mark_of, series_of, thin
 from bench.web.page import json_block, page, tag
@@ -165,7 +165,7 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
 def test_the_history_is_the_best_so_far_of_runs_that_count(results):
     for seed, train_s, validity in ((1, 5.0, "valid"), (2, 4.0, "suspect"), (3, 4.5, "valid"), (4, 4.8, "valid")):
         add(results, seed, metrics={"train_s": train_s}, validity=validity)
-    rows = [row for row in site.results_table.read_rows([str(results)]) if row["started_at"].startswith("2026-11-22")]
+    rows = [row for row in site.listing.read_rows([str(results)]) if row["started_at"].startswith("2026-11-22")]
     assert site.history("cpu_nano", rows)["series"][0]["y"] == [5.0, 4.5, 4.5]
     assert site.history("free", rows) is None
     warm_up = rows[0] | {"train_s": 1.0, "discarded": True}  # of a race's arm: no record

@@ -8,9 +8,9 @@ import snapshots
 from browser import Browser, needs_browser
 from snapshots import FORWARD, LOGITS, MIB, WEIGHTS, Allocator, frames
 
-from bench.memory import snapshot as rooms
 from bench.cli import memory as cli
 from bench.memory import rss
+from bench.memory import snapshot as rooms
 from bench.memory.snapshot import pickles, segments, sites, timeline
 
 
@@ -225,7 +225,7 @@ def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():
             (
                 "/x/site-packages/torch/nn/functional.py:9 linear",
                 "/x/models/gpt2.py:45 forward",
-                "/x/bench/worker.py:1 main",
+                "/x/bench/training/worker.py:1 main",
             ),
             "models/gpt2.py:45 forward",
         ),

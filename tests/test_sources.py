@@ -11,31 +11,32 @@ from data_settings import QUIET, REPO, conf, root, settings, small_markov  # noq
 
 from bench.data import shards, sources
 from bench.data.shards import CheckFailed
-from bench.data.sources import markov, pysource, source as base
+from bench.data.sources import markov, pysource
+from bench.data.sources import source as base
 
 # ---- what every source does ----
 
 
 def test_a_setting_of_another_source_is_refused():
     with pytest.raises(ValueError, match="data.train_glob=x: it has no effect with source markov"):
-        sources.source(small_markov(train_glob="x"))
+        sources.chosen(small_markov(train_glob="x"))
 
 
 @pytest.mark.parametrize("missing", ["train_tokens", "markov_seed", "markov_lags"])
 def test_a_setting_that_a_source_needs_is_asked_for(missing):
     with pytest.raises(ValueError, match=f"data.{missing} is not set: source markov needs it"):
-        sources.source(small_markov(**{missing: None}))
+        sources.chosen(small_markov(**{missing: None}))
 
 
 def test_an_unknown_source_is_refused_with_those_that_exist():
     with pytest.raises(ValueError, match="data.source=marcov: .*pysource, markov, text, shards, hub"):
-        sources.source(settings(source="marcov"))
+        sources.chosen(settings(source="marcov"))
 
 
 def test_a_vocab_size_that_the_source_knows_better_is_refused():
-    assert sources.source(conf("pysource", vocab_size=257)).vocab_size == 257  # as a resolved config has it
+    assert sources.chosen(conf("pysource", vocab_size=257)).vocab_size == 257  # as a resolved config has it
     with pytest.raises(ValueError, match="data.vocab_size=256: this data has 257"):
-        sources.source(conf("pysource", vocab_size=256))
+        sources.chosen(conf("pysource", vocab_size=256))
 
 
 def test_data_that_are_not_made_name_the_command():

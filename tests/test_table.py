@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from bench.cli import table
+from bench.machine import processes
+from bench.paths import REPO
 from bench.record import run_folder
-from bench.report import table_text
 from bench.record.rows import METRICS, row_of
+from bench.report import table_filters, table_groups, table_text
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -69,7 +71,7 @@ def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsy
         results,
         0,
         status="running",
-        launcher={"pid": 1, "start_ticks": -1, "boot_id_hash": run_folder.boot_id_hash() or "x"},
+        launcher={"pid": 1, "start_ticks": -1, "boot_id_hash": processes.boot_id_hash() or "x"},
     )
     (row,) = as_json(capsys)
     assert (row["status"], row["failure"], row["val_loss"]) == ("aborted", "launcher_killed", None)
@@ -148,13 +150,13 @@ def test_markdown_and_csv(results, capsys):
     assert table.main(["--csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["val_loss"], row["mfu"], row["seed"]) == ("4.123456789", "", "0")
-    assert tuple(row) == table.COLUMNS
+    assert tuple(row) == table_filters.COLUMNS
 
 
 def test_all_columns_shows_every_column(results, capsys):
     add(results, 0)
     assert table.main(["--all-columns"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == list(table.COLUMNS)
+    assert capsys.readouterr().out.splitlines()[0].split() == list(table_filters.COLUMNS)
 
 
 # ---- choosing and sorting
@@ -286,9 +288,9 @@ def test_a_thousand_runs_are_listed_grouped_and_sorted_right(results, capsys):
 
 
 def test_the_table_imports_no_heavy_library():
-    code = "import sys; from bench import table; table.main(sys.argv[1:]); print(*sorted(sys.modules))"
+    code = "import sys; from bench.cli import table; table.main(sys.argv[1:]); print(*sorted(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(RECORDS)], cwd=run_folder.REPO, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(RECORDS)], cwd=REPO, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "bench.cli.table" in loaded
@@ -300,7 +302,7 @@ def test_the_help_names_every_column(capsys):
         table.main(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(column in shown for column in (*table.COLUMNS, *table.GROUP_COLUMNS))
+    assert all(column in shown for column in (*table_filters.COLUMNS, *table_groups.GROUP_COLUMNS))
 
 
 def test_unknown_options_are_wrong_use():

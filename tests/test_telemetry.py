@@ -13,10 +13,10 @@ import pytest
 import racing
 
 from bench import instruments
-from bench.machine import peak_rates
-from bench.record import metrics
 from bench.instruments.base import Context, Watch
 from bench.launch.progress import Progress
+from bench.machine import peak_rates
+from bench.record import metrics
 from bench.report import run_charts
 from bench.telemetry import host, join, samples, throttling
 from bench.telemetry.fields import FIELDS, line
@@ -157,7 +157,7 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
     assert told["foreign_processes"] == {"gpu0": 1}
     assert "power_average_w" in told["unsupported"]["gpu0"] and told["warnings"] == []
     env = os.environ | {"LD_LIBRARY_PATH": str(old_library), "FAKE_NVML": str(tmp_path / "gpus.txt")}
-    code = "from bench import gpus; gpu, = gpus.nvml_facts()['gpus']; print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
+    code = "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus']; print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=racing.REPO, env=env, capture_output=True, text=True)
     assert done.stdout == "2 ['sw_power_cap']\n", done.stderr
 

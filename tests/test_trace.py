@@ -10,9 +10,9 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.trace import analysis as analyze
-from bench.trace.text import as_markdown, as_text
+from bench.cli import analyze
 from bench.trace import (
+    analysis,
     attribution,
     critical,
     diff,
@@ -27,6 +27,7 @@ from bench.trace import (
     window,
 )
 from bench.trace.load import find, load, load_all
+from bench.trace.text import as_markdown, as_text
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
 needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others are not beside this checkout")
@@ -79,7 +80,7 @@ def two_streams():
 
 
 def analysed(path, **options):
-    return analyze.analyze([path], **options)["ranks"]["0"]
+    return analysis.analyze([path], **options)["ranks"]["0"]
 
 
 def test_two_streams_by_hand(tmp_path):
@@ -162,7 +163,7 @@ def test_the_largest_gap_says_what_the_host_was_doing(tmp_path):
 def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
     for number, (start, dur) in enumerate(((100, 50), (140, 10))):
         write(tmp_path / f"rank{number}.json", launched("ncclDevKernel_AllReduce", start, dur, 90, 1), distributedInfo={"rank": number, "world_size": 2})
-    overall = analyze.analyze(find(tmp_path))["overall"]
+    overall = analysis.analyze(find(tmp_path))["overall"]
     assert overall["collectives"]["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
     assert overall["missing_ranks"] == [] and overall["collectives"]["worst"][0]["late_rank"] == 1
 
@@ -272,8 +273,8 @@ def test_braces_quotes_and_foreign_letters_in_names_do_not_matter(tmp_path):
     for indent in (None, 1):
         found = analysed(write(tmp_path / "a.json", rows, indent=indent))
         assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
-    assert "\x1b" not in as_text(analyze.analyze([tmp_path / "a.json"]), "x")
-    assert "<script>" not in as_markdown(analyze.analyze([tmp_path / "a.json"]), "x")
+    assert "\x1b" not in as_text(analysis.analyze([tmp_path / "a.json"]), "x")
+    assert "<script>" not in as_markdown(analysis.analyze([tmp_path / "a.json"]), "x")
 
 
 def test_zero_and_negative_durations_hold_no_time(tmp_path):
@@ -287,7 +288,7 @@ def test_a_cpu_trace_has_operators_and_says_nothing_of_a_device(tmp_path):
     found = analysed(path)
     assert found["temporal"]["span_us"] is None and found["overlap_pct"] is None and found["advice"] == []
     assert found["operators"][0]["cpu_us"] == 10.0
-    assert "no device rows" in as_text(analyze.analyze([path]), "x")
+    assert "no device rows" in as_text(analysis.analyze([path]), "x")
 
 
 def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
@@ -321,7 +322,7 @@ def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, s
             data += b" "
     (tmp_path / "a.json").write_bytes(bytes(data))
     try:
-        found = analyze.analyze([tmp_path / "a.json"])
+        found = analysis.analyze([tmp_path / "a.json"])
     except source.NoTrace:
         return
     json.dumps(found)

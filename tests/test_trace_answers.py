@@ -6,16 +6,16 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.trace import analysis as analyze
-from bench.trace.text import as_text, diff_text
-from bench.trace import diff, flops, operators, window
+from bench.cli import analyze
+from bench.trace import analysis, diff, flops, operators, window
 from bench.trace.load import find, load
+from bench.trace.text import as_text, diff_text
 
 needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
 
 
 def analysed(path, **options):
-    return analyze.analyze([path], **options)["ranks"]["0"]
+    return analysis.analyze([path], **options)["ranks"]["0"]
 
 
 def op(name, ts, dur, *dims, kind="float", **more):
@@ -70,7 +70,7 @@ def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
     assert found["achieved"][0]["tflop_per_s"] == pytest.approx(2e6 / 40e-6 / 1e12)
     assert found["achieved_whole"] == {"of": "cpu", "flop": 2_002_000, "time_us": 60.0, "tflop_per_s": pytest.approx(2_002_000 / 60e-6 / 1e12), "known_frac": 0.6}
     assert all(line["pct_of_peak"] is None for line in found["achieved"])
-    text = as_text(analyze.analyze([tmp_path / "a.json"]), "x")
+    text = as_text(analysis.analyze([tmp_path / "a.json"]), "x")
     assert "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time on the CPU" in text
 
 
@@ -131,7 +131,7 @@ def test_the_last_step_is_left_out_of_everything_alike(tmp_path):
 
 
 def test_operators_that_lead_by_any_measure_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(analyze, "MAX_OPERATORS", 1)
+    monkeypatch.setattr(analysis, "MAX_OPERATORS", 1)
     rows = [op("aten::mm", 0, 10, [9, 9], [9, 9]), event("cpu_op", "slow", 10, 50), event("cpu_op", "gpu", 60, 5), *launched("k", 90, 30, 61, 1), event("cpu_op", "neither", 80, 20)]
     assert [line["name"] for line in analysed(write(tmp_path / "a.json", rows))["operators"]] == ["gpu", "slow", "aten::mm"]
 
@@ -262,12 +262,12 @@ def test_several_files_are_the_ranks_of_one_job_and_several_folders_are_several(
 
 def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
     path = write(tmp_path / "a.json", launched("gemm", 0, 10, 0, 1), distributedInfo={"rank": 0, "world_size": 10**9})
-    assert analyze.analyze([path])["overall"]["missing_ranks"] == []
+    assert analysis.analyze([path])["overall"]["missing_ranks"] == []
 
 
 @needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
-    text = as_text(analyze.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x")
+    text = as_text(analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x")
     for title in ("Time of the device", "What it means", "Kernels by type", "Categories", "Kernels", "Who launched them", "Operators by device time", "Operators by own CPU time",
                   "Steps", "Annotations of the host", "Annotations of the GPU", "Idle time by stream", "launches: a call takes", "Queued launches", "Copies and their bandwidth",
                   "Critical path", "Largest gaps of the device", "1258 device rows of the last step, 6, are not counted"):  # fmt: skip

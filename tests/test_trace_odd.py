@@ -7,10 +7,9 @@ import pytest
 import traces
 from traces import event, launched, step, write
 
-from bench.trace import analysis as analyze
-from bench.trace.text import as_markdown, as_text
-from bench.trace import events, source, window
+from bench.trace import analysis, events, source, window
 from bench.trace.load import find, load
+from bench.trace.text import as_markdown, as_text
 
 
 def rows():
@@ -23,7 +22,7 @@ def rows():
 
 
 def of(path, **options):
-    found = analyze.analyze(find(path), **options)
+    found = analysis.analyze(find(path), **options)
     as_text(found, "x"), as_markdown(found, "x"), json.dumps(found, allow_nan=False)
     return found["ranks"][next(iter(found["ranks"]))]
 
@@ -101,7 +100,7 @@ def test_a_trace_in_which_nothing_happened(tmp_path, events):
     path = write(tmp_path / "a.json", events)
     found = of(path)
     assert found["temporal"]["span_us"] is None and found["kernels"] == [] and found["advice"] == []
-    assert "nothing to analyse" in as_text(analyze.analyze([path]), "x")
+    assert "nothing to analyse" in as_text(analysis.analyze([path]), "x")
 
 
 @pytest.mark.parametrize("keep", [0.35, 0.6, 0.9])
@@ -114,7 +113,7 @@ def test_a_cut_file_plain_and_packed(tmp_path, keep):
     for path in (tmp_path / "a.json", tmp_path / "b.json.gz"):
         found = of(path)
         assert found["cut"] and 400 * keep * 0.5 < found["num_device_rows"] < 400
-        assert found["cut"] in as_text(analyze.analyze([path]), "x")
+        assert found["cut"] in as_text(analysis.analyze([path]), "x")
 
 
 # ---- values
@@ -190,7 +189,7 @@ def test_names_in_any_language_and_of_any_length(tmp_path):
     names = ["größe ☃ 核函数", "ядро<float>", "\u202eevil", "a" * 50_000, "", " ", "|x|", "k\nk", "🎉" * 3]
     found = of(write(tmp_path / "a.json", [row for num, name in enumerate(names) for row in launched(name, 10 * num, 5, 0, num + 1)]))
     assert sorted(line["name"] for line in found["kernels"]) == sorted(names)
-    text = as_text(analyze.analyze([tmp_path / "a.json"]), "x")
+    text = as_text(analysis.analyze([tmp_path / "a.json"]), "x")
     assert "\u202e" not in text and max(map(len, text.splitlines())) < 400
 
 
@@ -268,7 +267,7 @@ def test_kernels_without_a_recorded_launch(tmp_path):
     path = write(tmp_path / "b.json", [*rows(), lost, step(2, 170, 10)])
     assert (of(path)["num_device_rows"], of(path)["num_device_rows_left_out"]) == (4, {"last_step": 0, "not_launched": 1})
     assert of(path, include_last_step=True)["num_device_rows"] == 4
-    assert "1 device rows are not counted: their launch was not recorded" in as_text(analyze.analyze([path]), "x")
+    assert "1 device rows are not counted: their launch was not recorded" in as_text(analysis.analyze([path]), "x")
 
 
 def test_where_no_launch_was_recorded_at_all_rows_belong_to_the_step_in_which_they_ran(tmp_path):
@@ -311,13 +310,13 @@ def test_synchronisation_rows_are_no_device_time(tmp_path):
 def test_missing_ranks_and_ranks_that_say_nothing(tmp_path):
     for number in (1, 3):
         write(tmp_path / f"worker{number}.json", rows(), distributedInfo={"rank": number, "world_size": "4"})
-    found = analyze.analyze(find(tmp_path))
+    found = analysis.analyze(find(tmp_path))
     assert (list(found["ranks"]), found["overall"]["missing_ranks"]) == (["1", "3"], [0, 2])
     assert "2 of 4 ranks are missing: [0, 2]" in as_text(found, "x")
     (tmp_path / "two").mkdir()
     for name in ("host_a.json", "host_b.json"):
         write(tmp_path / "two" / name, rows())
-    assert list(analyze.analyze(find(tmp_path / "two"))["ranks"]) == ["0", "1"]
+    assert list(analysis.analyze(find(tmp_path / "two"))["ranks"]) == ["0", "1"]
 
 
 @pytest.mark.parametrize("info", [None, [], "x", {"rank": None}, {"rank": "a", "world_size": -3}, {"rank": [1]}, {"world_size": 10**9}])
@@ -358,7 +357,7 @@ def test_launches_whose_kernels_the_profiler_lost_are_told(tmp_path):
     path = write(tmp_path / "a.json", [*rows(), *lost])
     found = of(path)
     assert (found["num_launches_without_kernel"], found["num_launch_calls"] > 3) == (3, True)
-    assert "launches have no kernel in the trace: the profiler lost them" in as_text(analyze.analyze([path]), "x")
+    assert "launches have no kernel in the trace: the profiler lost them" in as_text(analysis.analyze([path]), "x")
     assert of(write(tmp_path / "b.json", rows()))["num_launches_without_kernel"] == 0
     late = event("cuda_runtime", "cudaLaunchKernel", 175, 1, correlation=990)
     assert of(write(tmp_path / "c.json", [*rows(), step(2, 170, 10), late]))["num_launches_without_kernel"] == 0

@@ -7,9 +7,9 @@ import racing
 import torch
 
 from bench.data import shards
-from bench.training import distributed
 from bench.instruments.base import Watch
 from bench.launch.prepare import prepare
+from bench.training import distributed
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer

@@ -139,7 +139,7 @@ def test_pieces_are_full_but_for_the_last(lengths, pieces):
 
 
 def test_text_that_changes_while_it_is_read_is_refused(books, tmp_path):
-    origin = sources.source(settings(**books))
+    origin = sources.chosen(settings(**books))
     origin.recipe()
     (tmp_path / "books" / "a.txt").write_bytes(b"later")
     with pytest.raises(CheckFailed, match="a.txt: it changed while it was read"):
@@ -155,7 +155,7 @@ def test_text_that_is_not_utf8_is_refused_by_name_for_gpt2(books, tmp_path, monk
 
 def test_an_unknown_tokenizer_is_refused(books):
     with pytest.raises(ValueError, match="data.tokenizer=gpt3: use bytes or gpt2"):
-        sources.source(settings(**books | {"tokenizer": "gpt3"}))
+        sources.chosen(settings(**books | {"tokenizer": "gpt3"}))
 
 
 def test_tables_that_do_not_hash_right_are_refused(tmp_path, monkeypatch):

@@ -3,8 +3,9 @@
 import pytest
 
 from bench.cli import speedrun
-from bench.record import verdict
+from bench.compare import target
 from bench.data.sources.markov import floor_slack_nats
+from bench.record import validity
 
 
 def run(val_loss=1.95, **changes):
@@ -22,42 +23,42 @@ def run(val_loss=1.95, **changes):
 
 def test_a_loss_below_the_known_floor_is_invalid():
     found = run(1.90, data={"floor_nats": 1.9177})
-    assert verdict.validity(found)[0] == "invalid"
-    assert "val_loss 1.900000 is below the data's floor 1.917700" in verdict.validity(found)[1][0]
+    assert validity.validity(found)[0] == "invalid"
+    assert "val_loss 1.900000 is below the data's floor 1.917700" in validity.validity(found)[1][0]
 
 
 def test_chance_may_bring_a_loss_a_little_below_the_floor():
     found = run(1.9177 - 0.9 * floor_slack_nats(65536), data={"floor_nats": 1.9177})
-    assert verdict.validity(found) == ("valid", [])
+    assert validity.validity(found) == ("valid", [])
 
 
 def test_other_programs_make_a_cpu_race_suspect():
-    validity, reasons = verdict.validity(run(measured={"foreign_cpu_cores": 0.25}))
-    assert (validity, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the race (limit 0.1)"])
-    assert verdict.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
-    assert verdict.validity(run(measured={"foreign_cpu_cores": None}))[0] == "valid"
+    kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": 0.25}))
+    assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the race (limit 0.1)"])
+    assert validity.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
+    assert validity.validity(run(measured={"foreign_cpu_cores": None}))[0] == "valid"
 
 
 def test_the_mean_must_be_shown_to_be_below_the_target():
     runs = [run(3.27), run(3.28), run(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
-    answer = verdict.of_repeats(runs, 0.05)
+    answer = target.of_repeats(runs, 0.05)
     assert (answer["passed"], answer["n"]) == (True, 3)
     assert answer["t"] == pytest.approx(-5.19615, rel=1e-5)
     assert answer["p"] == pytest.approx(0.017551, rel=1e-3)
-    assert verdict.of_repeats(runs, 0.01)["passed"] is False
+    assert target.of_repeats(runs, 0.01)["passed"] is False
 
 
 def test_a_gap_is_a_target_above_the_floor():
     goal = {"val_tokens": 65536, "stop_at_target": False, "target_val_loss": None, "target_gap_nats": 0.25}
-    assert verdict.target_of(run(goal=goal, data={"floor_nats": 2.0})) == 2.25
+    assert target.target_of(run(goal=goal, data={"floor_nats": 2.0})) == 2.25
 
 
 def test_one_run_gives_no_verdict():
-    assert verdict.of_repeats([run(3.0)], 0.01)["passed"] is None
+    assert target.of_repeats([run(3.0)], 0.01)["passed"] is None
 
 
 def test_a_failed_run_loses_the_track_whatever_the_others_did():
-    answer = verdict.of_repeats([run(3.0), run(3.0), run(status="failed")], 0.01)
+    answer = target.of_repeats([run(3.0), run(3.0), run(status="failed")], 0.01)
     assert answer["passed"] is False
     assert "1 of 3 runs did not complete" in answer["words"]
 
@@ -67,8 +68,8 @@ def test_races_to_a_target_are_won_one_by_one():
         goal = {"val_tokens": 65536, "stop_at_target": True, "target_val_loss": 2.1, "target_gap_nats": None}
         return run(goal=goal, metrics={"val_loss": 2.0, "num_steps": 260, "target_reached": reached})
 
-    assert verdict.of_repeats([to_target(True), to_target(True)], 0.01)["passed"] is True
-    lost = verdict.of_repeats([to_target(True), to_target(False)], 0.01)
+    assert target.of_repeats([to_target(True), to_target(True)], 0.01)["passed"] is True
+    lost = target.of_repeats([to_target(True), to_target(False)], 0.01)
     assert (lost["passed"], lost["words"]) == (False, "1 of 2 runs reached the target, after 260 steps")
 
 
@@ -83,8 +84,8 @@ def test_seeds_are_fresh(monkeypatch):
         config, config_id = Config, "aaaaaaaa"
 
     known = [{"seed": 0, "config_id": "aaaaaaaa"}, {"seed": 4, "config_id": "aaaaaaaa"}, {"seed": 9, "config_id": "bbbbbbbb"}]
-    monkeypatch.setattr(speedrun.record, "read_all", lambda folders: known)
+    monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: known)
     assert list(speedrun.fresh_seeds(Job, [])) == [5, 6, 7]
     assert list(speedrun.fresh_seeds(Job, ["seed=5"])) == [5, 6, 7]
-    monkeypatch.setattr(speedrun.record, "read_all", lambda folders: [])
+    monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: [])
     assert list(speedrun.fresh_seeds(Job, [])) == [0, 1, 2]

@@ -9,8 +9,8 @@ import yaml
 
 from bench import atomic
 from bench.cli import verify
-from bench.record import run_folder, step_files, verification
 from bench.config import schema
+from bench.record import run_folder, step_files, verification
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"

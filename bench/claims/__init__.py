@@ -1,0 +1,1 @@
+"""Does a claim hold by the rules of its track, and who is first."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from bench.config import compose
+from bench.config import compose, schema
 from bench.race import state as race_state
-from bench.record import ledger, run_folder as record
-from bench.config import schema
+from bench.record import ledger
+from bench.record import run_folder as record
 
 
 @dataclass

@@ -12,8 +12,8 @@ import yaml
 from bench import atomic, stats, text_table
 from bench.claims import claim as claims
 from bench.record import ledger, run_folder
-from bench.report import markdown_blocks
 from bench.record import rows as rows_of_runs
+from bench.report import markdown_blocks
 
 FILE = "claim.yaml"
 COMMAND = "judge --claim"  # what wrote the block of the README

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import stats, text_table
-from bench.claims import claim as claims, rules
+from bench.claims import claim as claims
+from bench.claims import rules
+from bench.paths import results_root
 from bench.record import index, run_folder
 
 MAX_ENTRIES = 20  # shown of a track
@@ -63,7 +65,7 @@ class Entry:
 
 def text(folders=(), form="github", on_error=None):
     """The leaderboard of results/, or of these folders, in Markdown or for a terminal."""
-    paths = [run_folder.locate(folder) for folder in folders] or [run_folder.results_root()]
+    paths = [run_folder.locate(folder) for folder in folders] or [results_root()]
     parts = []
     for track, entries in sorted(by_track(index.read_rows([path for path in paths if Path(path).is_dir()], on_error)).items()):
         law = claims.law(track)

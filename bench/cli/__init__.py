@@ -1,0 +1,1 @@
+"""The verbs of ./run.sh, one a file: parse, call, print, exit code."""

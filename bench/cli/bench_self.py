@@ -1,5 +1,7 @@
 """What this harness itself costs, against targets.  ./run.sh bench-self [PART ...] [--json]
 
+What needs the tests' own files or another program is measured by  python tests/benchmarks.
+
 Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
 """
 
@@ -13,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+from bench.paths import REPO
 
 
 def main(argv):
@@ -26,10 +28,15 @@ def main(argv):
     if unknown:
         raise ValueError(f"bench-self {unknown[0]}: choose from {', '.join(PARTS)}")
     rows = []
-    for part in args.what or [part for part in PARTS if part not in ON_REQUEST]:
+    for part in args.what or PARTS:
         print(f"measuring {part} ...", file=sys.stderr, flush=True)
         rows += PARTS[part]()
-    if args.json:
+    return show(rows, args.json)
+
+
+def show(rows, as_json=False):
+    """Print what was measured against its targets.  Exit code: 1 if a target is missed."""
+    if as_json:
         print(json.dumps(rows, indent=1))
     else:
         from tabulate import tabulate
@@ -102,13 +109,6 @@ def startup(num_repeats=7):
     return [row("--help, s", statistics.median(seconds), "<=", 0.3)]
 
 
-def results():
-    """Seconds of table and compare over 10,000 run folders."""
-    from bench import bench_results
-
-    return [row(what, seconds, "<=", target_s) for what, seconds, target_s in bench_results.measure()]
-
-
 def memory():
     """The launcher's own peak, from the record of a short race."""
 
@@ -121,30 +121,4 @@ def memory():
     return [row("launcher peak memory, MiB", peak_mib, "<=", 200)]
 
 
-def trace():
-    """Trace analysis against HolisticTraceAnalysis; not among the default parts: it installs that, and takes minutes."""
-    from bench import bench_trace
-
-    return [row(*one) for one in bench_trace.measure()]
-
-
-def telemetry():
-    """The share of a core that the sampler takes."""
-    from bench import bench_telemetry
-
-    return [row(*one) for one in bench_telemetry.measure()]
-
-
-def imports():
-    """Reading public logs of modded-nanogpt, half of each the code that they embed; on one core, in memory."""
-    from bench import bench_import
-
-    return [row(*one) for one in bench_import.measure()]
-
-
-PARTS = {
-    "loop": loop, "gpu": gpu, "loader": loader, "startup": startup, "results": results, "memory": memory, "imports": imports,
-    "telemetry": telemetry,
-    "trace": trace,
-}  # fmt: skip
-ON_REQUEST = ("trace",)
+PARTS = {"loop": loop, "gpu": gpu, "loader": loader, "startup": startup, "memory": memory}

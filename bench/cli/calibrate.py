@@ -10,13 +10,15 @@ import json
 import sys
 
 from bench import atomic, text_table
-from bench.compare import calibration, selection as arms
-from bench.launch import launcher
-from bench.record import run_folder
-from bench.record import rows as rows_of_runs
+from bench.compare import calibration
+from bench.compare import selection as arms
 from bench.compare.calibration import MIN_FLOOR_PCT
+from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
+from bench.paths import REPO
+from bench.record import rows as rows_of_runs
+from bench.record import run_folder
 
 DEFAULT_N = 5
 ORDER = "ABBA"
@@ -90,7 +92,7 @@ def _race(n, overrides, command):
         if run["status"] != "complete":
             return warm_up, None
         if number:
-            rows.append(rows_of_runs.row_of(run_folder.read(launcher.REPO / run["folder"])))
+            rows.append(rows_of_runs.row_of(run_folder.read(REPO / run["folder"])))
         else:
             warm_up = run["run_id"]
     return warm_up, rows

@@ -6,15 +6,15 @@ same for any record.  Settings are those of the run, else those of conf/instrume
 
 import argparse
 import importlib
-from pathlib import Path
 
 import yaml
 
-from bench.record import run_folder
+from bench import paths
 from bench.exporters import reading
 from bench.exporters.dashboards import PACKAGES, note, require
+from bench.record import run_folder
 
-CONF = Path(__file__).resolve().parent.parent.parent / "conf" / "instruments"
+CONF = paths.CONF / "instruments"
 
 
 def main(argv):
@@ -40,7 +40,7 @@ def main(argv):
 def _export(exported, name, changes):
     settings = settings_of(exported.run, name, changes)
     try:
-        facts = importlib.import_module(f"bench.exporters.dashboards.to_{name}").export(exported, settings)
+        facts = importlib.import_module(f"bench.exporters.{name}").export(exported, settings)
     except ValueError:
         raise
     except Exception as error:  # their packages raise what they like

@@ -7,16 +7,16 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 import yaml
 
 from bench import paths
 from bench.config import schema
 from bench.data import shards, sources
+from bench.paths import of_user
 from bench.units import format_bytes
 
-CONF = Path(__file__).resolve().parent.parent / "conf" / "data"
+CONF = paths.CONF / "data"
 NUM_FIRST_TOKENS = 8
 
 
@@ -106,7 +106,7 @@ def _is_file(name):
 
 
 def _path(name):
-    return paths.of_user(name)
+    return of_user(name)
 
 
 def _listed(name):

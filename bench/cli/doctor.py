@@ -15,16 +15,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.config import compose, resolve
+from bench.config import compose, resolve, schema
 from bench.machine import environment, gpus, preflight
-from bench.record import run_folder
-from bench.training import flight_recorder
-from bench.config import schema
 from bench.machine.preflight import Check
-from bench.units import GIB, MIB
 from bench.machine.processes import die_with_parent
+from bench.paths import REPO, results_root
+from bench.training import flight_recorder
+from bench.units import GIB, MIB
 
-REPO = run_folder.REPO
 PROBE_TIMEOUT_S = 30.0  # of one collective
 START_S = 90.0  # for the processes to import torch, also from a cold disk
 SLOW_FRAC = 0.03  # below the median GPU; the same model differs by a few percent at most when it is healthy
@@ -42,7 +40,7 @@ def main(argv):
     hardware = compose.compose(args.overrides, machine).hardware
     resolve.resolve_hardware(hardware, machine)
     env = environment.environment()
-    found = preflight.checks(hardware, 0, env, run_folder.results_root())
+    found = preflight.checks(hardware, 0, env, results_root())
     if hardware.device == "cuda" or env["nvml"] is None:
         found.insert(0, driver(env))
     if not args.quick:

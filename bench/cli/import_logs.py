@@ -12,7 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench import atomic, importers, paths
+from bench import atomic, importers
+from bench.paths import of_user, results_root
 from bench.record import run_folder, step_files
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is no log: enough to say what it is
@@ -23,7 +24,7 @@ FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d"
 def main(argv):
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
     args = _parser().parse_args(argv)
-    files = importers.files([paths.of_user(word) for word in args.path])
+    files = importers.files([of_user(word) for word in args.path])
     summary = {"files": 0, "runs": 0, "complete": 0, "incomplete": 0, "not_a_run": 0, "unmatched_metric_lines": 0, "duplicates": 0}
     told, seen, written = {"unread": [], "unmatched": [], "no run": [], "repeated": [], "same run": []}, set(), 0
     where = {}  # same_run_id -> the first file with that run
@@ -40,7 +41,7 @@ def main(argv):
         if facts["sha256"] not in seen:
             _tell_of_same_runs(told, path, found, where)
         if not args.dry_run and facts["sha256"] not in seen:
-            written += sum(write(run, rows, run_folder.results_root()) for run, rows in found)
+            written += sum(write(run, rows, results_root()) for run, rows in found)
         seen.add(facts["sha256"])
     if len(told["unread"]) == len(files):
         raise ValueError(told["unread"][0])
@@ -49,7 +50,7 @@ def main(argv):
         print(json.dumps(summary))
     else:
         print("\n".join(f"{key.replace('_', ' '):<23} {value:>9,}" for key, value in summary.items()))
-        print("nothing was written" if args.dry_run else f"{written} new run folders in {run_folder.results_root()}; ./run.sh table shows them")
+        print("nothing was written" if args.dry_run else f"{written} new run folders in {results_root()}; ./run.sh table shows them")
     return 1 if told["unmatched"] or told["unread"] else 0
 
 

@@ -9,7 +9,9 @@ import contextlib
 import json
 
 from bench import text_table
-from bench.claims import claim as claims, claim_folder, rules
+from bench.claims import claim as claims
+from bench.claims import claim_folder, rules
+from bench.paths import results_root
 from bench.race import state as race_state
 from bench.record import ledger, run_folder
 
@@ -54,7 +56,7 @@ def _claims(words):
 
 def _race_folder(word):
     """What a user calls a race -> its folder: a path, or the race's id; None if it is none."""
-    places = [run_folder.results_root() / race_state.FOLDER / word]
+    places = [results_root() / race_state.FOLDER / word]
     with contextlib.suppress(ValueError):
         places.append(run_folder.locate(word))
     return next((place for place in places if (place / "plan.json").is_file()), None)

@@ -10,10 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from bench import atomic, paths as places
-from bench.record import run_folder
+from bench import atomic
 from bench.memory import rss
 from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
+from bench.paths import of_user
+from bench.record import run_folder
 from bench.units import MIB, format_bytes
 
 NUM_SHOWN = 8
@@ -28,7 +29,7 @@ def main(argv):
     told = []
     for path in paths:
         facts, html = read(path)
-        place = places.of_user(args.out) if args.out else path.with_suffix(".html")
+        place = of_user(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
             atomic.write_out(place, html)
             print(_words(os.path.relpath(place), facts))
@@ -79,7 +80,7 @@ def _words(place, facts):
 
 def _found(word):
     """A file, or a run folder with snapshots in it -> their paths."""
-    path = places.of_user(word)
+    path = of_user(word)
     if path.is_file():
         return [path]
     folder = Path(run_folder.locate(word))

@@ -9,14 +9,15 @@ import os
 import sys
 from pathlib import Path
 
-from bench import atomic, paths
+from bench import atomic
+from bench.paths import of_user, results_root
 from bench.record import run_folder
 
 
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    folder = Path(run_folder.locate(args.folder) if args.folder else run_folder.results_root())
+    folder = Path(run_folder.locate(args.folder) if args.folder else results_root())
     if (folder / "run.json").exists():
         return _run(folder, args)
     if (folder / "race.json").exists():
@@ -27,7 +28,7 @@ def main(argv):
         raise ValueError(f"--png {folder}: it is for one run or race; name one")
     from bench.report import site
 
-    out = paths.of_user(args.out) if args.out else folder / "site"
+    out = of_user(args.out) if args.out else folder / "site"
     try:
         index = site.write(folder, out, say=_progress)
     except OSError as error:
@@ -45,10 +46,10 @@ def _run(folder, args):
     if args.png:
         from bench.report import png
 
-        for path in png.of_run(folder, paths.of_user(args.out) if args.out else folder / "plots"):
+        for path in png.of_run(folder, of_user(args.out) if args.out else folder / "plots"):
             _say(path)
         return 0
-    return _write(paths.of_user(args.out) if args.out else folder / "report.html", run_page.of_run(folder))
+    return _write(of_user(args.out) if args.out else folder / "report.html", run_page.of_run(folder))
 
 
 def _race(folder, args):
@@ -60,10 +61,10 @@ def _race(folder, args):
     if args.png:
         from bench.report import png
 
-        for path in png.of_race(folder, paths.of_user(args.out) if args.out else folder / "plots"):
+        for path in png.of_race(folder, of_user(args.out) if args.out else folder / "plots"):
             _say(path)
         return 0
-    return _write(paths.of_user(args.out) if args.out else folder / "race.html", race_page.of_race(folder))
+    return _write(of_user(args.out) if args.out else folder / "race.html", race_page.of_race(folder))
 
 
 def _write(path, html):

@@ -5,10 +5,11 @@ import json
 
 from bench.config import compose
 from bench.launch import launcher
-from bench.machine import code_state, gpus
-from bench.record import run_folder
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
+from bench.machine import code_state, gpus
+from bench.paths import REPO, results_root
+from bench.record import run_folder
 
 
 def main(argv):
@@ -67,9 +68,9 @@ def _sweep(jobs, argv):
 def already_complete(job):
     """A complete record of the same config, seed, code and data, or None."""
 
-    source_sha256 = code_state.state(launcher.REPO)["source_sha256"]
+    source_sha256 = code_state.state(REPO)["source_sha256"]
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
-    for run in run_folder.read_all([run_folder.results_root() / job.config.track.name]):
+    for run in run_folder.read_all([results_root() / job.config.track.name]):
         if (run.get("race") or {}).get("discarded"):
             continue  # a warm-up
         same = (run["config_id"], run["seed"], run["code"]["source_sha256"]) == (job.config_id, job.config.seed, source_sha256)

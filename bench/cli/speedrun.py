@@ -3,14 +3,16 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
+from bench.compare import target
 from bench.config import compose
 from bench.launch import launcher
-from bench.machine import environment, preflight
-from bench.record import run_folder, verdict
-from bench.report import table_text
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
+from bench.machine import environment, preflight
+from bench.paths import results_root
+from bench.record import run_folder
 from bench.record.rows import row_of
+from bench.report import table_text
 from bench.units import format_bytes
 
 
@@ -30,7 +32,7 @@ def main(argv):
         say("track", f"its times are compared on {config.track.reference_hardware}")
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
-    checks = preflight.checks(config.hardware, num_bytes, environment.environment(), run_folder.results_root())
+    checks = preflight.checks(config.hardware, num_bytes, environment.environment(), results_root())
     print(preflight.report(checks), flush=True)
     if any(check.status == "fail" for check in checks):
         return 1
@@ -45,7 +47,7 @@ def main(argv):
             return 1
     print()
     print(table_text.of_runs([row_of(run_folder.read(run["folder"])) for run in runs]))
-    answer = verdict.of_repeats(runs, config.track.p_value)
+    answer = target.of_repeats(runs, config.track.p_value)
     say("verdict", answer["words"])
     if job.deviations:
         say("verdict", f"open division: this counts for nothing on track {config.track.name}")
@@ -57,7 +59,7 @@ def fresh_seeds(job, overrides):
     asked = [override for override in overrides if override.startswith("seed=")]
     first = job.config.seed
     if not asked:
-        folder = run_folder.results_root() / job.config.track.name
+        folder = results_root() / job.config.track.name
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
     return range(first, first + job.config.track.repeats)

@@ -5,24 +5,11 @@ that failed or still runs has its row and no numbers.  Sums nothing up over step
 """
 
 import argparse
-import os
 import sys
 
-from bench import stats
-from bench.record import index, run_folder
-from bench.report import table_filters, table_text
+from bench.record import listing
+from bench.report import table_filters, table_groups, table_text
 from bench.report.table_filters import COLUMNS
-from bench.compare.eligibility import places_of_runs
-
-GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
-# fmt: off
-GROUP_COLUMNS = (
-    "track", "num_deviations", "name", "model", "optim", "world_size", "device", "config_id", "n", "num_suspect",
-    "num_invalid", "num_failed", "num_aborted", "num_running",
-    *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
-    "source_sha256", "comparability_id", "run_ids",
-)
-# fmt: on
 
 
 def main(argv):
@@ -37,9 +24,9 @@ def main(argv):
         return leaderboard.main(args)
     try:
         conditions = [table_filters.condition(words) for words in args.where]
-        rows = [row for row in read_rows(args.folder) if all(table_filters.holds(row, *condition) for condition in conditions)]
-        columns, shown = (GROUP_COLUMNS, table_text.GROUP_SHOWN) if args.group else (COLUMNS, table_text.SHOWN)
-        rows = table_filters.sort(groups(rows) if args.group else rows, args.sort, columns)
+        rows = [row for row in listing.read_rows(args.folder) if all(table_filters.holds(row, *condition) for condition in conditions)]
+        columns, shown = (table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN) if args.group else (COLUMNS, table_text.SHOWN)
+        rows = table_filters.sort(table_groups.groups(rows) if args.group else rows, args.sort, columns)
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
         return 2
@@ -55,62 +42,6 @@ def main(argv):
     else:
         print(table_text.fit(rows, shown, table_text.terminal_width()))
     return 0
-
-
-def read_rows(folders):
-    """Words of the user, none for results/ -> one row (a dict by COLUMNS) for each run, by track, then time.
-
-    A folder that cannot be read is named on standard error and left out.
-    """
-    root = run_folder.results_root()
-    paths = [run_folder.locate(word) for word in folders] or ([root] if root.is_dir() else [])
-    rows, from_here = [], {}  # parent -> the same from where the user stands
-    for folder, row in index.read_rows(paths, lambda message: print(f"table: left out: {message}", file=sys.stderr)):
-        parent, _, name = folder.rpartition("/")
-        if parent not in from_here:
-            from_here[parent] = os.path.relpath(parent or "/")
-        row["folder"] = name if from_here[parent] == "." else f"{from_here[parent]}/{name}"
-        rows.append(row)
-    return sorted(rows, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))
-
-
-def groups(rows):
-    """Repeats together: same track, config (of logs: name), source and comparability_id.
-
-    A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
-    config and source.  Means and sd (ddof 1, None for n = 1) are of complete runs that are not invalid
-    nor the discarded warm-up runs of a race.
-    """
-    complete, incomplete = {}, {}
-    for row in rows:
-        family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log knows no config
-        if row["status"] == "complete":
-            complete.setdefault((*family, row["comparability_id"]), []).append(row)
-        else:
-            incomplete.setdefault(family, []).append(row)
-    for family, lost in incomplete.items():
-        siblings = [key for key in complete if key[:3] == family]
-        for row in lost:
-            own = (*family, row["comparability_id"])
-            complete.setdefault(own if own in siblings or not siblings else siblings[-1], []).append(row)
-    return [_group(members) for members in complete.values()]
-
-
-def _group(members):
-    first = members[0]
-    counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]]
-    counted = [counted[place] for place in places_of_runs(counted)]
-    group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
-    group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
-    group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)
-    group["num_invalid"] = sum(row["status"] == "complete" and row["validity"] == "invalid" for row in members)
-    for status in ("failed", "aborted", "running"):
-        group[f"num_{status}"] = sum(row["status"] == status for row in members)
-    for name in GROUPED:
-        values = [row[name] for row in counted if row[name] is not None]
-        group[f"{name}_mean"] = stats.mean(values) if values else None
-        group[f"{name}_sd"] = stats.sd(values)
-    return group
 
 
 def _nothing(args):
@@ -133,7 +64,7 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="./run.sh table",
         description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
-        epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(GROUP_COLUMNS)}\n\n"
+        epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"
         "exit codes: 0 fine, 1 a table is stale, 2 wrong use; what cannot be read is named on standard error and left out",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

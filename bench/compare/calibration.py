@@ -9,9 +9,10 @@ import math
 from pathlib import Path
 
 from bench import stats
+from bench.compare import eligibility
 from bench.compare import verdict as comparison
-from bench.record import run_folder
 from bench.compare.verdict import MIN_FLOOR_PCT
+from bench.paths import results_root
 
 SCHEMA_VERSION = 1
 FOLDER = "calibrations"
@@ -29,7 +30,7 @@ def of_rows(a_rows, b_rows, resolution_pct=None):
         raise ValueError(f"these runs cannot calibrate: {aa['reasons'][0]}")
     left_out = {run["run_id"] for run in aa["left_out"]}
     groups = [
-        [row for row in rows if comparison.comparable.is_timed(row) and row["run_id"] not in left_out]
+        [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in left_out]
         for rows in (a_rows, b_rows)
     ]
     rows = groups[0] + groups[1]
@@ -90,7 +91,7 @@ def _pct(log_change):
 
 
 def folder(root=None):
-    return Path(root or run_folder.results_root()) / FOLDER
+    return Path(root or results_root()) / FOLDER
 
 
 def find(session_id, comparability_id=None, root=None):

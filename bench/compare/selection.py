@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import paths as places
-from bench.record import index, run_folder
 from bench.compare.eligibility import places_of_runs
+from bench.paths import REPO, results_root, working_folder
+from bench.record import index, run_folder
 from bench.record.rows import row_of
 
 SEPARATOR = "vs"
@@ -59,8 +59,8 @@ def of_words(words, on_error=None):
     by_id = [
         word for word, found in paths.items() if not found and _race_folder(word.rpartition(":")[0] or word) is None
     ]
-    if by_id and run_folder.results_root().is_dir():
-        everything.append(str(run_folder.results_root()))
+    if by_id and results_root().is_dir():
+        everything.append(str(results_root()))
     rows = dict(index.read_rows(everything, on_error, logs_too=True))  # at once, which is quicker than arm by arm
     arms = [_joined(group, paths, rows, on_error) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
@@ -95,7 +95,7 @@ def _of_word(word, paths, rows, on_error):
 
 
 def _bases():
-    return places.working_folder(), run_folder.REPO, run_folder.results_root()
+    return working_folder(), REPO, results_root()
 
 
 def _paths(word):
@@ -152,7 +152,7 @@ def _of_logs(word, paths):
 
 def _by_id(word, rows):
     """Part of run ids, a config_id for example: all runs of results/ that bear it."""
-    root = f"{os.path.abspath(run_folder.results_root())}/"
+    root = f"{os.path.abspath(results_root())}/"
     folders = [folder for folder, row in rows.items() if word in row["run_id"] and folder.startswith(root)]
     if not folders:
         raise ValueError(
@@ -165,7 +165,7 @@ def _by_id(word, rows):
 
 
 def _race_folder(word):
-    for base in (*_bases(), run_folder.results_root() / "races"):
+    for base in (*_bases(), results_root() / "races"):
         path = Path(base, os.path.expanduser(word))
         if (path / "race.json").is_file():
             return path
@@ -204,7 +204,7 @@ def open_races(arm):
     found = {}
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:
-            for results in (Path(folder).resolve().parent.parent, run_folder.results_root()):
+            for results in (Path(folder).resolve().parent.parent, results_root()):
                 race = results / "races" / row["race_id"]
                 if (race / "plan.json").is_file() and not (race / "race.json").is_file():
                     found[row["race_id"]] = race
@@ -213,7 +213,7 @@ def open_races(arm):
 
 def _run_of_race(race, run):
     """Where a run of the race lies: relative to results/ as the race found it, or beside the race when it was moved."""
-    for base in (race.parent.parent, run_folder.results_root(), race, run_folder.REPO):
+    for base in (race.parent.parent, results_root(), race, REPO):
         if (Path(base) / run / "run.json").is_file():
             return os.path.join(base, run)
     return None

@@ -6,12 +6,10 @@ becomes a ValueError that says what, the value, and what to try.
 
 import difflib
 import re
-from pathlib import Path
 
-from bench.config import schema
-from bench.config import memory_windows, profiler_windows
+from bench.config import memory_windows, profiler_windows, schema
+from bench.paths import CONF
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 PATH_KEYS = ("data.train_glob", "data.val_glob")
 GROUPS = ("model", "model/size", "data", "optim", "goal", "hardware", "instruments", "profile", "track", "experiment")
 

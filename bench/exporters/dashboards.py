@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from bench import atomic, private
+from bench.paths import REPO
 
-REPO = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # exporter: what pip calls its package
 FOLDER = "dashboards"  # of a run
 OUTCOMES = "dashboards.json"

@@ -4,7 +4,7 @@ mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the 
 machine or the program is added by MLflow itself.
 """
 
-from bench.record import run_folder
+from bench.paths import results_root
 
 RUN_ID_TAG = "speedrun.run_id"
 BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
@@ -16,7 +16,7 @@ def export(exported, settings):
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
 
-    root = run_folder.results_root()
+    root = results_root()
     uri = settings["tracking_uri"] or f"sqlite:///{root.resolve() / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
     name = settings["experiment"] or exported.run["track"]
@@ -57,6 +57,6 @@ def _experiment(client, name, exported):
     if found is not None:
         return found.experiment_id
     artifacts = (
-        run_folder.results_root().resolve() / "mlflow-artifacts"
+        results_root().resolve() / "mlflow-artifacts"
     )  # nothing is put there; the default is where one stands
     return client.create_experiment(name, artifact_location=artifacts.as_uri())

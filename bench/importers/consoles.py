@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 
-from bench.importers.lines import COLUMNS
 from bench.importers.foreign_run import Run
+from bench.importers.lines import COLUMNS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"

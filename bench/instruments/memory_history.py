@@ -9,9 +9,9 @@ import json
 import time
 from pathlib import Path
 
-from bench.memory import recording as memory_recording
-from bench.instruments.base import Instrument
 from bench.config.memory_windows import windows_of
+from bench.instruments.base import Instrument
+from bench.memory import recording as memory_recording
 from bench.memory.peaks import ProcessPeaks
 from bench.units import MS_PER_S, format_bytes
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench import private
 from bench.instruments.base import Instrument
+from bench.paths import REPO
 
-REPO = Path(__file__).resolve().parent.parent.parent
 MAX_REASON_CHARS = 300
 
 

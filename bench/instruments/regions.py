@@ -4,7 +4,7 @@ One mark per phase edge (a CUDA event from the pool, or a host stamp), read afte
 A step's region is the sum over its micro-steps.  A captured CUDA graph has no edges inside: regions would then be empty.
 """
 
-from bench.instruments.base import Instrument, PHASES
+from bench.instruments.base import PHASES, Instrument
 
 READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; what is not ready yet is read later still
 

@@ -14,8 +14,8 @@ import re
 import time
 
 from bench.config import profiler_windows
-from bench.memory import recording as memory_recording
 from bench.instruments.base import Instrument
+from bench.memory import recording as memory_recording
 from bench.profiling import allocations, files, memory_page, tables
 from bench.profiling.recording import Recording
 from bench.profiling.windows import FLAG, STEP_RANGE, merged

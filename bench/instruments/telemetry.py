@@ -11,12 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from bench.instruments.base import Instrument
+from bench.paths import REPO
 from bench.telemetry import join, samples, throttling
 
-REPO = Path(__file__).resolve().parent.parent.parent
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not hold the race up
 NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsupported": {}, "warnings": []}

@@ -1,19 +1,17 @@
 """A job -> the record that its race begins with: a folder of its own, run.json, and everything that goes into the race."""
 
 import time
-from pathlib import Path
 
 import yaml
 
 from bench import atomic, private
+from bench.config import schema
 from bench.data import sources
 from bench.machine import code_state, environment
+from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
 from bench.training import gc_policy
-from bench.config import schema
 from bench.training.clock import TIMING_PROTOCOL
-
-REPO = Path(__file__).resolve().parent.parent
 
 
 def folder_of(config, run, results):

@@ -18,14 +18,14 @@ from bench import atomic, private
 from bench.diagnosis import event_costs
 from bench.exporters import dashboards
 from bench.launch import initial_record
-from bench.machine import environment, preflight
-from bench.record import failures, ledger, run_folder, step_files, verdict
-from bench.training import flight_recorder
-from bench.record.metrics import metrics
 from bench.launch.progress import Progress
+from bench.machine import environment, preflight
 from bench.machine.processes import die_with_parent, has_ended
+from bench.paths import REPO, results_root
+from bench.record import failures, ledger, run_folder, step_files, validity
+from bench.record.metrics import metrics
+from bench.training import flight_recorder
 
-REPO = Path(__file__).resolve().parent.parent
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
 GRACE_S = 5.0  # for workers to end after SIGTERM
@@ -44,7 +44,7 @@ def launch(job, command=(), results=None, brief=False, race=None):
     Raises ValueError where no record can be written at all.
     """
     started_s, meter = time.time(), environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # git's too, which it starts
-    results = Path(results or run_folder.results_root())
+    results = Path(results or results_root())
     child_env = _child_env(job.config.hardware, started_s)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
@@ -176,7 +176,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
         event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
-    run["validity"], run["validity_reasons"] = verdict.validity(run)
+    run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
     run["artifacts"] = run_folder.artifacts(folder)

@@ -1,15 +1,12 @@
 """Overrides -> a race that may start: composed, its data found or made, resolved, everything checked."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench import paths, private
-from bench.config import compose, profiler_windows, resolve
+from bench import private
+from bench.config import compose, profiler_windows, resolve, schema
 from bench.data import sources
 from bench.machine import environment, gpus
-from bench.config import schema
-
-REPO = Path(__file__).resolve().parent.parent
+from bench.paths import REPO, of_user
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ def prepare(overrides, fetch=False, say=print):
     for name in ("train_glob", "val_glob"):
         pattern = getattr(asked.data, name)
         if pattern is not None:
-            pattern = str(paths.of_user(pattern))
+            pattern = str(of_user(pattern))
             setattr(asked.data, name, pattern)
     dataset = sources.prepare(asked.data, fetch=fetch, say=say)
     sources.check_val_tokens(dataset, asked.goal.val_tokens)

@@ -5,8 +5,8 @@ import sys
 import time
 
 from bench.record import run_folder
+from bench.training.step_writer import NOTE
 
-SAID = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
 MAX_WARNINGS = 3  # shown after a run; the record has all
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
@@ -30,10 +30,10 @@ class Progress:
     def show(self):
         progress = self._read()
         self.step = progress.get("step")
-        lines = [line for line in self._new_lines() if line.startswith(("step:", SAID))]
+        lines = [line for line in self._new_lines() if line.startswith(("step:", NOTE))]
         if self._brief or self._out.isatty():
-            lines = [line for line in lines if "val_loss:" in line or line.startswith(SAID)]
-        lines = [line.removeprefix(SAID) for line in lines]
+            lines = [line for line in lines if "val_loss:" in line or line.startswith(NOTE)]
+        lines = [line.removeprefix(NOTE) for line in lines]
         if self._out.isatty():
             self._draw(progress, lines)
         elif lines:

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 from bench import atomic
+from bench.paths import REPO
 from bench.units import MIB
 
-REPO = Path(__file__).resolve().parent.parent
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 

@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 from bench import private
-from bench.machine import gpus
-from bench.record import run_folder
+from bench.machine import gpus, processes
+from bench.paths import REPO
 from bench.units import GIB, KIB, gib_from_bytes, s_from_ns
 
-REPO = run_folder.REPO
 # fmt: off
 ENV_PREFIXES = (
     "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "GOMP_", "KMP_",
@@ -84,7 +83,7 @@ def torch_facts():
 
 def this_process():
     """Who owns the record: run.json["launcher"]."""
-    return {"pid": os.getpid(), "start_ticks": run_folder.start_ticks(os.getpid()), "boot_id_hash": run_folder.boot_id_hash()}
+    return {"pid": os.getpid(), "start_ticks": processes.start_ticks(os.getpid()), "boot_id_hash": processes.boot_id_hash()}
 
 
 # ---- ids

@@ -4,8 +4,7 @@ fail: the race cannot run or its record cannot be written.  warn: it can, and it
 checks() is the quick part, which every race makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
 """
 
-from bench.machine import environment
-from bench.machine import check_gpu, check_host
+from bench.machine import check_gpu, check_host, environment
 from bench.machine.check import Check, report
 
 __all__ = ["Check", "checks", "raced_gpus", "report"]

@@ -8,6 +8,9 @@ import os
 import select
 import threading
 import time
+from pathlib import Path
+
+from bench import private
 
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
 
@@ -59,3 +62,21 @@ def die_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
     except (OSError, AttributeError):
         pass
+
+
+def boot_id_hash():
+    """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
+    except OSError:  # not Linux
+        return None
+
+
+def start_ticks(pid):
+    """When process pid started, ticks since boot (field 22 of /proc/PID/stat); None: no such process, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may hold spaces
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3

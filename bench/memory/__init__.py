@@ -1,0 +1,1 @@
+"""How much memory was held, and by whom."""

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from bench import private
+from bench.paths import REPO
 
-REPO = Path(__file__).resolve().parent.parent
 PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
 STACKS = ("python", "all")  # all adds C++ frames, whose names take minutes to look up
 

@@ -70,10 +70,10 @@ class _Loops:
         import torch
 
         from bench.data import shards
-        from bench.training import distributed
         from bench.instruments import load
         from bench.instruments.base import Context, Watch
         from bench.launch.prepare import prepare
+        from bench.training import distributed
         from bench.training.timers import marks_for
         from bench.training.trainer import Trainer
 

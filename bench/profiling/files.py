@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.paths import REPO
 from bench.profiling import shrink
 from bench.units import MIB
 
-REPO = Path(__file__).resolve().parent.parent.parent
 GZIP_LEVEL = 6
 BLOCK_BYTES = 4 * MIB
 CONTROL_TO_SPACE = bytes(32 if byte < 32 and byte != 10 else byte for byte in range(256))  # JSON's strings hold none

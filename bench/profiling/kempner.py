@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction
 
+from bench.config.profiler_windows import KEMPNER_FLAGS, span
 from bench.machine import peak_rates
 from bench.profiling import breakdown, files
 from bench.profiling.recording import ExclusiveProfile
-from bench.config.profiler_windows import KEMPNER_FLAGS, span
 
 LOG = logging.getLogger(__name__)
 RULE = "=" * 100

@@ -1,0 +1,1 @@
+"""Several runs by a plan, interleaved, in one session."""

@@ -13,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import paths
 from bench.machine import code_state
-from bench.record import run_folder
 from bench.machine.processes import die_with_parent
+from bench.paths import REPO, working_folder
+from bench.record import run_folder
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
@@ -33,18 +33,20 @@ def environment(results):
     return os.environ | {
         "SPEEDRUN_RESULTS": str(Path(results).absolute()),
         "SPEEDRUN_DATA": str(sources.data_root().absolute()),
-        "SPEEDRUN_CWD": paths.working_folder(),
+        "SPEEDRUN_CWD": working_folder(),
     }
 
 
+FACTS_MODULES = ("bench.race.arm_process", "bench.racers")  # this file's names, the newest first: a revision has one
 DISTURBING = {"trace", "window", "stages", "memory_history"}  # instruments that flag steps
 
 
 def facts(folder, overrides, results):
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
-    if not (Path(folder) / "bench" / "racers.py").exists():
-        raise ValueError("that revision's harness is from before there were races: choose a later one")
-    words = [sys.executable, "-m", "bench.race.arm_process", *overrides]
+    module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
+    if module is None:
+        raise ValueError("that revision's harness has no races yet: choose a later one")
+    words = [sys.executable, "-m", module, *overrides]
     done = subprocess.run(words, cwd=folder, env=environment(results), capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
@@ -53,9 +55,8 @@ def facts(folder, overrides, results):
 
 def print_facts(overrides):
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
-    from bench.machine import environment as machine
-    from bench.launch import launcher
     from bench.launch.prepare import prepare
+    from bench.machine import environment as machine
 
     try:
         job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
@@ -66,7 +67,7 @@ def print_facts(overrides):
     if disturbing:
         print(f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, and look into a run of its own", file=sys.stderr)
         return 2
-    code = code_state.state(launcher.REPO)
+    code = code_state.state(REPO)
     found = {
         "name": job.config.name,
         "config_id": job.config_id,

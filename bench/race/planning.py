@@ -3,11 +3,10 @@
 import secrets
 
 from bench import atomic
-from bench.machine import code_state
-from bench.race import arm_process, plan, state as race_state, worktrees
+from bench.paths import REPO
+from bench.race import arm_process, plan, worktrees
+from bench.race import state as race_state
 from bench.record import ledger
-
-REPO = code_state.REPO
 
 
 def begin(request, results):

@@ -1,69 +1,32 @@
-"""Is B faster than A?  ./run.sh race A=<overrides> B=<overrides> [C=...] [n=5] [key=value for all arms]
+"""A planned race, run to its end or to an interrupt: each run in turn, the looks that were planned, the last word."""
 
-    ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each, A B B A
-    ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=10             two revisions of this repository
-    ./run.sh race A="model=gpt2" B="model=modern seq_len=64" track=free looks=3,5
-
-One session, a fresh process group a run, a discarded warm-up run an arm, the order random in blocks and planned before the
-first run.  What is measured stays hidden until the race is over.  Interrupted: ./run.sh race --resume
-"""
-
-import argparse
 import json
 import sys
 import time
 from pathlib import Path
 
-from bench.compare import selection as arms_of_runs
 from bench import atomic
-from bench.compare import compare
-from bench.machine import code_state
+from bench.compare import comparison
+from bench.compare import selection as arms_of_runs
+from bench.launch.progress import say
+from bench.paths import REPO
 from bench.race import (
     arm_process,
     plan,
-    planning as race_plan,
-    report as race_report,
-    request as race_request,
-    state as race_state,
     worktrees,
 )
-from bench.record import ledger, run_folder
-from bench.launch.progress import say
+from bench.race import (
+    planning as race_plan,
+)
+from bench.race import (
+    report as race_report,
+)
+from bench.race import (
+    state as race_state,
+)
+from bench.record import ledger
 
-REPO = code_state.REPO
 DECIDED = ("faster", "slower", "equivalent")
-
-
-def main(argv):
-    """Exit codes: 0 the race is over, 1 it was interrupted or abandoned, 2 wrong use or not comparable."""
-    args = _parser().parse_args(argv)
-    results = run_folder.results_root().absolute()
-    if args.look is not None:
-        return look(_chosen(results, args.look), results)
-    if args.abandon is not None:
-        folder = _chosen(results, args.abandon)
-        with race_state.locked(folder):
-            return _finish(folder, results, "abandoned", "it was given up by whoever raced it", args)
-    if args.resume is not None:
-        folder = _chosen(results, args.resume)
-    elif args.words:
-        folder = race_plan.begin(race_request.parse(args.words), results)
-    else:
-        raise ValueError("what shall be raced? A=... B=..., for example: ./run.sh race A= B='optim=muon' n=5")
-    return go(folder, results, args)
-
-
-def _chosen(results, word):
-    """--resume and --look: the race named, or the latest that has no end."""
-    if word:
-        folder = race_state.folder_of(results, Path(word).name)
-        if not (folder / "plan.json").exists():
-            raise ValueError(f"{word}: there is no such race in {results / race_state.FOLDER}")
-        return folder
-    found = race_state.unfinished(results)
-    if not found:
-        raise ValueError("no race is unfinished: ./run.sh race A=... B=... begins one")
-    return found[-1]
 
 
 # ---- the race
@@ -91,7 +54,7 @@ def go(folder, results, args):
         except arm_process.Interrupted as error:
             say("race", f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood")
             return 1
-        return _finish(folder, results, status, why, args)
+        return finish(folder, results, status, why, args)
 
 
 def _introduce(state):
@@ -182,10 +145,10 @@ def result_of(state, results):
         arm = arms_of_runs.of_folders(name, [Path(results) / run for run in state.runs(name)])
         arm.plan, arm.race, arm.peeked = state.plan, state.race_id, any(not look["planned"] for look in state.looks)
         arms.append(arm)
-    return {"baseline": state.plan["baseline"], "against": dict(compare.of_arms(arms))}
+    return {"baseline": state.plan["baseline"], "against": dict(comparison.of_arms(arms))}
 
 
-def _finish(folder, results, status, why, args):
+def finish(folder, results, status, why, args):
     """Write the race's last word and say it."""
     state = race_state.read(folder, results)
     result = result_of(state, results) if status != "abandoned" else None
@@ -215,18 +178,3 @@ def look(folder, results):
         print(f"look written down, {'planned' if planned else 'NOT planned: the race counts as peeked'}; started: {started}", file=sys.stderr)
     print(race_report.verdicts(result_of(state, results)))
     return 0
-
-
-def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh race", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="exit codes: 0 over, 1 interrupted or abandoned, 2 wrong use or not comparable")  # fmt: skip
-    parser.add_argument("words", nargs="*", metavar="WORD", help="A=overrides, A.rev=REVISION, n=5, looks=3,5, alpha=0.05, margin=0.002 "
-                        "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms")  # fmt: skip
-    parser.add_argument("--resume", nargs="?", const="", metavar="RACE", help="go on with this race, or with the latest that has no end")
-    parser.add_argument("--look", nargs="?", const="", metavar="RACE", help="show the interim state; that is written into the ledger")
-    parser.add_argument("--abandon", nargs="?", const="", metavar="RACE", help="give it up without a verdict: one that cannot be resumed, say; it stays in the ledger")
-    parser.add_argument("--show", action="store_true", help="show every run's numbers as they come; written into the ledger as a look")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print race.json")
-    form.add_argument("--md", action="store_true", help="print race.md")
-    return parser

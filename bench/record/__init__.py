@@ -1,0 +1,1 @@
+"""The run folder: written, read, verified, listed; and the ledger of every started run."""

@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 from bench import atomic, private
+from bench.paths import REPO
 from bench.record import run_folder, step_files
 
 HINTS = {
@@ -143,7 +144,7 @@ def write_launcher_killed(folder):
         run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=last_step(folder))
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
-        private.redact_logs(folder, run_folder.REPO)
+        private.redact_logs(folder, REPO)
         run["artifacts"] = run_folder.artifacts(folder)
         atomic.write_json(folder / "run.json", run)
         run_folder.remove_passing(folder)

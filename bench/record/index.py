@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from bench import atomic
-from bench.record import run_folder
 from bench.record import rows as rows_of_runs
+from bench.record import run_folder
 
 NAME = ".index.json"
 MIN_RUNS = 50  # fewer are read as fast without

@@ -1,7 +1,7 @@
 """The run folder: made, written, read, upgraded.  Everything after a race reads folders through here.
 
     results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>[-n]
-      run.json          what happened (bench/run.schema.json); written whole or not at all
+      run.json          what happened (bench/record/run.schema.json); written whole or not at all
       config.yaml  overrides.yaml  environment.json  steps.csv  events.jsonl  code/  logs/  traces/  memory/
 
 Format history of run.json:
@@ -18,7 +18,9 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from bench import atomic, paths as places, private
+from bench import atomic
+from bench.machine import processes
+from bench.paths import REPO, results_root, working_folder
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 256 * 2**20  # of a run.json: more is none
@@ -29,15 +31,9 @@ STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "steps_by_rank.csv": "steps",
          "telemetry.csv": "telemetry", "events.jsonl": "events", "environment.json": "environment", "code": "code",
          "logs": "log", "traces": "trace", "memory": "memory"}  # fmt: skip
-REPO = Path(__file__).resolve().parent.parent
 
 
 # ---- where records are
-
-
-def results_root():
-    """SPEEDRUN_RESULTS, else results/ of the repository."""
-    return places.of_user(os.environ.get("SPEEDRUN_RESULTS", REPO / "results"))
 
 
 def run_id(utc, name, config_id, seed):
@@ -85,7 +81,7 @@ def _below(folder):
 
 def locate(word):
     """What a user typed -> a folder: a path from where they stand or from the repository, or (part of) a run id."""
-    for base in (places.working_folder(), REPO, results_root()):
+    for base in (working_folder(), REPO, results_root()):
         path = Path(base, os.path.expanduser(word))
         if path.is_dir():
             return path
@@ -182,9 +178,9 @@ def effective(run, now_s=None, boot=None, start_ticks_of=None):
     if run["status"] != "running":
         return run
     launcher = run.get("launcher") or {}
-    boot = boot_id_hash() if boot is None else boot
+    boot = processes.boot_id_hash() if boot is None else boot
     if boot is not None and launcher.get("boot_id_hash") == boot:
-        gone = (start_ticks_of or start_ticks)(launcher["pid"]) != launcher["start_ticks"]
+        gone = (start_ticks_of or processes.start_ticks)(launcher["pid"]) != launcher["start_ticks"]
         why = f"its launcher, process {launcher['pid']}, is no longer there"
     else:
         age_s = (time.time() if now_s is None else now_s) - _seconds(run.get("heartbeat_at") or run["started_at"])
@@ -196,24 +192,6 @@ def effective(run, now_s=None, boot=None, start_ticks_of=None):
     ended_at = run.get("heartbeat_at") or run["started_at"]  # the last sign of life
     doubt = {"validity": "invalid", "validity_reasons": ["the run did not complete"]}
     return run | {"status": "aborted", "failure": failure, "ended_at": ended_at} | doubt
-
-
-def boot_id_hash():
-    """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
-    except OSError:  # not Linux
-        return None
-
-
-def start_ticks(pid):
-    """When process pid started, ticks since boot (field 22 of /proc/PID/stat); None: no such process, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may hold spaces
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
 
 
 def _seconds(utc):

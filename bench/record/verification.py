@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 
 from bench import private
+from bench.paths import REPO
 from bench.record import run_folder, step_files
 from bench.record.metrics import metrics
 
@@ -37,11 +38,11 @@ def check(folder, run):
             passed, evidence = rule(Path(folder), run)
         except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, OSError, ValueError) as error:
             passed, evidence = False, f"cannot be checked: {type(error).__name__}: {error}"
-        yield rule.__name__.replace("_", " "), passed, private.redact(evidence, run_folder.REPO)
+        yield rule.__name__.replace("_", " "), passed, private.redact(evidence, REPO)
 
 
 def follows_the_schema(folder, run):
-    """run.json is valid under bench/run.schema.json."""
+    """run.json is valid under bench/record/run.schema.json."""
     import jsonschema
 
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -202,9 +203,9 @@ def times_fit_into_the_wall_time(folder, run):
 
 def validity_is_honest(folder, run):
     """A run that the rules call invalid (a loss below the data's floor, say) is recorded as invalid."""
-    from bench.record import verdict
+    from bench.record import validity
 
-    ruled, reasons = verdict.validity(run)
+    ruled, reasons = validity.validity(run)
     honest = ruled != "invalid" or run["validity"] == "invalid"
     return honest, f"recorded {run['validity']}, ruled {ruled}{': ' if reasons else ''}{'; '.join(reasons)}"
 

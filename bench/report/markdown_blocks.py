@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from bench import atomic
-from bench.record import run_folder
+from bench.paths import REPO
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of the repository: where committed tables are
@@ -86,7 +86,7 @@ def write(files, table):
 
 
 def _committed():
-    return [run_folder.REPO / name for name in FILES]
+    return [REPO / name for name in FILES]
 
 
 def printed(command, table):
@@ -95,7 +95,7 @@ def printed(command, table):
     if verb != "table" or {"--check", "--write"} & set(argv):
         raise ValueError(f"./run.sh {command}: only what ./run.sh table prints can be written again")
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), _standing_in(run_folder.REPO):
+    with contextlib.redirect_stdout(out), _standing_in(REPO):
         if table([*argv, *(["--md"] if "--md" not in argv else [])]):
             raise ValueError(f"./run.sh {command}: it fails, so that the table cannot be written")
     return out.getvalue()

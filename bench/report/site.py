@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import atomic
-from bench.cli import table as results_table
+from bench.record import listing
 from bench.report import run_page
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page, section, table, tag
@@ -29,7 +29,7 @@ MADE = ".made.json"
 
 def write(results, out, say=lambda done, total: None):
     """Results folder -> path of the index.  say(done, total) hears of the progress.  Raises ValueError for no run at all."""
-    rows = results_table.read_rows([str(results)])
+    rows = listing.read_rows([str(results)])
     if not rows:
         raise ValueError(f"{results}: there is no run in it yet: ./speedrun.sh makes some")
     out.mkdir(parents=True, exist_ok=True)

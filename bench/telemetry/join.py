@@ -6,8 +6,8 @@ A figure that no sample gives is None.
 
 from itertools import accumulate, pairwise
 
-from bench.telemetry.throttling import reason_shares, slowed_frac, slows
 from bench.telemetry.samples import Curve, by_device, curves, inside, mean
+from bench.telemetry.throttling import reason_shares, slowed_frac, slows
 
 MAX_DISAGREEMENT_PCT = 5.0  # between the energy counter and integrated power
 MIN_POWER_SAMPLES = 20  # below this the integral says nothing about the counter

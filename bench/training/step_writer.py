@@ -14,6 +14,7 @@ from bench import atomic
 from bench.record import run_folder, step_files
 
 INTERVAL_S = 0.5
+NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
 PEN = threading.Lock()  # whoever writes the folder holds it; one who finishes the record never gives it back
 PARTIAL_COLUMNS = ("step", "train_loss", "val_loss", "step_ms")
 

@@ -11,10 +11,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
-from bench.training import distributed
-from bench.training import evaluate as evaluation
 from bench.config.schema import num_micro_steps
 from bench.data.loader import Loader, val_batches
+from bench.training import distributed
+from bench.training import evaluate as evaluation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -19,11 +19,10 @@ from pathlib import Path  # noqa: E402
 
 from bench import atomic  # noqa: E402
 from bench.machine import processes  # noqa: E402
+from bench.memory.peaks import peaks_for  # noqa: E402
 from bench.record import failures, run_folder, step_files  # noqa: E402
 from bench.training import flight_recorder  # noqa: E402
-from bench.memory.peaks import peaks_for  # noqa: E402
-from bench.launch.progress import SAID  # noqa: E402
-from bench.training.step_writer import PEN, Scribe  # noqa: E402
+from bench.training.step_writer import NOTE, PEN, Scribe  # noqa: E402
 
 
 def main(folder):
@@ -131,16 +130,16 @@ def _watch(folder, config, ranks, emit, peaks, rows):
 
 def _say(text):
     """A line for the person at the terminal, if this is rank 0; for the rank's log in any case."""
-    os.write(1, f"{SAID}{text}\n".encode())
+    os.write(1, f"{NOTE}{text}\n".encode())
 
 
 def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks, rows):
     """Warm up, race, and return what this rank has to say: {"train_s", "rows", "columns", ...}."""
+    from bench.instruments.base import Watch
+    from bench.machine.environment import CpuMeter
     from bench.training import distributed, loop
     from bench.training.clock import Clock
     from bench.training.gc_policy import Collector
-    from bench.machine.environment import CpuMeter
-    from bench.instruments.base import Watch
     from bench.training.step_log import StepLog
     from bench.training.timers import marks_for
 

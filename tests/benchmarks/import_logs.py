@@ -1,4 +1,4 @@
-"""Part of bench-self: how fast logs of modded-nanogpt are read, on text made in its format, one core, in memory."""
+"""how fast logs of modded-nanogpt are read, on text made in its format, one core, in memory."""
 
 import statistics
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.importers import modded_nanogpt
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parent.parent.parent
 NUM_LOGS, NUM_STEPS = 20, 1490
 CODE_FRAC = 0.45  # of the bytes of the public logs
 TARGET_MB_PER_S = 60

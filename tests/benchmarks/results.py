@@ -1,4 +1,4 @@
-"""Part of bench-self: table and compare over 10,000 run folders, whole processes, without their index and with it."""
+"""table and compare over 10,000 run folders, whole processes, without their index and with it."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from bench.record import index
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parent.parent.parent
 NUM_RUNS = 10_000
 COLD_TARGET_S, WARM_TARGET_S = 2.0, 0.5
 NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
 
 
 def measure(num_cold=3, num_warm=7):
-    """[(what, median seconds, target)]; cold: the index was deleted, the files are in the page cache.
+    """[(what, median seconds, sign, target)]; cold: the index was deleted, the files are in the page cache.
 
     Python's bytecode is kept, as after any call of the user's.
     """
@@ -41,7 +41,7 @@ def measure(num_cold=3, num_warm=7):
                 seconds[kind].append(time.perf_counter() - started_s)
             for kind, target_s in (("cold", COLD_TARGET_S), ("warm", WARM_TARGET_S)):
                 what = f"{words[0]} over {NUM_RUNS:,} run folders, {kind}, s"
-                found.append((what, statistics.median(seconds[kind]), target_s))
+                found.append((what, statistics.median(seconds[kind]), "<=", target_s))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What sampling costs: the share of a core that the sampler's process takes, for bench-self.
+"""What sampling costs: the share of a core that the sampler's process takes, .
 
 Eight GPUs of a stand-in for the driver's library (tests/fake_nvml.c; its calls cost next to nothing, a real driver's come on
 top), this machine's own GPUs where it has some, and its host.
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parent.parent.parent
 GPU = "500000 9000000000 1755 61 4 700000 0 0 0 0 1"  # as the head of the C file has it
 TARGET_PCT = 3
 

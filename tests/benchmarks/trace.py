@@ -1,6 +1,6 @@
-"""Part of bench-self: trace analysis against HolisticTraceAnalysis, time and peak memory, interleaved, fresh processes.
+"""trace analysis against HolisticTraceAnalysis, time and peak memory, interleaved, fresh processes.
 
-./run.sh bench-self trace      python -m bench.bench_trace installs HTA and prints its Python
+.venv/bin/python tests/benchmarks trace      --hta-python installs HTA and prints its Python
 SPEEDRUN_BENCH_MB=400,1500 (the default: 400), SPEEDRUN_BENCH_TRACE=a real trace to repeat
 
 HTA 0.6.1 is installed (PyPI: traceinsight) into a folder of its own under the data folder, once.  Both parse the file and do
@@ -23,7 +23,7 @@ import psutil
 from bench.trace.source import Source
 from bench.units import MIB
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parent.parent.parent
 HTA_PINS = ("pandas==2.2.3", "numpy==2.2.6", "networkx", "plotly==5.24.1", "psutil", "pyyaml", "pydot")
 TARGETS = {400: (25, 10), 1500: (40, None)}  # MB: (times as fast, times less memory)
 MAX_MIB_AT_1500 = 400
@@ -156,6 +156,3 @@ def hta_python():
         (folder / "complete").touch()
     return str(python)
 
-
-if __name__ == "__main__":
-    print(hta_python())

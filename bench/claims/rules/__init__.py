@@ -4,7 +4,8 @@ passed None: the rule does not apply.  A track's own numbers and names are data 
 them.
 """
 
-from bench.claims.rules import races, records, runs as together, track
+from bench.claims.rules import races, records, track
+from bench.claims.rules import runs as together
 
 RULES = [
     records.every_record_is_true_to_itself,

@@ -1,6 +1,7 @@
 """Rules about the races that the claimed runs were raced in."""
 
-from bench.compare import compare, selection as arms
+from bench.compare import comparison
+from bench.compare import selection as arms
 from bench.race import plan
 from bench.record import ledger
 
@@ -86,7 +87,7 @@ def _verdict_again(claim, race, floor_pct):
         arm = arms.of_folders(name, [folders[run] for run in race.state.runs(name) if run in folders])
         arm.plan, arm.race = race.state.plan, race.race_id
         found.append(arm)
-    return dict(compare.of_arms(found, diagnose=False, floor_pct=floor_pct))[race.arm]
+    return dict(comparison.of_arms(found, diagnose=False, floor_pct=floor_pct))[race.arm]
 
 
 def the_table_says_what_the_runs_say(claim):

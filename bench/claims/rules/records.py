@@ -1,7 +1,7 @@
 """Rules about each record by itself, and about the ledger that knows it."""
 
-from bench.record import ledger, verification
 from bench.claims.rules.evidence import of_each
+from bench.record import ledger, verification
 
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own here: another arm's run may have failed
 

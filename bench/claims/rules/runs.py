@@ -1,6 +1,6 @@
 """Rules about the claimed runs together: repeats of one thing, enough of them, none left out."""
 
-from bench.record import verdict
+from bench.compare import target
 
 
 def the_runs_are_repeats_of_one_thing(claim):
@@ -87,5 +87,5 @@ def _is_baseline(claim, race):
 
 def the_target_is_reached(claim):
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
-    found = verdict.of_repeats([run.record for run in claim.runs], claim.law.p_value)
+    found = target.of_repeats([run.record for run in claim.runs], claim.law.p_value)
     return found["passed"], found["words"]

@@ -1,8 +1,7 @@
 """Rules whose numbers, models and names are the track's: track.rules, track.fixed and the data in conf/."""
 
-from bench.config import compose
-from bench.config import schema
 from bench.claims.rules.evidence import of_each
+from bench.config import compose, schema
 
 OF_THE_LAW = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
 

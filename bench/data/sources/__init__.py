@@ -16,7 +16,7 @@ from bench.data.sources.source import Source, data_root
 
 __all__ = [
     "SOURCES", "CheckFailed", "Dataset", "ShardFile", "check_val_tokens", "data_root", "find", "floor_nats", "prepare",
-    "source",
+    "chosen",
 ]  # fmt: skip
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
@@ -48,7 +48,7 @@ class Dataset:
     floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
 
 
-def source(data) -> Source:
+def chosen(data) -> Source:
     """DataConfig -> its Source, settings checked."""
     if data.source not in SOURCES:
         raise ValueError(f"data.source={data.source}: there is no such source; choose from {', '.join(SOURCES)}")
@@ -58,12 +58,12 @@ def source(data) -> Source:
 
 def find(data, say=print):
     """DataConfig -> Dataset of what is there.  Raises CheckFailed: what is missing or damaged, and what to do."""
-    return _find(source(data), say)
+    return _find(chosen(data), say)
 
 
 def prepare(data, fetch=False, say=print):
     """find(), after making what can be made on this machine; takes from the network only if fetch."""
-    origin = source(data)
+    origin = chosen(data)
     origin.obtain(fetch, say)
     return _find(origin, say)
 

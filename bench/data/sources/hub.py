@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources.source import Expected, REPO, Source, data_root, need_bytes
+from bench.data.sources.source import REPO, Expected, Source, data_root, need_bytes
 from bench.units import format_bytes, format_s
 
 LOCKS = REPO / "conf" / "data"

@@ -14,12 +14,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import paths
 from bench.data import shards
 from bench.data.shards import CheckFailed
+from bench.paths import REPO, of_user
 from bench.units import format_bytes
 
-REPO = Path(__file__).resolve().parent.parent.parent
 ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens")  # fields of DataConfig that every source has
 MANIFEST = "made.json"
 
@@ -34,7 +33,7 @@ class Expected:
 
 def data_root():
     """Where data live: SPEEDRUN_DATA, or .data beside bench/."""
-    return paths.of_user(os.environ.get("SPEEDRUN_DATA", REPO / ".data"))
+    return of_user(os.environ.get("SPEEDRUN_DATA", REPO / ".data"))
 
 
 def need_bytes(folder, num_bytes, what):

@@ -7,9 +7,9 @@ import glob
 import os
 from pathlib import Path
 
-from bench import paths as places
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Source
+from bench.paths import of_user
 
 
 class UserShards(Source):
@@ -39,7 +39,7 @@ def split_globs(data):
 
 
 def _matches(name, pattern):
-    pattern = str(places.of_user(pattern))
+    pattern = str(of_user(pattern))
     found = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
     if not found:
         raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote it for the shell")

@@ -1,6 +1,7 @@
 """A snapshot -> one page that needs nothing else: who held the GPU's memory, when, and how full its segments are."""
 
-from bench.memory.snapshot import charts as picture, segments, timeline
+from bench.memory.snapshot import charts as picture
+from bench.memory.snapshot import segments, timeline
 from bench.memory.snapshot.sites import BEFORE, NO_STACK, Sites
 from bench.units import MIB, format_bytes
 from bench.web.page import Safe, figure, join, page, section, table, tag

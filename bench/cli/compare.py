@@ -1,0 +1,112 @@
+"""Is B faster than A?  ./run.sh compare A B      A, B: run folders, globs, run ids, RACE:ARM, logs; or one race
+
+First whether they may be compared and what differs, then the numbers and the verdict, then where the time went.
+"""
+
+import argparse
+import json
+import math
+import sys
+
+from bench.compare import comparison, csv_text
+from bench.compare import selection as arms_of_words
+from bench.compare import text as compare_text
+
+FAILURES = ("slower", "inconclusive", "loss")
+
+
+def main(argv):
+    """Exit codes: 0 compared, 1 what --fail-on names, 2 wrong use or not comparable."""
+    args = _parser().parse_args(argv)
+    for option, value in (("--margin", args.margin), ("--target", args.target)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
+    fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
+    arms = arms_of_words.of_words(args.runs, lambda message: print(f"compare: left out: {message}", file=sys.stderr))
+    _refuse_open_races(arms)
+    against = comparison.of_arms(arms, force=args.force, target_val_loss=args.target, loss_margin_nats=args.margin,
+                      diagnose=not args.no_diagnosis)  # fmt: skip
+    if args.json:
+        results = [{"names": [arms[0].name, name]} | result for name, result in against]
+        print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+    elif args.csv:
+        print(csv_text.text([(name, result) for name, result in against]), end="")
+    else:
+        form = "md" if args.md else "terminal"
+        print("\n\n".join(compare_text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against))
+    return max(exit_code(result, fail_on) for _, result in against)
+
+
+def _refuse_open_races(arms):
+    """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
+    for arm in arms:
+        for race_id in arms_of_words.open_races(arm):
+            raise ValueError(f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look; --abandon {race_id} gives it up")
+
+
+def exit_code(result, fail_on=()):
+    """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
+    if not result["comparable"]:
+        return 2
+    if fail_on and result["time"]["p"] is None:
+        print("compare: --fail-on needs a verdict, and these runs give none: give at least two a side", file=sys.stderr)
+        return 2
+    code = 0
+    for kind, limit in fail_on:
+        time, loss = result["time"], result["val_loss"]
+        failed = {
+            "slower": result["verdict"] == "slower" and time["change_pct"] > limit,
+            "inconclusive": result["verdict"] == "inconclusive",
+            "loss": loss["verdict"] not in ("waived", "not_worse"),
+        }[kind]
+        if failed:
+            why = (
+                result["words"]
+                if kind != "loss"
+                else f"val_loss is {loss['verdict']}, not shown to be within {loss['margin_nats']:g} nats"
+            )
+            print(f"compare: fails on {kind}: {why}", file=sys.stderr)
+            code = 1
+    return code
+
+
+def _condition(word):
+    """slower:0.5%, slower, inconclusive or loss -> (kind, per cent)."""
+    kind, colon, limit = word.partition(":")
+    try:
+        pct = float(limit.rstrip("% ")) if colon else 0.0
+    except ValueError:
+        pct = -1.0
+    if kind not in FAILURES or pct < 0 or (colon and kind != "slower"):
+        raise ValueError(f"--fail-on {word}: use slower:0.5%, inconclusive or loss")
+    return kind, pct
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="./run.sh compare",
+        description="Is B faster than A?  The change is of B against A; negative is faster.",
+        epilog="A and B: a run folder or a folder of them, a quoted glob, part of a run id, RACE:ARM, imported logs.\n"
+        "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first.\n\n"
+        "exit codes: 0 compared, 1 what --fail-on names is so, 2 wrong use or not comparable",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="A B", help="the baseline first; several B are judged together (Holm)"
+    )
+    parser.add_argument("--fail-on", action="append", default=[], metavar="slower:0.5%",
+                        help="exit code 1 if B is slower and by more than that; also inconclusive, loss")  # fmt: skip
+    parser.add_argument(
+        "--force", action="store_true", help="numbers although the runs are not comparable; never a verdict"
+    )
+    parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
+    parser.add_argument(
+        "--margin", type=float, metavar="NATS", help="a rise of val_loss that still is no worse; default 0.002"
+    )
+    parser.add_argument("--no-diagnosis", action="store_true", help="leave out where the time went")
+    parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
+    form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
+    form.add_argument("--csv", action="store_true", help="the numbers, a metric a line")
+    return parser

@@ -1,0 +1,105 @@
+"""A run as a log in the format of modded-nanogpt's records, code first."""
+
+import math
+from datetime import datetime
+
+from bench.record import run_folder, step_files
+
+RULE = "=" * 100
+
+
+def text(folder):
+    """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
+
+    train_time is the record's, validation outside of it, in whole milliseconds as there; losses have 4 decimals, or all that
+    the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
+    """
+    run, rows = run_folder.read(folder), step_files.read(folder)
+    patch = folder / "code" / "diff.patch"
+    code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
+    if patch.is_file() and patch.stat().st_size:
+        code += ["# changes that were not committed:"] + [f"# {line}" for line in patch.read_text(errors="replace").splitlines()]
+    imported = run.get("imported") or {}
+    has_times = run["metrics"].get("train_s") is not None or (not imported and any(row.get("step_ms") is not None for row in rows))
+    lines = list(_step_lines(rows, _num_planned(folder, run, rows), imported) if has_times else _llmc_lines(rows))
+    lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
+    lines += imported.get("other_lines") or ()
+    peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
+    if peaks := [gib for gib in peaks_gib if gib is not None]:
+        lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
+    return "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
+
+
+def _environment(run):
+    env, gpus = run["environment"], run["environment"].get("gpus") or []
+    yield f"# {run['run_id']}"
+    if env.get("python") is not None:
+        yield f"Running Python {env['python']}"
+    if env.get("torch") is not None:
+        yield f"Running PyTorch {env['torch']}" + (f" compiled for CUDA {env['cuda']}" if env.get("cuda") else "")
+    if gpus or env.get("cpu_model"):
+        power_w = {gpu.get("power_limit_w") for gpu in gpus} - {None}
+        limit = f" at {power_w.pop():g} W" if len(power_w) == 1 else ""
+        ranks = f" with world_size {run['world_size']}" if run["world_size"] is not None else ""
+        where = f"{len(gpus)} x {gpus[0]['name']}" if gpus else env["cpu_model"]
+        yield f"Running on {where}{limit}{ranks}"
+    if env.get("driver") is not None:
+        yield f"Driver Version: {env['driver']}"
+    if run["started_at"] is not None:
+        is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
+        yield f"{datetime.fromisoformat(run['started_at']):%a %b %d %H:%M:%S %Y}" if is_local else f"Run UTC timestamp={run['started_at']}"
+    if run["seed"] is not None:
+        yield f"Using seed={run['seed']}"
+
+
+def _num_planned(folder, run, rows):
+    """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
+    declared, config = (run.get("imported") or {}).get("declared_steps"), folder / "config.yaml"
+    if declared is None and run["status"] != "complete" and config.is_file():
+        import yaml
+
+        declared = (yaml.safe_load(config.read_text()).get("goal") or {}).get("max_steps")
+    if declared is None and run["status"] != "complete":
+        raise ValueError(f"{run['run_id']}: status={run['status']}, and it does not say how many steps it was to have: export it --to csv")
+    return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
+
+
+def _step_lines(rows, total, imported):
+    """One line a step and one a validation; step_avg as the record's log had it: see importers.modded_nanogpt.MEANINGS."""
+    meaning, tails, train_ms, before = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}, 0.0, (0, 0.0)
+    for row in rows:
+        step, known_ms = row["step"], row.get("train_time_ms")
+        if known_ms is not None or (imported and row.get("step_ms") is None and step):
+            train_ms = math.nan if known_ms is None else known_ms  # a log that does not say this step's
+        else:
+            train_ms += row.get("step_ms") or 0.0
+        untimed = 10 if "step-10" in meaning else 0
+        average = f"{train_ms / (step - untimed):.2f}" if step > untimed else "nan"
+        start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
+        of_its_own = known_ms is not None and (row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None)
+        if step and (of_its_own or row.get("train_loss") is not None or row.get("step_ms") is not None):
+            loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
+            yield f"{start}{loss} train_time:{train_ms:.0f}ms step_avg:{average}ms"
+        if row.get("val_loss") is not None:
+            at_ms = train_ms if row.get("train_time_at_val_ms") is None else row["train_time_at_val_ms"]
+            since, since_ms = before if "previous val" in meaning and step > before[0] else (untimed, 0.0)
+            before = step, at_ms
+            average = f"{(at_ms - since_ms) / (step - since):.2f}" if step > since else "nan"
+            yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{at_ms:.0f}ms step_avg:{average}ms{tail}"
+
+
+def _llmc_lines(rows):
+    for row in rows:
+        if row.get("train_loss") is not None:
+            more = f" lr:{row['lr']!r} norm:{row['grad_norm']!r}" if None not in (row.get("lr"), row.get("grad_norm")) else ""
+            yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
+        if row.get("val_loss") is not None:
+            yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"
+
+
+def _loss(nats):
+    return f"{nats:.4f}" if float(f"{nats:.4f}") == nats else repr(nats)
+
+
+def _tail(words):
+    return " ".join(f"{key}:{text}" if text else key for key, text in words.items())

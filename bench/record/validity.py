@@ -1,0 +1,20 @@
+"""Whether a finished run counts: valid, suspect or invalid, and why."""
+
+from bench.data.sources.markov import floor_slack_nats
+
+MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU race; above it steps stretch visibly (assumed)
+
+
+def validity(run):
+    """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
+    if run["status"] != "complete":
+        return "invalid", ["the run did not complete"]
+    val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
+    if floor_nats is not None and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
+        return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"]
+    doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
+    foreign = run["measured"].get("foreign_cpu_cores")
+    if run["hardware"]["device"] == "cpu" and foreign is not None and foreign > MAX_FOREIGN_CPU_CORES:
+        limit = f"limit {MAX_FOREIGN_CPU_CORES}"
+        doubts.append(f"other programs used {foreign:.2f} CPU cores during the race ({limit})")
+    return ("suspect", doubts) if doubts else ("valid", [])

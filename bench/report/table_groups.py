@@ -1,0 +1,54 @@
+"""Rows of runs -> rows of repeats: what they share, how many, means and standard deviations."""
+
+from bench import stats
+from bench.compare.eligibility import places_of_runs
+
+GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
+
+
+# fmt: off
+GROUP_COLUMNS = (
+    "track", "num_deviations", "name", "model", "optim", "world_size", "device", "config_id", "n", "num_suspect",
+    "num_invalid", "num_failed", "num_aborted", "num_running",
+    *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
+    "source_sha256", "comparability_id", "run_ids",
+)
+
+
+def groups(rows):
+    """Repeats together: same track, config (of logs: name), source and comparability_id.
+
+    A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
+    config and source.  Means and sd (ddof 1, None for n = 1) are of complete runs that are not invalid
+    nor the discarded warm-up runs of a race.
+    """
+    complete, incomplete = {}, {}
+    for row in rows:
+        family = (row["track"], row["config_id"] or row["name"], row["source_sha256"])  # a log knows no config
+        if row["status"] == "complete":
+            complete.setdefault((*family, row["comparability_id"]), []).append(row)
+        else:
+            incomplete.setdefault(family, []).append(row)
+    for family, lost in incomplete.items():
+        siblings = [key for key in complete if key[:3] == family]
+        for row in lost:
+            own = (*family, row["comparability_id"])
+            complete.setdefault(own if own in siblings or not siblings else siblings[-1], []).append(row)
+    return [_group(members) for members in complete.values()]
+
+
+def _group(members):
+    first = members[0]
+    counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]]
+    counted = [counted[place] for place in places_of_runs(counted)]
+    group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
+    group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
+    group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)
+    group["num_invalid"] = sum(row["status"] == "complete" and row["validity"] == "invalid" for row in members)
+    for status in ("failed", "aborted", "running"):
+        group[f"num_{status}"] = sum(row["status"] == status for row in members)
+    for name in GROUPED:
+        values = [row[name] for row in counted if row[name] is not None]
+        group[f"{name}_mean"] = stats.mean(values) if values else None
+        group[f"{name}_sd"] = stats.sd(values)
+    return group

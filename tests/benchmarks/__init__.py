@@ -1,0 +1,1 @@
+"""Measurements that need the tests' own files or another program: see __main__.py."""

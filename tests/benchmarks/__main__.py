@@ -1,0 +1,33 @@
+"""What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
+
+PART: import_logs, results, telemetry (the default ones), trace (installs HolisticTraceAnalysis, takes minutes).
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("import_logs", "results", "telemetry", "trace")
+
+
+def main(parts):
+    from bench.cli import bench_self
+
+    if parts == ["--hta-python"]:
+        print(importlib.import_module("benchmarks.trace").hta_python())
+        return 0
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        print(f"{unknown[0]}: choose from {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    rows = []
+    for part in parts or PARTS[:-1]:
+        print(f"measuring {part} ...", file=sys.stderr, flush=True)
+        rows += [bench_self.row(*one) for one in importlib.import_module(f"benchmarks.{part}").measure()]
+    return bench_self.show(rows)
+
+
+if __name__ == "__main__":
+    sys.path[:1] = [str(HERE.parent.parent), str(HERE.parent)]  # not this folder: its names are those of the library's
+    sys.exit(main(sys.argv[1:]))
