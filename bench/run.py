@@ -62,9 +62,8 @@ def _sweep(jobs, argv):
 
 
 def already_complete(job):
-    """A complete record of the same config, seed, code and data, or None."""
-
-    source_sha256 = codestate.state(launch.REPO)["source_sha256"]
+    """A complete record of the same config, seed, raced code and data, or None."""
+    source_sha256 = codestate.source_sha256(launch.REPO)
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in record.read_all([record.results_root() / job.config.track.name]):
         if (run.get("race") or {}).get("discarded"):
