@@ -1,4 +1,4 @@
-"""The identity of the code: what is raced changes it, everything else does not."""
+"""The identity of the code: what is raced changes it, everything else does not, and it cannot be used to drop runs."""
 
 import ast
 import hashlib
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import claimed
 import pytest
 
-from bench import codestate, comparable, differences, launch, race, racers, record, run, syntax
+from bench import codestate, comparable, differences, judge, launch, ledger, race, racers, record, rules, run, syntax
 from bench.rows import row_of
 
 REPO = codestate.REPO
@@ -66,6 +66,11 @@ def add(results, code, seed, **more):
     return results.add(seed, change=of_code(code), **more)
 
 
+def three(results, code):
+    """Runs that reach the target, of seeds that nothing else here has."""
+    return [add(results, code, seed, val_loss=2.74 + 0.01 * seed) for seed in range(5, 8)]
+
+
 def comment(code, name="bench/report/run_page.py"):
     path = code / name
     path.write_text(path.read_text().replace("\n\n\n", "\n\n\n# a better word\n", 1))
@@ -74,6 +79,15 @@ def comment(code, name="bench/report/run_page.py"):
 def statement(code, name="models/schedules.py"):
     path = code / name
     path.write_text(path.read_text() + "\nNOTHING = 0\n")
+
+
+def no_run_was_dropped(folders):
+    """(passed, evidence) of the rule, and what else fails."""
+    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    checked = {rule["rule"]: rule for rule in rules.check(claim)}
+    rule = checked.pop("no run was dropped")
+    assert [name for name, other in checked.items() if other["passed"] is False] == []
+    return rule["passed"], rule["evidence"]
 
 
 # ---- what the hash covers
@@ -196,6 +210,54 @@ def _imports(path):
         files = [REPO.joinpath(*parts[:end], "__init__.py") for end in range(1, len(parts) + 1)]
         files.append(REPO.joinpath(*parts).with_suffix(".py"))
         yield from (file for file in files if parts[0] in ("bench", "models") and file.is_file())
+
+
+# ---- judge
+
+
+def test_runs_that_missed_are_not_dropped_by_editing_a_comment(results, code):
+    missed = [add(results, code, seed, val_loss=3.3) for seed in range(5)]
+    comment(code)
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert not passed
+    assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
+
+
+def test_runs_of_other_code_are_named_with_the_files_that_differ(results, code):
+    missed = [add(results, code, seed, val_loss=3.3) for seed in range(5)]
+    shutil.rmtree(missed[0])
+    statement(code)
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert passed
+    assert "(differing: models/schedules.py): " in evidence
+    assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
+
+
+def test_where_no_folder_of_other_code_is_left_its_files_are_unknown(results, code):
+    missed = add(results, code, 9, val_loss=3.3)
+    shutil.rmtree(missed)
+    statement(code)
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert passed and f"(no folder says which files differ): cpu_nano/{missed.name} (complete)" in evidence
+
+
+def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(results, code, monkeypatch):
+    """The run and its line in the ledger are as they were before there were versions."""
+    append = ledger.append
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "append", lambda *where, identity_version=None, **facts: append(*where, **facts))
+        old = results.add(9, val_loss=3.3)
+    assert not any("identity_version" in facts for facts in (record.read(old)["code"], *ledger.read(results.folder)))
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert passed
+    assert f"of identity version 1 (whether it is the same code is unknown): cpu_nano/{old.name} (complete)" in evidence
+
+
+def test_a_claim_of_two_identity_versions_is_refused_because_nobody_knows_whether_the_code_is_the_same(results, code):
+    folders = [results.add(0), add(results, code, 1), add(results, code, 2)]
+    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    passed, evidence = rules.together.the_runs_are_repeats_of_one_thing(claim)
+    assert not passed and evidence.endswith("identity versions 1, 2: whether the code is the same is unknown")
 
 
 # ---- sweep, race, compare

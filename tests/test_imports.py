@@ -130,7 +130,7 @@ TABLE = {
         False,
     ),
     "claims": (("compose", "config", "ledger", "race_state", "record"), False),
-    "rules": (("arms", "compare", "compose", "config", "integrity", "ledger", "plan", "verdict"), False),
+    "rules": (("arms", "codestate", "compare", "compose", "config", "integrity", "ledger", "plan", "verdict"), False),
     "generated": (("atomic", "record"), False),
     "claim_folder": (("atomic", "claims", "generated", "grid", "ledger", "record", "rows", "stats"), False),
     "judge": (("claim_folder", "claims", "grid", "ledger", "race_state", "record", "rules"), False),
