@@ -382,11 +382,12 @@ def commit(repo):
     git(repo, "commit", "-q", "-m", "x")
 
 
-def test_committed_code_is_clean_and_its_hash_is_over_paths_and_contents(repo):
+def test_committed_code_is_clean_and_its_hash_is_over_paths_and_syntax_of_what_is_raced(repo):
     state = code_state.state(repo)
-    expected = hashlib.sha256(b"bench/a.py\x006\x00a = 1\nmodels/b.py\x006\x00b = 1\n").hexdigest()
+    of_file = hashlib.sha256(b"Module(body=[Assign(targets=[Name(ctx=Store(),id='b',),],value=Constant(1),),],)").hexdigest()
+    expected = hashlib.sha256(f"identity version 2\nmodels/b.py {of_file}".encode()).hexdigest()
     assert state == {
-        "source_sha256": expected, "commit": git(repo, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None,
+        "identity_version": 2, "source_sha256": expected, "files": {"models/b.py": of_file[:12]}, "commit": git(repo, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None,
         "untracked": [],
     }  # fmt: skip
 
@@ -427,11 +428,11 @@ def test_large_untracked_files_are_data_and_stay_where_they_are(repo):
 
 def test_outside_git_only_the_source_hash_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "a.py").write_text("a = 1\n")
+    (tmp_path / "bench" / "training").mkdir(parents=True)
+    (tmp_path / "bench" / "training" / "loop.py").write_text("a = 1\n")
     state = code_state.state(tmp_path)
     assert {state[key] for key in ("commit", "dirty", "diff_sha256", "untracked")} == {None}
-    assert state["source_sha256"] == hashlib.sha256(b"bench/a.py\x006\x00a = 1\n").hexdigest()
+    assert (list(state["files"]), len(state["source_sha256"])) == (["bench/training/loop.py"], 64)
     code_state.write(tmp_path, tmp_path / "code")
     assert (tmp_path / "code" / "diff.patch").read_text() == ""
 

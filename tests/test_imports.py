@@ -39,7 +39,7 @@ TABLE = {
     "compare": "diagnosis importers paths record stats text_table",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
     "race": "atomic compare data.sources launch machine paths record report text_table",
-    "claims.rules": "compare config race record",
+    "claims.rules": "compare config machine race record",
     "claims": "atomic claims.rules config paths race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "

@@ -3,6 +3,7 @@
 Reads run folders, races and the ledger; bench/rules.py says whether the claim holds.
 """
 
+import contextlib
 import functools
 import json
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class Claim:
     lines: list = field(default_factory=list)  # of the ledger
     faults: list = field(default_factory=list)  # of the ledger
     claimed_n: int | None = None  # None: nobody claims a number
+    results: Path | None = None  # the folder that the ledger's names start from
     table_fault: str | None = None  # of a claim folder's README
     is_folder: bool = False
 
@@ -85,6 +87,15 @@ class Claim:
         """(config_id, source_sha256) of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
+    def code_of(self, source_sha256, names):
+        """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None: no folder has."""
+        for name in names:
+            with contextlib.suppress(ValueError, KeyError):
+                code = record.read_raw(self.results / name)["code"]
+                if code["source_sha256"] == source_sha256:
+                    return code
+        return None
+
 
 def of_folders(folders, results=None):
     """Run folders that are claimed together -> Claim.  Discarded warm-up runs among them are left to their race.
@@ -100,7 +111,8 @@ def of_folders(folders, results=None):
     if len(tracks) > 1:
         raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: a claim is made on one")
     track = tracks.pop()
-    claim = Claim(track, law(track), standard(track).data, runs, lines=ledger.read(results), faults=ledger.faults(results))
+    known = {"lines": ledger.read(results), "faults": ledger.faults(results), "results": results}
+    claim = Claim(track, law(track), standard(track).data, runs, **known)
     for race_id, arm in dict.fromkeys((run.race_id, run.record["race"]["arm"]) for run in runs if run.race_id):
         _add_race(claim, results, race_id, arm)
     return claim

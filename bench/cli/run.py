@@ -66,9 +66,8 @@ def _sweep(jobs, argv):
 
 
 def already_complete(job):
-    """A complete record of the same config, seed, code and data, or None."""
-
-    source_sha256 = code_state.state(REPO)["source_sha256"]
+    """A complete record of the same config, seed, raced code and data, or None."""
+    source_sha256 = code_state.source_sha256(REPO)
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in run_folder.read_all([results_root() / job.config.track.name]):
         if (run.get("race") or {}).get("discarded"):

@@ -30,7 +30,10 @@ def papers(run, config=None, environment=None):
         machine["env"].pop(name, None)
     return {
         "config": _flat(config),
-        "code": _flat({name: code.get(name) for name in ("source_sha256", "commit", "dirty", "diff_sha256")}),
+        "code": _flat(
+            {"identity_version": code.get("identity_version", 1)}
+            | {name: code.get(name) for name in ("source_sha256", "commit", "dirty", "diff_sha256")}
+        ),
         "data": _flat(
             {"source": data.get("source"), **{split: _shards(data.get(split)) for split in ("train", "val")}}
         ),

@@ -39,7 +39,7 @@ def judge(a_rows, b_rows, interleaved=None):
             refusals.append(f"{name} has no complete run with a time among {len(rows)}")
     if refusals:
         return Answer(refusals, remarks, flags)
-    for rule in (_arms, _disturbed, _setting, _session, _finish_line):
+    for rule in (_arms, _code, _disturbed, _setting, _session, _finish_line):
         for kind, word in rule(a, b):
             {"refusal": refusals, "remark": remarks, "flag": flags}[kind].append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
@@ -57,11 +57,25 @@ def _arms(a, b):
         configs = _known(row["config_id"] for row in rows)
         if len(configs) > 1:
             yield "refusal", f"{name} mixes {len(configs)} configs ({_some(configs)}): an arm is repeats of one config"
-        if len(_known(row["source_sha256"] for row in rows)) > 1:
-            yield "flag", "mixed-code"
-            yield "remark", f"{name} mixes runs of different code"
     if any(row["num_deviations"] for row in a + b):
         yield "flag", "open-division"
+
+
+def _code(a, b):
+    """Hashes of one identity version say whether the code that is raced is the same; hashes of two say nothing."""
+    for name, rows in (("A", a), ("B", b)):
+        by_version = {}
+        for row in rows:
+            if row["source_sha256"] is not None:
+                by_version.setdefault(row["identity_version"], set()).add(row["source_sha256"])
+        if len(set().union(*by_version.values())) > 1:
+            yield "flag", "mixed-code"
+        if any(len(sources) > 1 for sources in by_version.values()):
+            yield "remark", f"{name} mixes runs of different code"
+    versions = _known(row["identity_version"] for row in a + b)
+    if len(versions) > 1:
+        words = f"the code was identified in {len(versions)} ways (identity versions {_some(versions)})"
+        yield "remark", f"{words}: whether it is the same is unknown"
 
 
 def identity(row):

@@ -28,7 +28,7 @@ MARKS = {  # flag: what it means, for someone who meets it the first time
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
-    "mixed-code": "an arm mixes runs of different code",
+    "mixed-code": "an arm mixes runs of different code, or of identity versions, so that their code cannot be compared",
     "open-division": "runs that change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
     "without-its-plan": "runs of a race, compared without the plan that it had: name the race",

@@ -43,7 +43,7 @@ def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
             "id": f"{form}-log", "clock": "as printed by the log's own program; its lines are not synchronised with the device",
             "excluded": [], "in_timed_region": [],
         },
-        "code": {"source_sha256": run.source_sha256, "commit": None, "dirty": None, "diff_sha256": None},
+        "code": {"identity_version": None, "source_sha256": run.source_sha256, "commit": None, "dirty": None, "diff_sha256": None},
         "data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []},
         "environment": {
             "python": facts.get("python"), "os": None, "torch": facts.get("torch"), "cuda": facts.get("cuda"), "nccl": None, "driver": facts.get("driver"),

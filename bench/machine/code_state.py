@@ -1,35 +1,97 @@
-"""Which code ran: commit, difference, sources that git does not know, and one hash over all that races."""
+"""Which code ran: commit, difference, sources that git does not know, and one hash over what is raced.
 
+History of the identity, source_sha256:
+  1  every *.py of bench/ and models/, byte by byte
+  2  the files that RACED names, each as its syntax tree without docstrings and comments (bench/syntax.py)
+Hashes of two versions are never equal, and that says nothing: whether the code is the same is then unknown.
+"""
+
+import functools
 import hashlib
 import os
 import subprocess
 from pathlib import Path
 
 from bench import atomic
+from bench.machine import syntax
 from bench.paths import REPO
 from bench.units import MIB
 
+IDENTITY_VERSION = 2
+# Files and folders whose code decides what a run trains, or acts or measures while it trains.  Not here: the launcher
+# (the environment it gives the ranks is in environment.json), conf/ (its values are in config_id), what reads records.
+RACED = (
+    "models",
+    "bench/training",
+    "bench/data",
+    "bench/config",
+    "bench/instruments",
+    "bench/profiling",
+    "bench/telemetry",
+    "bench/memory/peaks.py",
+    "bench/memory/recording.py",
+    "bench/machine/environment.py",
+    "bench/machine/gpus.py",
+    "bench/machine/processes.py",
+    "bench/record/step_files.py",
+    "bench/units.py",
+    "bench/__init__.py",
+)
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
-def source_sha256(repo=REPO):
-    """One hash over every *.py of bench/ and models/, path and content, in sorted order."""
-    total = hashlib.sha256()
-    paths = [path for room in ("bench", "models") for path in Path(repo, room).rglob("*.py")]
-    for path in sorted(paths, key=lambda path: path.relative_to(repo).as_posix()):
-        content = path.read_bytes()
-        total.update(f"{path.relative_to(repo).as_posix()}\0{len(content)}\0".encode())
-        total.update(content)
-    return total.hexdigest()
+# ---- the identity of what is raced
+
+
+def raced_files(repo=REPO):
+    """{path from repo, with "/": sha256 of the file's syntax} of every *.py that RACED names, in sorted order."""
+    paths = [path for name in RACED for path in _sources(Path(repo, name))]
+    found = {path.relative_to(repo).as_posix(): _sha256_of_syntax(path.read_bytes()) for path in paths}
+    return dict(sorted(found.items()))
+
+
+def source_sha256(repo=REPO, files=None):
+    """One hash over raced_files(repo), paths and contents.  A hash of another identity version is never equal to it."""
+    lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo) if files is None else files).items()]
+    return hashlib.sha256("\n".join([f"identity version {IDENTITY_VERSION}", *lines]).encode()).hexdigest()
+
+
+def identity_version(code):
+    """Of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
+    return code.get("identity_version", 1)
+
+
+def differing_files(a_code, b_code):
+    """Two records' "code" -> sorted paths of the raced files that differ, added and removed ones too; None: unknown."""
+    a, b = a_code.get("files"), b_code.get("files")
+    if not a or not b or identity_version(a_code) != identity_version(b_code):
+        return None
+    return sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
+
+
+def _sources(path):
+    return path.rglob("*.py") if path.is_dir() else [path] if path.is_file() else []
+
+
+@functools.lru_cache(maxsize=1024)  # a sweep and a race ask before every run; parsing all takes 0.2 s
+def _sha256_of_syntax(source):
+    return hashlib.sha256(syntax.normalised(source)).hexdigest()
+
+
+# ---- what a record keeps
 
 
 def state(repo=REPO):
-    """{"source_sha256", "commit", "dirty", "diff_sha256", "untracked"}; all but the first None outside git.
+    """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked.
 
+    files: raced_files(), each hash cut to 12 digits.  The last four are None outside git.
     dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
     """
+    files = raced_files(repo)
     found = {
-        "source_sha256": source_sha256(repo),
+        "identity_version": IDENTITY_VERSION,
+        "source_sha256": source_sha256(repo, files),
+        "files": {path: sha256[:12] for path, sha256 in files.items()},
         "commit": None,
         "dirty": None,
         "diff_sha256": None,

@@ -89,7 +89,7 @@ def _run_all(state, folders, results, show):
         if len(place.attempts) >= plan.MAX_ATTEMPTS:
             return "abandoned", f"run {place.position + 1} was interrupted {len(place.attempts)} times"
         if arm["rev"] is None and arm_process.source_sha256(folders[place.arm]) != arm["source_sha256"]:
-            raise ValueError(f"{place.arm}: bench/ or models/ changed while the race was running: put it back and "
+            raise ValueError(f"{place.arm}: what is raced (models/, training, data, config, instruments) changed while the race was running: put it back and "
                              f"./run.sh race --resume {state.race_id}, or race revisions ({place.arm}.rev=HEAD)")  # fmt: skip
         tag = {"race_id": state.race_id, "arm": place.arm, "position": place.position, "attempt": len(place.attempts) + 1, "discarded": place.discarded}
         tail = arm_process.start(folders[place.arm], [*arm["overrides"], f"seed={place.seed}"], results, tag, show)

@@ -2,7 +2,8 @@
 
 results/ledger.jsonl, a JSON object a line, only ever appended to:
     {"prev", "at", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the first
-    start  run ("<track>/<run_id>"), config_id, seed, source_sha256, deviations, race (None: in no race)
+    start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
+           race (None: in no race)
     end    run, status, validity, run_json_sha256
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
@@ -105,7 +106,8 @@ def started(results, folder, run):
     """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps."""
     line = append(
         results, "start", run=name_of(results, folder), config_id=run["config_id"], seed=run["seed"],
-        source_sha256=run["code"]["source_sha256"], deviations=len(run["deviations"]), race=run.get("race"),
+        source_sha256=run["code"]["source_sha256"], identity_version=run["code"].get("identity_version", 1),
+        deviations=len(run["deviations"]), race=run.get("race"),
     )  # fmt: skip
     return line["sha256"]
 

@@ -17,7 +17,7 @@ SHOWN = (  # the table's, without the folder, which depends on where one stands
 )
 COUNTED = (  # a comparison's, beyond those
     "provenance", "num_flagged_steps", "batch_tokens", "energy_j", "target_val_loss", "stop_at_target", "val_tokens", "setting",
-    "machine_doubts", "headline", "log_id",
+    "machine_doubts", "headline", "log_id", "identity_version",
 )
 # fmt: on
 COLUMNS = (*SHOWN, *COUNTED)
@@ -67,6 +67,7 @@ def _counted(run, complete):
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id") or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
+        "identity_version": None if imported else run["code"].get("identity_version", 1),
     }
 
 

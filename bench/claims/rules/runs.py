@@ -1,12 +1,19 @@
 """Rules about the claimed runs together: repeats of one thing, enough of them, none left out."""
 
 from bench.compare import target
+from bench.machine import code_state
+
+MAX_FILES = 8  # named of each other code
 
 
 def the_runs_are_repeats_of_one_thing(claim):
     """One config and one code; the code is in git or in the run's own folder."""
     if len(claim.kinds) > 1:
-        return False, "; ".join(f"config {config} with code {source[:12]}" for config, source in sorted(claim.kinds))
+        versions = {code_state.identity_version(run.record["code"]) for run in claim.runs}
+        kinds = [f"config {config} with code {source[:12]}" for config, source in sorted(claim.kinds)]
+        if len(versions) > 1:
+            kinds.append(f"identity versions {_numbers(versions)}: whether the code is the same is unknown")
+        return False, "; ".join(kinds)
     code = claim.runs[0].record["code"]
     commit = f"commit {code['commit'][:8]}{' and the difference in code/' if code['dirty'] else ''}" if code["commit"] else "no commit"
     return code["commit"] is not None, f"config {claim.runs[0].record['config_id']}, {commit}"
@@ -49,29 +56,59 @@ def the_claimed_runs_are_all_there(claim):
 
 
 def no_run_was_dropped(claim):
-    """Every started run of this config and code is claimed, but for those that a plan made no part of the claim.
+    """Every started run of this config and raced code is claimed, but for those that a plan made no part of the claim.
 
     Warm-up runs are discarded by plan; a run that was interrupted in its race was raced again; runs outside the claim's
     races were no part of their plans.  Runs of another race in which this was a candidate must be claimed too.
+    The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
-    races, dropped, beside = {race.race_id for race in claim.races}, [], 0
-    for name, told in claim.started.items():
-        start, end = told["start"], told["end"]
-        race = start["race"] or {}
-        if name in claim.names or race.get("discarded") or (start["config_id"], start["source_sha256"]) not in claim.kinds:
+    dropped, excused, elsewhere = [], [], {}
+    configs = {config for config, _ in claim.kinds}
+    for name, entry in claim.started.items():
+        start = entry["start"]
+        if name in claim.names or (start["race"] or {}).get("discarded") or start["config_id"] not in configs:
             continue
+        if (start["config_id"], start["source_sha256"]) not in claim.kinds:
+            elsewhere.setdefault((start["config_id"], start["source_sha256"]), []).append(name)
+        else:
+            (excused if _is_no_part(claim, name, start["race"] or {}) else dropped).append(name)
+    found = {"started and not claimed": dropped, "no part of the claim by plan": excused}
+    evidence = [f"{words}: {_listed(claim, names)}" for words, names in found.items() if names]
+    evidence = evidence or ["the ledger knows no other of this config and code"]
+    evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
+    return not dropped, "; ".join(evidence)
+
+
+def _is_no_part(claim, name, race):
+    """Whether a plan says that this run of the claim's config and code is not of the claim."""
+    races = {one.race_id for one in claim.races}
+    if race.get("race_id") in races:
+        return _was_raced_again(claim, name, race) or race["arm"] not in {one.arm for one in claim.races}
+    return _is_baseline(claim, race) if race else bool(races)
+
+
+def _listed(claim, names):
+    """Each run with its end and its race."""
+    found = []
+    for name in names:
+        start, end = claim.started[name]["start"], claim.started[name]["end"]
         status = end["status"] if end else "no end"
-        if race.get("race_id") in races:
-            if _was_raced_again(claim, name, race) or race["arm"] not in {one.arm for one in claim.races}:
-                continue
-        elif race and _is_baseline(claim, race):
-            continue
-        elif not race and races:
-            beside += 1
-            continue
-        dropped.append(f"{name} ({status}{', in race ' + race['race_id'] if race else ''})")
-    evidence = f"started and not claimed: {', '.join(dropped[:3])}" + (f" and {len(dropped) - 3} more" if len(dropped) > 3 else "")
-    return not dropped, evidence if dropped else f"the ledger knows no other of this config and code{f', but {beside} outside the plan' if beside else ''}"
+        found.append(f"{name} ({status}{', in race ' + start['race']['race_id'] if start['race'] else ''})")
+    return ", ".join(found)
+
+
+def _other_code(claim, config, source, names):
+    """How the code of these runs differs from the claimed runs' of the same config, as far as their folders say."""
+    version = claim.started[names[0]]["start"].get("identity_version", 1)
+    ours = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
+    words = f"of the same config under code {str(source)[:12]}"
+    if version != code_state.identity_version(ours):
+        return f"{words} of identity version {version} (whether it is the same code is unknown)"
+    files = code_state.differing_files(ours, claim.code_of(source, names) or {"identity_version": version})
+    if not files:
+        return f"{words} (no folder says which files differ)"
+    more = f" and {len(files) - MAX_FILES} more" if len(files) > MAX_FILES else ""
+    return f"{words} (differing: {', '.join(files[:MAX_FILES])}{more})"
 
 
 def _was_raced_again(claim, name, race):

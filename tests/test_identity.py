@@ -1,0 +1,327 @@
+"""The identity of the code: what is raced changes it, everything else does not, and it cannot be used to drop runs."""
+
+import ast
+import hashlib
+import shutil
+from types import SimpleNamespace
+
+import claimed
+import pytest
+
+from bench.claims import rules
+from bench.cli import judge, race, run
+from bench.compare import differences, eligibility
+from bench.machine import code_state, syntax
+from bench.paths import REPO
+from bench.race import arm_process
+from bench.record import ledger, run_folder
+from bench.record.rows import row_of
+
+# What a rank imports and a change of which changes no run: room or file -> why.
+NOT_RACED = {
+    "bench/atomic.py": "writes records",
+    "bench/record/run_folder.py": "writes and reads records",
+    "bench/record/failures.py": "records how a rank failed",
+    "bench/private.py": "hides private words in records",
+    "bench/paths.py": "finds folders",
+    "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
+    "bench/exporters": "exports after the run",
+    "bench/trace": "reads traces after the run",
+}
+SAMPLE = b'''"""Doc."""
+import os, sys as s
+async def f(a, /, b: int = 1, *c, d=None, **e) -> "x":
+    """Doc."""
+    async with a as (p, q), b: yield {**a, "k": [*c, 1.5e300, 2j, ..., b"\\xff", True, None]}
+class A(B, metaclass=M):
+    'Doc.'
+    x: list[int] = [lambda y: y @ -1, "\xc3\xa9" u"\xe2\x98\x83"]
+try:
+    match s:
+        case {"a": 1, **r} | [1, *_] if (n := 2): pass
+except* E as e: raise X from e
+f"{{a}}{b!r:>{w}}{c = }{d:}" 'e' f"{g:%Y-%m}{{" "\\d"
+'''
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A copy of bench/ and models/ that may be edited."""
+    for name in ("bench", "models"):
+        shutil.copytree(REPO / name, tmp_path / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "code"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    return claimed.Results(tmp_path / "results")
+
+
+def of_code(code):
+    """change(run) that makes a record one of the code in this folder, which is in no git."""
+    known = {name: value for name, value in code_state.state(code).items() if value is not None}
+    return lambda run: run["code"].update(known)
+
+
+def add(results, code, seed, **more):
+    """One run of the code in this folder -> its folder."""
+    return results.add(seed, change=of_code(code), **more)
+
+
+def three(results, code):
+    """Runs that reach the target, of seeds that nothing else here has."""
+    return [add(results, code, seed, val_loss=2.74 + 0.01 * seed) for seed in range(5, 8)]
+
+
+def comment(code, name="bench/report/run_page.py"):
+    path = code / name
+    path.write_text(path.read_text().replace("\n\n\n", "\n\n\n# a better word\n", 1))
+
+
+def statement(code, name="models/schedules.py"):
+    path = code / name
+    path.write_text(path.read_text() + "\nNOTHING = 0\n")
+
+
+def no_run_was_dropped(folders):
+    """(passed, evidence) of the rule, and what else fails."""
+    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    checked = {rule["rule"]: rule for rule in rules.check(claim)}
+    rule = checked.pop("no run was dropped")
+    assert [name for name, other in checked.items() if other["passed"] is False] == []
+    return rule["passed"], rule["evidence"]
+
+
+# ---- what the hash covers
+
+
+@pytest.mark.parametrize("name", ["bench/report/run_page.py", "bench/training/loop.py", "models/gpt2.py"])
+def test_a_comment_changes_nothing(code, name):
+    before = code_state.source_sha256(code)
+    comment(code, name)
+    assert code_state.source_sha256(code) == before
+
+
+def test_a_statement_counts_in_what_is_raced_and_nowhere_else(code):
+    before = code_state.state(code)
+    statement(code, "bench/report/run_page.py")
+    assert code_state.source_sha256(code) == before["source_sha256"]
+    statement(code, "models/schedules.py")
+    statement(code, "bench/data/sources/markov.py")
+    after = code_state.state(code)
+    assert after["source_sha256"] != before["source_sha256"]
+    assert code_state.differing_files(before, after) == ["bench/data/sources/markov.py", "models/schedules.py"]
+
+
+def test_a_new_file_and_a_file_that_moved_count(code):
+    before = code_state.state(code)
+    (code / "models" / "muon.py").rename(code / "models" / "moon.py")
+    after = code_state.state(code)
+    assert after["source_sha256"] != before["source_sha256"]
+    assert code_state.differing_files(before, after) == ["models/moon.py", "models/muon.py"]
+
+
+SOURCE = 'def f(x):\n    """Doc."""\n    y = x * 2  # twice\n    return "a", y\n'
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        SOURCE.replace("Doc.", "Another."),
+        SOURCE.replace('    """Doc."""\n', ""),
+        SOURCE.replace("  # twice", ""),
+        SOURCE.replace('"a"', "'a'").replace("x * 2", "(x\n        * 2)"),
+        SOURCE.replace("\n", "\r\n"),
+        '"""The module."""\n\n\n' + SOURCE,
+    ],
+)
+def test_docstrings_comments_and_format_are_no_syntax(edited):
+    assert edited != SOURCE
+    assert syntax.normalised(edited.encode()) == syntax.normalised(SOURCE.encode())
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        SOURCE.replace("2", "3"),
+        SOURCE.replace("2", "2.0"),
+        SOURCE.replace('"a"', 'b"a"'),
+        SOURCE.replace("y", "z"),
+        SOURCE.replace("x * 2", "x + 2"),
+        SOURCE.replace("return", "yield"),
+        SOURCE.replace("    return", "return").replace("y\n", "0\n"),
+        SOURCE + '"""The end."""\n',
+    ],
+)
+def test_whatever_python_does_differently_is_syntax(edited):
+    assert syntax.normalised(edited.encode()) != syntax.normalised(SOURCE.encode())
+
+
+def test_what_is_no_python_is_hashed_as_it_is():
+    assert syntax.normalised(b"def f(:  # a\n") == b"def f(:  # a\n"
+    assert syntax.normalised(b"a = 0x" + b"f" * 9000) == b"a = 0x" + b"f" * 9000  # Python cannot print it
+
+
+def test_a_deep_expression_is_written_at_any_depth_of_the_caller():
+    words = syntax.normalised(b"a = " + b" + ".join([b"1"] * 900))
+    assert words.count(b"Constant(1)") == 900
+
+    def deeper(times):
+        return deeper(times - 1) if times else syntax.normalised(b"a = " + b" + ".join([b"1"] * 900))
+
+    assert deeper(600) == words
+
+
+def test_every_python_writes_the_same_syntax():
+    """Found with 3.11.7, 3.12.1 and 3.13.0."""
+    assert hashlib.sha256(syntax.normalised(SAMPLE)).hexdigest() == "6082ef46ad4b5ce12acdde348501ae330dd0294bb9fe8f5d619e0890e9a4bc03"
+
+
+# ---- the list
+
+
+def test_every_entry_of_the_list_is_there_and_named_once():
+    assert [name for name in code_state.RACED if not (REPO / name).exists()] == []
+    assert len(code_state.raced_files()) == sum(len(list(code_state._sources(REPO / name))) for name in code_state.RACED)
+
+
+def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
+    started = [REPO / "bench/training/worker.py", REPO / "bench/telemetry/sampler.py", *REPO.glob("bench/instruments/*.py")]
+    found, waiting = set(), started
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += _imports(path)
+    names = {path.relative_to(REPO).as_posix() for path in found}
+    excluded = {name for name in names for start in NOT_RACED if name == start or name.startswith(f"{start}/")}
+    assert names - set(code_state.raced_files()) == excluded
+    assert [start for start in NOT_RACED if not any(name.startswith(start) for name in excluded)] == []
+
+
+def _imports(path):
+    """Our files that this one imports, inside functions too, and the packages they lie in."""
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    for module in modules:
+        parts = module.split(".")
+        files = [REPO.joinpath(*parts[:end], "__init__.py") for end in range(1, len(parts) + 1)]
+        files.append(REPO.joinpath(*parts).with_suffix(".py"))
+        yield from (file for file in files if parts[0] in ("bench", "models") and file.is_file() and _has_code(file))
+
+
+def _has_code(path):
+    """Not a room's __init__ that is a docstring alone."""
+    return len(ast.parse(path.read_text()).body) > 1
+
+
+# ---- judge
+
+
+def test_runs_that_missed_are_not_dropped_by_editing_a_comment(results, code):
+    missed = [add(results, code, seed, val_loss=3.3) for seed in range(5)]
+    comment(code)
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert not passed
+    assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
+
+
+def test_runs_of_other_code_are_named_with_the_files_that_differ(results, code):
+    missed = [add(results, code, seed, val_loss=3.3) for seed in range(5)]
+    shutil.rmtree(missed[0])
+    statement(code)
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert passed
+    assert "(differing: models/schedules.py): " in evidence
+    assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
+
+
+def test_where_no_folder_of_other_code_is_left_its_files_are_unknown(results, code):
+    missed = add(results, code, 9, val_loss=3.3)
+    shutil.rmtree(missed)
+    statement(code)
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert passed and f"(no folder says which files differ): cpu_nano/{missed.name} (complete)" in evidence
+
+
+def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(results, code, monkeypatch):
+    """The run and its line in the ledger are as they were before there were versions."""
+    append = ledger.append
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "append", lambda *where, identity_version=None, **facts: append(*where, **facts))
+        old = results.add(9, val_loss=3.3)
+    assert not any("identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder)))
+    passed, evidence = no_run_was_dropped(three(results, code))
+    assert passed
+    assert f"of identity version 1 (whether it is the same code is unknown): cpu_nano/{old.name} (complete)" in evidence
+
+
+def test_a_claim_of_two_identity_versions_is_refused_because_nobody_knows_whether_the_code_is_the_same(results, code):
+    folders = [results.add(0), add(results, code, 1), add(results, code, 2)]
+    ((_, claim),) = judge._claims([str(folder) for folder in folders])
+    passed, evidence = rules.runs.the_runs_are_repeats_of_one_thing(claim)
+    assert not passed and evidence.endswith("identity versions 1, 2: whether the code is the same is unknown")
+
+
+# ---- sweep, race, compare
+
+
+def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, code, monkeypatch):
+    monkeypatch.setattr(run, "REPO", code)
+    config = claimed.config(0)
+    train, val = (SimpleNamespace(sha256=sha256) for sha256 in (config.data.train_sha256, config.data.val_sha256))
+    config_id = run_folder.read(add(results, code, 0))["config_id"]
+    job = SimpleNamespace(config=config, config_id=config_id, dataset=SimpleNamespace(train=[train], val=[val]))
+    comment(code)
+    comment(code, "models/gpt2.py")
+    assert run.already_complete(job)["seed"] == 0
+    statement(code)
+    assert run.already_complete(job) is None
+
+
+@pytest.mark.parametrize(("edit", "num_started"), [(comment, 6), (statement, 2)])
+def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results, code, monkeypatch, edit, num_started):
+    source_sha256, add_run = arm_process.source_sha256, results.add
+    monkeypatch.setattr(results, "add", lambda *args: add_run(*args, change=of_code(code)))
+    arms = claimed.Racers(results, lambda arm, seed: 10.0 + 0.01 * seed)
+    arms.install(monkeypatch)
+    monkeypatch.setattr(arm_process, "source_sha256", lambda folder: source_sha256(code))
+    planned = code_state.source_sha256(code)
+    monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | {"source_sha256": planned})
+
+    def start(*args, **more):
+        arms.start(*args, **more)
+        if arms.num_started == 2:
+            edit(code)
+
+    monkeypatch.setattr(arm_process, "start", start)
+    if edit is comment:
+        assert race.main(["A=", "B=", "n=2"]) == 0
+    else:
+        with pytest.raises(ValueError, match="changed while the race was running"):
+            race.main(["A=", "B=", "n=2"])
+    assert arms.num_started == num_started
+
+
+def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_code(results, code):
+    old, new, other = (run_folder.read(folder) for folder in (results.add(0), add(results, code, 1), results.add(2)))
+    found = eligibility.judge([row_of(old), row_of(new)], [row_of(other)])
+    assert "mixed-code" in found.flags and not any("different code" in remark for remark in found.remarks)
+    assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in found.remarks)
+    (version,) = (one for one in differences.of_records([old], [new]) if one["what"] == "identity_version")
+    assert (version["a"], version["b"]) == ([1], [2])
+    assert code_state.differing_files(old["code"], new["code"]) is None
+
+
+def test_an_arm_of_two_codes_of_one_identity_version_mixes_code(results, code):
+    one = run_folder.read(add(results, code, 0))
+    statement(code)
+    two = run_folder.read(add(results, code, 1))
+    found = eligibility.judge([row_of(one), row_of(two)], [row_of(one | {"run_id": "b"})])
+    assert "mixed-code" in found.flags and "A mixes runs of different code" in found.remarks
+    assert not any("identity version" in remark for remark in found.remarks)
