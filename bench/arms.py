@@ -113,7 +113,7 @@ def _of_paths(word, paths, rows):
     """rows: {folder: row} of all run folders in and below the paths of all words."""
     folders = []
     for path in map(os.path.abspath, paths):
-        folders += [path] if path in rows else [folder for folder in rows if folder.startswith(f"{path}/")]
+        folders += [path] if path in rows else [folder for folder in rows if folder.startswith(f"{path}/") and f"/{record.PUBLISHED}/" not in folder[len(path) :]]
     folders = list(dict.fromkeys(folders))
     return _without_warm_up(word, folders, [rows[folder] for folder in folders]) if folders else _of_logs(word, paths)
 
@@ -150,9 +150,13 @@ def _of_logs(word, paths):
 
 
 def _by_id(word, rows):
-    """Part of run ids, a config_id for example: all runs of results/ that bear it."""
+    """Part of run ids, a config_id for example: all runs of results/ that bear it, or else all published ones."""
     root = f"{os.path.abspath(record.results_root())}/"
     folders = [folder for folder, row in rows.items() if word in row["run_id"] and folder.startswith(root)]
+    if not folders:
+        published = index.read_rows([record.published_root()]) if record.published_root().is_dir() else []
+        rows = {folder: row for folder, row in published if word in row["run_id"]}
+        folders = list(rows)
     if not folders:
         raise ValueError(
             f"{word}: is no folder, no glob that fits and no part of a run id; ./run.sh table lists the runs there are"
@@ -164,7 +168,7 @@ def _by_id(word, rows):
 
 
 def _race_folder(word):
-    for base in (*_bases(), record.results_root() / "races"):
+    for base in (*_bases(), *record.race_roots()):
         path = Path(base, os.path.expanduser(word))
         if (path / "race.json").is_file():
             return path

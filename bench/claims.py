@@ -87,10 +87,10 @@ class Claim:
 def of_folders(folders, results=None):
     """Run folders that are claimed together -> Claim.  Discarded warm-up runs among them are left to their race.
 
-    The ledger is the nearest one, upwards.  ValueError where nothing can be claimed.
+    The ledger is the nearest one, upwards, and the same for all.  ValueError where nothing can be claimed.
     """
     folders = [Path(folder).absolute() for folder in folders]
-    results = Path(results) if results else ledger.find(folders[0]) or folders[0].parent.parent
+    results = Path(results) if results else ledger.home(folders)
     runs = [run for run in (_run(results, folder) for folder in folders) if not run.is_discarded]
     if not runs:
         raise ValueError(f"{folders[0]}: these are discarded warm-up runs, which claim nothing")

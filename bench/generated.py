@@ -1,6 +1,6 @@
 """Blocks of a Markdown file that a command of ours wrote, so that anybody can write them again and see whether they are stale.
 
-    <!-- ./run.sh table --md results/cpu_nano -->
+    <!-- ./run.sh table --md results/published/NAME -->
     ... what that command prints ...
     <!-- end of ./run.sh -->
 
@@ -85,7 +85,9 @@ def write(files, table):
 
 
 def _committed():
-    return [record.REPO / name for name in FILES]
+    """The repository's and those of publications; the table of a claim's folder is judge's matter."""
+    readmes = sorted(record.published_root().glob("*/README.md"))
+    return [record.REPO / name for name in FILES] + [path for path in readmes if not (path.parent / "claim.yaml").exists()]
 
 
 def printed(command, table):

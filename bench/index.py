@@ -65,7 +65,7 @@ def _find_below(path, found, on_error):
             on_error(f"{path}: cannot be read ({error.strerror})")
         return
     for name in names:
-        if not name.startswith(".") and not _is_run(path, name, found):
+        if not name.startswith(".") and name != record.PUBLISHED and not _is_run(path, name, found):
             _find_below(f"{path}/{name}", found, on_error)
 
 

@@ -5,7 +5,6 @@ prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with 
 """
 
 import argparse
-import contextlib
 import json
 
 from bench import claim_folder, claims, grid, ledger, race_state, record, rules
@@ -35,7 +34,7 @@ def _claims(words):
     if len(words) == 1:
         race, _, arm = words[0].rpartition(":")
         for word, chosen in ((words[0], None), (race, arm)):
-            folder = _race_folder(word) if word else None
+            folder = race_state.locate(word) if word else None
             if folder:
                 return _of_race(folder, chosen)
         folder = record.locate(words[0])
@@ -47,14 +46,6 @@ def _claims(words):
     if not folders:
         raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
     return [(" ".join(words), claims.of_folders(dict.fromkeys(folders)))]
-
-
-def _race_folder(word):
-    """What a user calls a race -> its folder: a path, or the race's id; None if it is none."""
-    places = [record.results_root() / race_state.FOLDER / word]
-    with contextlib.suppress(ValueError):
-        places.append(record.locate(word))
-    return next((place for place in places if (place / "plan.json").is_file()), None)
 
 
 def _of_race(folder, chosen):

@@ -30,6 +30,7 @@ ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "s
          "telemetry.csv": "telemetry", "events.jsonl": "events", "environment.json": "environment", "code": "code",
          "logs": "log", "traces": "trace", "memory": "memory"}  # fmt: skip
 REPO = Path(__file__).resolve().parent.parent
+PUBLISHED = "published"  # copies for git, in results/: what searches a results folder passes them by
 
 
 # ---- where records are
@@ -38,6 +39,16 @@ REPO = Path(__file__).resolve().parent.parent
 def results_root():
     """SPEEDRUN_RESULTS, else results/ of the repository."""
     return places.of_user(os.environ.get("SPEEDRUN_RESULTS", REPO / "results"))
+
+
+def published_root():
+    """Where publications lie, a results folder each: in the repository, whatever SPEEDRUN_RESULTS says."""
+    return REPO / "results" / PUBLISHED
+
+
+def race_roots():
+    """Folders whose folders are races: this machine's own first, then the published."""
+    return [results_root() / "races", *sorted(published_root().glob("*/races"))]
 
 
 def run_id(utc, name, config_id, seed):
@@ -61,7 +72,10 @@ def new_folder(results, track, name, config_id, seed, utc=None):
 
 
 def find_runs(paths):
-    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder."""
+    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder.
+
+    What is published below them is not searched, so that no run counts twice; a path may name it, or lie in it.
+    """
     for path in paths:
         if not os.path.isdir(path):
             raise ValueError(f"{path}: there is no such folder; ./run.sh table without a folder shows results/")
@@ -79,22 +93,27 @@ def _below(folder):
     except OSError:  # somebody else's, or just removed
         return
     for name in names:
-        if not name.startswith("."):
+        if not name.startswith(".") and name != PUBLISHED:
             yield from _below(os.path.join(folder, name))
 
 
 def locate(word):
-    """What a user typed -> a folder: a path from where they stand or from the repository, or (part of) a run id."""
-    for base in (places.working_folder(), REPO, results_root()):
+    """What a user typed -> a folder: a path from where they stand or from the repository, a race's id, or (part of) a run id.
+
+    Ids are looked for in this machine's own results, then among the published.
+    """
+    for base in (places.working_folder(), REPO, results_root(), *race_roots()):
         path = Path(base, os.path.expanduser(word))
         if path.is_dir():
             return path
         if path.name == "run.json" and path.is_file():
             return path.parent
-    root = results_root()
-    found = [folder for folder in find_runs([root]) if word in folder.name] if root.is_dir() else []
+    found = []
+    for root in (results_root(), published_root()):
+        if not found and root.is_dir():
+            found = [folder for folder in find_runs([root]) if word in folder.name]
     exact = [folder for folder in found if folder.name == word]
-    if len(exact or found) == 1:
+    if len({folder.name for folder in exact or found}) == 1:  # a run may be published twice
         return (exact or found)[0]
     what = f"is part of {len(found)} run ids, {found[0].name} among them" if found else "is no folder and no run id"
     raise ValueError(f"{word} {what}: ./run.sh table without a folder lists the runs of results/")

@@ -115,7 +115,8 @@ def _nothing(args):
     if args.where:
         return f"no run fits --where {' '.join(args.where)}: leave it out to see all"
     where = " ".join(args.folder) or "results/"
-    return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one"
+    more = "" if args.folder else f"; ./run.sh table results/{record.PUBLISHED} shows the published ones"
+    return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 
 
 def _joined(argv):
