@@ -113,7 +113,8 @@ def _of_paths(word, paths, rows):
     """rows: {folder: row} of all run folders in and below the paths of all words."""
     folders = []
     for path in map(os.path.abspath, paths):
-        folders += [path] if path in rows else [folder for folder in rows if folder.startswith(f"{path}/") and f"/{record.PUBLISHED}/" not in folder[len(path) :]]
+        below = [folder for folder in rows if folder.startswith(f"{path}/")]
+        folders += [path] if path in rows else [one for one in below if f"/{record.PUBLISHED}/" not in one[len(path) :]]
     folders = list(dict.fromkeys(folders))
     return _without_warm_up(word, folders, [rows[folder] for folder in folders]) if folders else _of_logs(word, paths)
 

@@ -87,7 +87,7 @@ def content(folder):
     try:
         texts = {name: (folder / name).read_text() for name in (FILE, "README.md")}
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder}: its {FILE} and README.md cannot be read ({error}): ./run.sh judge says what is missing") from None
+        raise ValueError(f"{folder}: {FILE} or README.md cannot be read ({error}): ./run.sh judge says what is missing") from None
     runs = [path.relative_to(folder).as_posix() for path in record.find_runs([folder])]
     races = [path.name for path in sorted(folder.glob("races/*")) if path.is_dir()]
     return publication.Content(folder, runs, races, folder.resolve().name, texts)

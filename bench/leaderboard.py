@@ -1,7 +1,7 @@
 """The leaderboard: what stands on each track, and how its record came down.  ./run.sh table --leaderboard
 
-An entry is all runs of one config and code on one kind of machine that one ledger knows.  It is made from run folders, races and the ledger
-alone; what would be a record is judged first (bench/rules/), and only what is accepted becomes one.
+An entry is all runs of one config and code on one kind of machine that one ledger knows.  It is made from run folders,
+races and the ledger alone; what would be a record is judged first (bench/rules/), and only what is accepted becomes one.
 """
 
 import json
@@ -77,7 +77,7 @@ def by_track(found):
     known = set(claims.tracks())
     groups, lost, seen, homes = {}, {}, set(), {}
     for folder, row in found:
-        parent = Path(folder).parent
+        parent = folder.rpartition("/")[0]
         if parent not in homes:
             homes[parent] = ledger.home([folder])
         home = homes[parent]
@@ -100,7 +100,7 @@ def by_track(found):
 
 
 def _without_copies(groups):
-    """Not the groups whose runs are all in another: an older publication of the same repeats, a claim of published runs."""
+    """Without groups whose runs are all in another: an older publication of the same repeats, a claim of published runs."""
     kept, of_thing = {}, {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
         *thing, _, comparability_id = key

@@ -157,11 +157,11 @@ def find(start):
 
 def home(folders):
     """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
-    homes = {folder: find(folder) or folder.parent.parent for folder in map(Path, folders)}
-    if len(set(homes.values())) > 1:
-        one, other = sorted(set(homes.values()))[:2]
-        raise ValueError(f"runs of {len(set(homes.values()))} results folders, {one} and {other}: each has its own ledger, name runs of one")
-    return next(iter(homes.values()))
+    homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
+    if len(homes) > 1:
+        one, other = sorted(homes)[:2]
+        raise ValueError(f"runs of {len(homes)} results folders, {one} and {other}: each has its own ledger, name runs of one")
+    return homes.pop()
 
 
 def faults(results):

@@ -1,7 +1,7 @@
-"""Runs and races as a folder of their own, to be committed, sent and judged anywhere: a publication, or a claim's folder.
+"""Runs and races as a folder of their own, to be committed, sent and judged anywhere: a publication, a claim's folder.
 
     <track>/<run_id>/ ...   records without logs, traces and memory snapshots        races/<race_id>/ ...
-    ledger.jsonl            the whole, so that its chain holds          README.md    what its author says, and a generated table
+    ledger.jsonl            the whole, so that its chain holds    README.md   its author's words, and a generated table
 
 Publications lie in results/published/, a folder each.  They and results/README.md are all that git sees of results/.
 """
@@ -33,20 +33,18 @@ class Content:
 
 
 def of_words(words):
-    """Run folders, folders of them, run ids, or one race -> Content.  ValueError where nothing fit to publish is meant."""
+    """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
     race = race_state.locate(words[0]) if len(words) == 1 else None
     if race:
-        content = Content(race.parent.parent, [], [race.name], race.name)
-    else:
-        folders = list(dict.fromkeys(run.absolute() for word in words for run in record.find_runs([record.locate(word)])))
-        if not folders:
-            raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
-        results = ledger.home(folders)
-        races = [(record.read(folder).get("race") or {}).get("race_id") for folder in folders]
-        first = min(folder.name for folder in folders)
-        names = [ledger.name_of(results, folder) for folder in folders]
-        content = Content(results, names, [race_id for race_id in dict.fromkeys(races) if race_id], re.sub(r"-s\d+(-\d+)?$", "", first))
-    return content
+        return Content(race.parent.parent, [], [race.name], race.name)
+    folders = [run.absolute() for word in words for run in record.find_runs([record.locate(word)])]
+    if not folders:
+        raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
+    results = ledger.home(folders)
+    names = [ledger.name_of(results, folder) for folder in folders]
+    races = [(record.read(folder).get("race") or {}).get("race_id") for folder in folders]
+    first = min(folder.name for folder in folders)
+    return Content(results, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
 
 
 def publish(content, name, table):
@@ -59,10 +57,11 @@ def publish(content, name, table):
     if content.results.resolve().is_relative_to(record.published_root().resolve()):
         raise ValueError(f"{os.path.relpath(content.results)}: is published already: git add it")
     if not NAME.fullmatch(name) or name in RESERVED:
-        raise ValueError(f"--name {name!r}: 1 to 100 letters, digits and . _ - from a letter or digit on, not {' or '.join(RESERVED)}")
+        wanted = f"1 to 100 letters, digits and . _ - with a letter or digit first, and not {' or '.join(RESERVED)}"
+        raise ValueError(f"--name {name!r}: give {wanted}")
     folder = record.published_root() / name
     if os.path.lexists(folder):
-        raise ValueError(f"{os.path.relpath(folder)}: is there already, and no publication is written over: give another --name")
+        raise ValueError(f"{os.path.relpath(folder)}: is there already, and is not written over: give another --name")
     _refuse_unfinished(content)
 
     def texts(copied):
@@ -70,8 +69,9 @@ def publish(content, name, table):
             return content.texts
         shown = generated.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{record.PUBLISHED}/{name}"])
-        races = "".join(f"- [race {race_id}](races/{race_id}/race.md)\n\n" for race_id in content.race_ids)
-        return {"README.md": f"# {name}\n\nWhat these runs show: (to be written)\n\n{races}{generated.block(command, shown)}\n"}
+        parts = [f"# {name}", "What these runs show: (to be written)"]
+        parts += [f"- [race {race_id}](races/{race_id}/race.md)" for race_id in content.race_ids]
+        return {"README.md": "\n\n".join([*parts, generated.block(command, shown)]) + "\n"}
 
     copy(content, folder, texts)
     return folder
@@ -85,11 +85,11 @@ def _refuse_unfinished(content):
     for race_id in content.race_ids:
         folder = race_state.folder_of(content.results, race_id)
         if folder.is_dir() and not (folder / "race.json").is_file():
-            raise ValueError(f"{race_id}: the race is not over, and its numbers stay hidden until then: ./run.sh race --resume, or --abandon {race_id}")
+            raise ValueError(f"{race_id}: the race is not over, its numbers are hidden: race --resume or --abandon it")
 
 
 def runs_of(content):
-    """Names of the runs and of all runs of the races, warm-ups and interrupted ones too: those that are there, each once."""
+    """Names of the runs and of all runs of the races, warm-ups and interrupted ones too: each once, if it is there."""
     names = list(content.runs)
     for race_id in content.race_ids:
         try:
@@ -128,7 +128,8 @@ def _files(content):
     for name in runs_of(content):
         yield from (f"{name}/{path}" for path in _files_of_run(content.results / name))
     for race_id in content.race_ids:
-        yield from (path for file in RACE_FILES if (content.results / (path := f"{race_state.FOLDER}/{race_id}/{file}")).is_file())
+        paths = (f"{race_state.FOLDER}/{race_id}/{file}" for file in RACE_FILES)
+        yield from (path for path in paths if (content.results / path).is_file())
     if (content.results / ledger.NAME).is_file():
         yield ledger.NAME
 
@@ -138,7 +139,8 @@ def _files_of_run(folder):
     listed = {artifact["path"] for artifact in record.read_raw(folder)["artifacts"]}
     for path in record.files(folder):
         role = record.ROLES.get(path.partition("/")[0])
-        if role not in LOCAL_ROLES and (role or path in listed) and (folder / path).resolve().is_relative_to(folder.resolve()):
+        is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
+        if role not in LOCAL_ROLES and (role or path in listed) and is_inside:
             yield path
     yield "run.json"
 
@@ -146,5 +148,5 @@ def _files_of_run(folder):
 def _refuse_private(results, path):
     """Records are written without private names; a diff of the sources and a plan are as the user made them."""
     text = (results / path).read_bytes().decode(errors="replace")
-    if private.redact(text, record.REPO, user="") != text:  # user="": a user's name in a path of the repository may be a word
-        raise ValueError(f"{path}: names this machine's repository, home or host: run it again without, then publish that")
+    if private.redact(text, record.REPO, user="") != text:  # user="": their name in a path may be an ordinary word
+        raise ValueError(f"{path}: names this machine's repository, home or host: run again without it, publish that")

@@ -1,7 +1,8 @@
 """Make evidence of what this machine ran.  ./run.sh publish RUN... | RACE | CLAIM_FOLDER   [--name NAME]
 
-RUN...: run folders, folders of them, or run ids; a run of a race brings the whole race.  The copies go into a new folder of
-results/published/, which git sees, without logs, traces and memory snapshots; the rest of results/ is this machine's own.
+RUN...: run folders, folders of them, or run ids; a run of a race brings the whole race.  The copies go into a new
+folder of results/published/, which git sees, without logs, traces and memory snapshots; the rest of results/ is this
+machine's own.
 """
 
 import argparse
@@ -26,7 +27,8 @@ def main(argv):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh publish", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
-    parser.add_argument("--name", help="of the new folder; without it the race's id, the claim's folder or the first run's id")
+    parser.add_argument("--name", help="of the new folder; without it the race's, the claim's or the first run's")
     return parser
