@@ -19,6 +19,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "memory": ("memory", "who held the memory: a page of each memory snapshot"),
     "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
+    "publish": ("publish", "runs, a race or a claim as evidence for git: results/published/"),
     "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge -> records"),
     "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
     "verify": ("verify", "check a run folder against its own record"),

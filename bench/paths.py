@@ -8,6 +8,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 CONF = REPO / "conf"
+PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
 
 
 def working_folder():
@@ -23,3 +24,13 @@ def of_user(word):
 def results_root():
     """SPEEDRUN_RESULTS, else results/ of the repository."""
     return of_user(os.environ.get("SPEEDRUN_RESULTS", REPO / "results"))
+
+
+def published_root():
+    """Where publications lie, a results folder each: in the repository, whatever SPEEDRUN_RESULTS says."""
+    return REPO / "results" / PUBLISHED
+
+
+def race_roots():
+    """Folders whose folders are races: this machine's own first, then the published."""
+    return [results_root() / "races", *sorted(published_root().glob("*/races"))]

@@ -40,7 +40,7 @@ TABLE = {
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
     "race": "atomic compare data.sources launch machine paths record report text_table",
     "claims.rules": "compare config machine race record",
-    "claims": "atomic claims.rules config paths race record report stats text_table",
+    "claims": "claims.rules config paths private race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace training units",

@@ -1,6 +1,6 @@
 """What is claimed: some runs of one config on one track, the races they were raced in, and the ledger that knows them all.
 
-Reads run folders, races and the ledger; bench/rules.py says whether the claim holds.
+Reads run folders, races and the ledger; bench/claims/rules/ says whether the claim holds.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ import yaml
 
 from bench.config import compose, schema
 from bench.race import state as race_state
-from bench.record import ledger
-from bench.record import run_folder as record
+from bench.record import ledger, run_folder
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Claim:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None: no folder has."""
         for name in names:
             with contextlib.suppress(ValueError, KeyError):
-                code = record.read_raw(self.results / name)["code"]
+                code = run_folder.read_raw(self.results / name)["code"]
                 if code["source_sha256"] == source_sha256:
                     return code
         return None
@@ -100,10 +99,10 @@ class Claim:
 def of_folders(folders, results=None):
     """Run folders that are claimed together -> Claim.  Discarded warm-up runs among them are left to their race.
 
-    The ledger is the nearest one, upwards.  ValueError where nothing can be claimed.
+    The ledger is the nearest one, upwards, and the same for all.  ValueError where nothing can be claimed.
     """
     folders = [Path(folder).absolute() for folder in folders]
-    results = Path(results) if results else ledger.find(folders[0]) or folders[0].parent.parent
+    results = Path(results) if results else ledger.home(folders)
     runs = [run for run in (_run(results, folder) for folder in folders) if not run.is_discarded]
     if not runs:
         raise ValueError(f"{folders[0]}: these are discarded warm-up runs, which claim nothing")
@@ -148,7 +147,7 @@ def law(track):
 
 
 def _run(results, folder):
-    found = record.read(folder)
+    found = run_folder.read(folder)
     return Run(ledger.name_of(results, folder), folder, found)
 
 

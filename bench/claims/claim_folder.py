@@ -4,20 +4,19 @@
     <track>/<run_id>/ ...   every run of the claim and of its races       races/<race_id>/ ...       ledger.jsonl   the whole
 """
 
-import shutil
 from pathlib import Path
 
 import yaml
 
-from bench import atomic, stats, text_table
+from bench import stats, text_table
 from bench.claims import claim as claims
-from bench.record import ledger, run_folder
+from bench.claims import publication
 from bench.record import rows as rows_of_runs
+from bench.record import run_folder
 from bench.report import markdown_blocks
 
 FILE = "claim.yaml"
 COMMAND = "judge --claim"  # what wrote the block of the README
-LEFT_BEHIND = shutil.ignore_patterns("traces", "memory", ".*.tmp", ".reserve")  # large, and no evidence of a time
 COLUMNS = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")
 
 
@@ -70,21 +69,32 @@ def write(folder, claim, results):
     arms = {race.arm for race in claim.races}
     if len(arms) > 1 or (arms and any(run.race_id is None for run in claim.runs)):
         raise ValueError("a claim is of one arm, or of runs outside any race: these runs are mixed")
-    names = [run.name for run in claim.all_runs]
-    for race in claim.races:
-        for arm in race.state.plan["arms"] if race.state else ():
-            names += race.state.runs(arm, discarded=True) + race.state.interrupted(arm)
-        shutil.copytree(results / "races" / race.race_id, folder / "races" / race.race_id, ignore=LEFT_BEHIND)
-    for name in dict.fromkeys(names):
-        if (results / name).is_dir():
-            shutil.copytree(results / name, folder / name, ignore=LEFT_BEHIND)
-    folder.mkdir(parents=True, exist_ok=True)
-    if (results / ledger.NAME).exists():
-        shutil.copyfile(results / ledger.NAME, folder / ledger.NAME)
-    told = {"track": claim.track, "n": len(claim.runs), "races": [race.race_id for race in claim.races], "arm": next(iter(arms), None)}
-    atomic.write_text(folder / FILE, yaml.safe_dump(told, sort_keys=False))
+    races = [race.race_id for race in claim.races]
+    claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
     text = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: (to be written)\n\n{markdown_blocks.block(COMMAND, summary(claim))}\n"
-    atomic.write_text(folder / "README.md", text)
+    texts = {FILE: yaml.safe_dump(claimed, sort_keys=False), "README.md": text}
+    runs = [run.name for run in claim.all_runs]
+    publication.copy(publication.Content(Path(results), runs, races, folder.name), folder, lambda copied: texts)
+
+
+def located(word):
+    """What a user calls a claim's folder -> the folder, or None if it is none."""
+    try:
+        folder = Path(run_folder.locate(word))
+    except ValueError:
+        return None
+    return folder if is_one(folder) else None
+
+
+def content(folder):
+    """A claim's folder -> what is in it, to be published as it stands."""
+    try:
+        texts = {name: (folder / name).read_text() for name in (FILE, "README.md")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder}: {FILE} or README.md cannot be read ({error}): ./run.sh judge says what is missing") from None
+    runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
+    races = [path.name for path in sorted(folder.glob("races/*")) if path.is_dir()]
+    return publication.Content(folder, runs, races, folder.resolve().name, texts)
 
 
 def summary(claim):

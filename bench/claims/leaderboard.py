@@ -1,7 +1,7 @@
 """The leaderboard: what stands on each track, and how its record came down.  ./run.sh table --leaderboard
 
-An entry is all runs of one config and code on one kind of machine.  It is made from run folders, races and the ledger
-alone; what would be a record is judged first (bench/claims/rules/), and only what is accepted becomes one.
+An entry is all runs of one config and code on one kind of machine that one ledger knows.  It is made from run folders,
+races and the ledger alone; what would be a record is judged first (bench/claims/rules/), and only what is accepted becomes one.
 """
 
 import json
@@ -13,7 +13,7 @@ from bench import stats, text_table
 from bench.claims import claim as claims
 from bench.claims import rules
 from bench.paths import results_root
-from bench.record import index, run_folder
+from bench.record import index, ledger, run_folder
 
 MAX_ENTRIES = 20  # shown of a track
 COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")
@@ -73,30 +73,47 @@ def text(folders=(), form="github", on_error=None):
             continue  # nothing to win there
         records = progression(entries, law, races_of(paths))
         parts += [_heading(track, law, form), _standing(entries, form), _records(records, form)]
-    return "\n\n".join(parts) if parts else "no runs yet"
+    return "\n\n".join(parts) if parts else "no runs yet; ./run.sh table --leaderboard results/published shows the published"
 
 
 def by_track(found):
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
     known = set(claims.tracks())
-    groups, lost, seen = {}, {}, set()
+    groups, lost, seen, homes = {}, {}, set(), {}
     for folder, row in found:
+        parent = folder.rpartition("/")[0]
+        if parent not in homes:
+            homes[parent] = ledger.home([folder])
+        home = homes[parent]
         if row["num_deviations"] or row["discarded"] or row["track"] not in known:
             continue
-        if row["run_id"] in seen:  # a copy
+        if (home, row["run_id"]) in seen:  # a copy
             continue
-        seen.add(row["run_id"])
-        kind = (row["track"], row["config_id"], row["source_sha256"])
+        seen.add((home, row["run_id"]))
+        kind = (row["track"], row["config_id"], row["source_sha256"], home)
         if row["status"] == "complete" and row["validity"] != "invalid":
             groups.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
         elif row["status"] != "running":
             lost[kind] = lost.get(kind, 0) + 1
     tracks = {}
-    for key, members in groups.items():
+    for key, members in _without_copies(groups).items():
         members.sort(key=lambda member: member[0]["started_at"])
         rows, folders = zip(*members, strict=True)
-        tracks.setdefault(key[0], []).append(Entry(list(rows), list(folders), lost.get(key[:3], 0)))
+        tracks.setdefault(key[0], []).append(Entry(list(rows), list(folders), lost.get(key[:4], 0)))
     return tracks
+
+
+def _without_copies(groups):
+    """Without groups whose runs are all in another: an older publication of the same repeats, a claim of published runs."""
+    kept, of_thing = {}, {}
+    for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        *thing, _, comparability_id = key
+        larger = of_thing.setdefault((*thing, comparability_id), [])
+        run_ids = {row["run_id"] for row, _ in members}
+        if not any(run_ids <= other for other in larger):
+            larger.append(run_ids)
+            kept[key] = members
+    return kept
 
 
 # ---- records
@@ -147,10 +164,16 @@ def _why_no_record(entry, law, before, judge):
         return f"too few runs, {len(entry.times_s)} of {law.rules.num_runs}" + (f" ({suspect} suspect)" if suspect else "")
     if entry.reaches(law) is False:
         return "target not reached"
+    if before is not None and _thing(entry) == _thing(before):
+        return "repeats the record"
     if before is not None and entry.train_s >= before.train_s:
         return "slower than the record"
     failed = judge(entry)
     return f"refused: {failed[0]}" + (f" and {len(failed) - 1} more" if len(failed) > 1 else "") if failed else ""
+
+
+def _thing(entry):
+    return *entry.kind, entry.first["comparability_id"]
 
 
 def failed_rules(entry):
@@ -162,10 +185,10 @@ def failed_rules(entry):
 
 
 def races_of(paths):
-    """race.json of all races in these results folders that have a verdict."""
+    """race.json of all races that have a verdict, in these results folders or folders of publications."""
     found = []
-    for path in paths:
-        for file in sorted(Path(path).glob("races/*/race.json")):
+    for path in map(Path, paths):
+        for file in sorted((*path.glob("races/*/race.json"), *path.glob("*/races/*/race.json"))):
             try:
                 race = json.loads(file.read_text())
                 if race["result"]:

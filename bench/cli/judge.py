@@ -5,13 +5,11 @@ prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with 
 """
 
 import argparse
-import contextlib
 import json
 
 from bench import text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, rules
-from bench.paths import results_root
 from bench.race import state as race_state
 from bench.record import ledger, run_folder
 
@@ -40,7 +38,7 @@ def _claims(words):
     if len(words) == 1:
         race, _, arm = words[0].rpartition(":")
         for word, chosen in ((words[0], None), (race, arm)):
-            folder = _race_folder(word) if word else None
+            folder = race_state.locate(word) if word else None
             if folder:
                 return _of_race(folder, chosen)
         folder = run_folder.locate(words[0])
@@ -52,14 +50,6 @@ def _claims(words):
     if not folders:
         raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
     return [(" ".join(words), claims.of_folders(dict.fromkeys(folders)))]
-
-
-def _race_folder(word):
-    """What a user calls a race -> its folder: a path, or the race's id; None if it is none."""
-    places = [results_root() / race_state.FOLDER / word]
-    with contextlib.suppress(ValueError):
-        places.append(run_folder.locate(word))
-    return next((place for place in places if (place / "plan.json").is_file()), None)
 
 
 def _of_race(folder, chosen):

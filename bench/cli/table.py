@@ -7,6 +7,7 @@ that failed or still runs has its row and no numbers.  Sums nothing up over step
 import argparse
 import sys
 
+from bench.paths import PUBLISHED
 from bench.record import listing
 from bench.report import table_filters, table_groups, table_text
 from bench.report.table_filters import COLUMNS
@@ -48,7 +49,8 @@ def _nothing(args):
     if args.where:
         return f"no run fits --where {' '.join(args.where)}: leave it out to see all"
     where = " ".join(args.folder) or "results/"
-    return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one"
+    more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
+    return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 
 
 def _joined(argv):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.compare.eligibility import places_of_runs
-from bench.paths import REPO, results_root, working_folder
+from bench.paths import PUBLISHED, REPO, published_root, race_roots, results_root, working_folder
 from bench.record import index, run_folder
 from bench.record.rows import row_of
 
@@ -114,7 +114,8 @@ def _of_paths(word, paths, rows):
     """rows: {folder: row} of all run folders in and below the paths of all words."""
     folders = []
     for path in map(os.path.abspath, paths):
-        folders += [path] if path in rows else [folder for folder in rows if folder.startswith(f"{path}/")]
+        below = [folder for folder in rows if folder.startswith(f"{path}/")]
+        folders += [path] if path in rows else [one for one in below if f"/{PUBLISHED}/" not in one[len(path) :]]
     folders = list(dict.fromkeys(folders))
     return _without_warm_up(word, folders, [rows[folder] for folder in folders]) if folders else _of_logs(word, paths)
 
@@ -151,9 +152,13 @@ def _of_logs(word, paths):
 
 
 def _by_id(word, rows):
-    """Part of run ids, a config_id for example: all runs of results/ that bear it."""
+    """Part of run ids, a config_id for example: all runs of results/ that bear it, or else all published ones."""
     root = f"{os.path.abspath(results_root())}/"
     folders = [folder for folder, row in rows.items() if word in row["run_id"] and folder.startswith(root)]
+    if not folders:
+        published = index.read_rows([published_root()]) if published_root().is_dir() else []
+        rows = {folder: row for folder, row in published if word in row["run_id"]}
+        folders = list(rows)
     if not folders:
         raise ValueError(
             f"{word}: is no folder, no glob that fits and no part of a run id; ./run.sh table lists the runs there are"
@@ -165,7 +170,7 @@ def _by_id(word, rows):
 
 
 def _race_folder(word):
-    for base in (*_bases(), results_root() / "races"):
+    for base in (*_bases(), *race_roots()):
         path = Path(base, os.path.expanduser(word))
         if (path / "race.json").is_file():
             return path

@@ -91,7 +91,7 @@ class HardwareConfig:
 
 @dataclass
 class TrackRules:
-    """How a claim on the track is judged (bench/rules.py).  No part of config_id: it changes nothing in a run."""
+    """How a claim on the track is judged (bench/claims/rules/).  No part of config_id: it changes nothing in a run."""
 
     device: Optional[str] = None  # cpu or cuda
     gpu: Optional[str] = None  # its model, as the driver names it

@@ -2,7 +2,7 @@
 
 History of the identity, source_sha256:
   1  every *.py of bench/ and models/, byte by byte
-  2  the files that RACED names, each as its syntax tree without docstrings and comments (bench/syntax.py)
+  2  the files that RACED names, each as its syntax tree without docstrings and comments (bench/machine/syntax.py)
 Hashes of two versions are never equal, and that says nothing: whether the code is the same is then unknown.
 """
 

@@ -94,6 +94,15 @@ def folder_of(results, race_id):
     return Path(results) / FOLDER / race_id
 
 
+def locate(word):
+    """What a user calls a race -> its folder: a path, or the race's id; None if it is none."""
+    try:
+        folder = run_folder.locate(word)
+    except ValueError:
+        return None
+    return folder if (folder / "plan.json").is_file() else None
+
+
 def read(folder, results=None):
     """A race's folder -> State.  ValueError where there is no plan, or it is not the one that the ledger knows."""
     folder = Path(folder)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from bench import atomic
+from bench.paths import PUBLISHED
 from bench.record import rows as rows_of_runs
 from bench.record import run_folder
 
@@ -66,7 +67,7 @@ def _find_below(path, found, on_error):
             on_error(f"{path}: cannot be read ({error.strerror})")
         return
     for name in names:
-        if not name.startswith(".") and not _is_run(path, name, found):
+        if not name.startswith(".") and name != PUBLISHED and not _is_run(path, name, found):
             _find_below(f"{path}/{name}", found, on_error)
 
 

@@ -10,7 +10,7 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
 
 A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
 that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there.
-Two clones that both appended may be joined line by line (git's union merge): then two lines name the same earlier one.
+Two ledgers that grew from one may be joined line by line: then two lines name the same earlier one.
 It finds mistakes and temptations.  Whoever rewrites all of it is found by the git history, not by this file.
 """
 
@@ -155,6 +155,15 @@ def find(start):
     """The ledger that runs below this folder are in: the nearest folder, upwards, that holds one; or None."""
     start = Path(start).absolute()
     return next((folder for folder in (start, *start.parents) if (folder / NAME).is_file()), None)
+
+
+def home(folders):
+    """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
+    homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
+    if len(homes) > 1:
+        one, other = sorted(homes)[:2]
+        raise ValueError(f"runs of {len(homes)} results folders, {one} and {other}: each has its own ledger, name runs of one")
+    return homes.pop()
 
 
 def faults(results):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench import atomic
 from bench.machine import processes
-from bench.paths import REPO, results_root, working_folder
+from bench.paths import PUBLISHED, REPO, published_root, race_roots, results_root, working_folder
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 256 * 2**20  # of a run.json: more is none
@@ -57,7 +57,10 @@ def new_folder(results, track, name, config_id, seed, utc=None):
 
 
 def find_runs(paths):
-    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder."""
+    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder.
+
+    What is published below them is not searched, so that no run counts twice; a path may name it, or lie in it.
+    """
     for path in paths:
         if not os.path.isdir(path):
             raise ValueError(f"{path}: there is no such folder; ./run.sh table without a folder shows results/")
@@ -75,22 +78,27 @@ def _below(folder):
     except OSError:  # somebody else's, or just removed
         return
     for name in names:
-        if not name.startswith("."):
+        if not name.startswith(".") and name != PUBLISHED:
             yield from _below(os.path.join(folder, name))
 
 
 def locate(word):
-    """What a user typed -> a folder: a path from where they stand or from the repository, or (part of) a run id."""
-    for base in (working_folder(), REPO, results_root()):
+    """What a user typed -> a folder: a path from where they stand or from the repository, a race's id, or (part of) a run id.
+
+    Ids are looked for in this machine's own results, then among the published.
+    """
+    for base in (working_folder(), REPO, results_root(), *race_roots()):
         path = Path(base, os.path.expanduser(word))
         if path.is_dir():
             return path
         if path.name == "run.json" and path.is_file():
             return path.parent
-    root = results_root()
-    found = [folder for folder in find_runs([root]) if word in folder.name] if root.is_dir() else []
+    found = []
+    for root in (results_root(), published_root()):
+        if not found and root.is_dir():
+            found = [folder for folder in find_runs([root]) if word in folder.name]
     exact = [folder for folder in found if folder.name == word]
-    if len(exact or found) == 1:
+    if len({folder.name for folder in exact or found}) == 1:  # a run may be published twice
         return (exact or found)[0]
     what = f"is part of {len(found)} run ids, {found[0].name} among them" if found else "is no folder and no run id"
     raise ValueError(f"{word} {what}: ./run.sh table without a folder lists the runs of results/")

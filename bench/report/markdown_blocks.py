@@ -1,6 +1,6 @@
 """Blocks of a Markdown file that a command of ours wrote, so that anybody can write them again and see whether they are stale.
 
-    <!-- ./run.sh table --md results/cpu_nano -->
+    <!-- ./run.sh table --md results/published/NAME -->
     ... what that command prints ...
     <!-- end of ./run.sh -->
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from bench import atomic
-from bench.paths import REPO
+from bench.paths import REPO, published_root
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of the repository: where committed tables are
@@ -86,7 +86,9 @@ def write(files, table):
 
 
 def _committed():
-    return [REPO / name for name in FILES]
+    """The repository's and those of publications; the table of a claim's folder is judge's matter."""
+    readmes = sorted(published_root().glob("*/README.md"))
+    return [REPO / name for name in FILES] + [path for path in readmes if not (path.parent / "claim.yaml").exists()]
 
 
 def printed(command, table):

@@ -31,7 +31,7 @@ def write(results, out, say=lambda done, total: None):
     """Results folder -> path of the index.  say(done, total) hears of the progress.  Raises ValueError for no run at all."""
     rows = listing.read_rows([str(results)])
     if not rows:
-        raise ValueError(f"{results}: there is no run in it yet: ./speedrun.sh makes some")
+        raise ValueError(f"{results}: there is no run in it yet: ./speedrun.sh makes some; ./run.sh report results/published shows the published")
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     pages = _write_pages(rows, out, say)

@@ -1,0 +1,156 @@
+"""Runs and races as a folder of their own, to be committed, sent and judged anywhere: a publication, a claim's folder.
+
+    <track>/<run_id>/ ...   records without logs, traces and memory snapshots        races/<race_id>/ ...
+    ledger.jsonl            the whole, so that its chain holds    README.md   its author's words, and a generated table
+
+Publications lie in results/published/, a folder each.  They and results/README.md are all that git sees of results/.
+"""
+
+import os
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import private
+from bench.paths import PUBLISHED, REPO, published_root
+from bench.race import state as race_state
+from bench.record import ledger, run_folder
+from bench.record.verification import LOCAL_ROLES
+from bench.report import markdown_blocks
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+RESERVED = (PUBLISHED, "site")  # no scan enters the first; ./run.sh report results/published makes the second
+RACE_FILES = ("plan.json", "race.json", "race.md")
+
+
+@dataclass
+class Content:
+    """What is to be copied, and from where."""
+
+    results: Path  # the results folder that it lies in
+    runs: list  # names, "<track>/<run_id>"; those of the races belong to it anyway
+    race_ids: list
+    name: str  # of the publication, unless the user gives one
+    texts: dict | None = None  # of a claim: {file name: its text}, README.md among them; None: there is none yet
+
+
+def of_words(words):
+    """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
+    race = race_state.locate(words[0]) if len(words) == 1 else None
+    if race:
+        return Content(race.parent.parent, [], [race.name], race.name)
+    folders = [run.absolute() for word in words for run in run_folder.find_runs([run_folder.locate(word)])]
+    if not folders:
+        raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
+    results = ledger.home(folders)
+    names = [ledger.name_of(results, folder) for folder in folders]
+    races = [(run_folder.read(folder).get("race") or {}).get("race_id") for folder in folders]
+    first = min(folder.name for folder in folders)
+    return Content(results, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
+
+
+def publish(content, name, table):
+    """Content -> its new folder in results/published/.  table: bench.cli.table.main.
+
+    Raises ValueError, and nothing is written: the name is none or taken, a run or a race is not over, a file names this
+    machine, or the disk is full.
+    """
+    name = name or content.name
+    if content.results.resolve().is_relative_to(published_root().resolve()):
+        raise ValueError(f"{os.path.relpath(content.results)}: is published already: git add it")
+    if not NAME.fullmatch(name) or name in RESERVED:
+        wanted = f"1 to 100 letters, digits and . _ - with a letter or digit first, and not {' or '.join(RESERVED)}"
+        raise ValueError(f"--name {name!r}: give {wanted}")
+    folder = published_root() / name
+    if os.path.lexists(folder):
+        raise ValueError(f"{os.path.relpath(folder)}: is there already, and is not written over: give another --name")
+    _refuse_unfinished(content)
+
+    def texts(copied):
+        if content.texts is not None:
+            return content.texts
+        shown = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
+        command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
+        parts = [f"# {name}", "What these runs show: (to be written)"]
+        parts += [f"- [race {race_id}](races/{race_id}/race.md)" for race_id in content.race_ids]
+        return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, shown)]) + "\n"}
+
+    copy(content, folder, texts)
+    return folder
+
+
+def _refuse_unfinished(content):
+    for name in runs_of(content):
+        status = run_folder.read(content.results / name)["status"]
+        if status == "running":
+            raise ValueError(f"{name}: status={status}: wait for its end, then publish it")
+    for race_id in content.race_ids:
+        folder = race_state.folder_of(content.results, race_id)
+        if folder.is_dir() and not (folder / "race.json").is_file():
+            raise ValueError(f"{race_id}: the race is not over, its numbers are hidden: race --resume or --abandon it")
+
+
+def runs_of(content):
+    """Names of the runs and of all runs of the races, warm-ups and interrupted ones too: each once, if it is there."""
+    names = list(content.runs)
+    for race_id in content.race_ids:
+        try:
+            state = race_state.read(race_state.folder_of(content.results, race_id), content.results)
+        except ValueError:  # the race is gone or not as planned: judge says so
+            continue
+        for arm in state.plan["arms"]:
+            names += state.runs(arm) + state.runs(arm, discarded=True) + state.interrupted(arm)
+    return [name for name in dict.fromkeys(names) if (content.results / name / "run.json").is_file()]
+
+
+def copy(content, folder, texts):
+    """Content -> a results folder, whole or not at all.  texts(folder) -> {file name: text}: what else belongs into it.
+
+    folder may be there if it is empty.  ValueError where it cannot be written or a file names this machine.
+    """
+    folder = Path(folder).absolute()
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        for path in _files(content):
+            _refuse_private(content.results, path)
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(content.results / path, temporary / path)
+        for name, text in texts(temporary).items():
+            (temporary / name).write_text(text)
+        os.rename(temporary, folder)  # refused where something lies in folder by now
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot be written ({error.strerror}): free space, or make it writable") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _files(content):
+    """Paths from the results folder on."""
+    for name in runs_of(content):
+        yield from (f"{name}/{path}" for path in _files_of_run(content.results / name))
+    for race_id in content.race_ids:
+        paths = (f"{race_state.FOLDER}/{race_id}/{file}" for file in RACE_FILES)
+        yield from (path for path in paths if (content.results / path).is_file())
+    if (content.results / ledger.NAME).is_file():
+        yield ledger.NAME
+
+
+def _files_of_run(folder):
+    """run.json, what it lists and what every run has; not what stays on its machine, nor pages made from the record."""
+    listed = {artifact["path"] for artifact in run_folder.read_raw(folder)["artifacts"]}
+    for path in run_folder.files(folder):
+        role = run_folder.ROLES.get(path.partition("/")[0])
+        is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
+        if role not in LOCAL_ROLES and (role or path in listed) and is_inside:
+            yield path
+    yield "run.json"
+
+
+def _refuse_private(results, path):
+    """Records are written without private names; a diff of the sources and a plan are as the user made them."""
+    text = (results / path).read_bytes().decode(errors="replace")
+    if private.redact(text, REPO, user="") != text:  # user="": their name in a path may be an ordinary word
+        raise ValueError(f"{path}: names this machine's repository, home or host: run again without it, publish that")

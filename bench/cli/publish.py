@@ -1,0 +1,38 @@
+"""Make evidence of what this machine ran.  ./run.sh publish RUN... | RACE | CLAIM_FOLDER   [--name NAME]
+
+RUN...: run folders, folders of them, or run ids; a run of a race brings the whole race.  The copies go into a new
+folder of results/published/, which git sees, without logs, traces and memory snapshots; the rest of results/ is this
+machine's own.
+"""
+
+import argparse
+import os
+
+from bench.claims import claim_folder, publication
+from bench.cli import table
+from bench.launch.progress import say
+from bench.paths import REPO
+from bench.record import run_folder
+from bench.report import markdown_blocks
+
+
+def main(argv):
+    """Exit codes: 0 published, 2 wrong use, and nothing was written."""
+    args = _parser().parse_args(argv)
+    claim = claim_folder.located(args.runs[0]) if len(args.runs) == 1 else None
+    content = claim_folder.content(claim) if claim else publication.of_words(args.runs)
+    folder = publication.publish(content, args.name, table.main)
+    shown = os.path.relpath(folder, REPO)
+    num_runs = len(list(run_folder.find_runs([folder])))
+    say("publish", f"{shown}: {num_runs} run{'s' * (num_runs != 1)}, {len(content.race_ids)} races, ledger, README.md")
+    markdown_blocks.write(None, table.main)  # the leaderboard and what else is made from results/published
+    say("next", f"say in {shown}/README.md what was changed or found, then: git add results")
+    return 0
+
+
+def _parser():
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
+    parser.add_argument("--name", help="of the new folder; without it the race's, the claim's or the first run's")
+    return parser

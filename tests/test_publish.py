@@ -1,0 +1,333 @@
+"""publish: evidence goes to git on purpose, whole, once, without anything private; what a machine runs leaves git clean."""
+
+import errno
+import itertools
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import claimed
+import pytest
+
+from bench import paths
+from bench.__main__ import main as bench
+from bench.claims import claim_folder, publication
+from bench.cli import judge, publish, race, table
+from bench.compare import selection as arms
+from bench.record import ledger, run_folder, verification
+from bench.report import markdown_blocks
+
+OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n<!-- end of ./run.sh -->\n"
+
+
+@pytest.fixture
+def house(tmp_path, repo, monkeypatch):
+    """A git repository with this one's ignore rules and two committed READMEs, and no run yet; it takes this one's place."""
+    home = tmp_path / "house"
+    (home / "results" / "published").mkdir(parents=True)
+    shutil.copy(repo / ".gitignore", home)
+    for name in markdown_blocks.FILES:
+        (home / name).write_text(OWN_TABLE)
+    for module in (paths, publication, publish, markdown_blocks, run_folder):
+        monkeypatch.setattr(module, "REPO", home)
+    monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
+    monkeypatch.setenv("SPEEDRUN_CWD", str(home))
+    assert table.main(["--write"]) == 0
+    git(home, "init", "-q")
+    commit(home)
+    return home
+
+
+def git(home, *words, code=0):
+    done = subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=home, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def commit(home):
+    git(home, "add", "-A")
+    git(home, "commit", "-qm", "all of it")
+
+
+@pytest.fixture
+def results(house):
+    return claimed.Results(house / "results")
+
+
+def three(results, seeds=range(3), **more):
+    return [results.add(seed, train_s=10 + 0.01 * seed, val_loss=2.74 + 0.01 * seed, **more) for seed in seeds]
+
+
+def published(house):
+    return sorted(path.name for path in (house / "results" / "published").iterdir())
+
+
+def rows_of(capsys, *words):
+    capsys.readouterr()
+    assert table.main(["--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def raced(results, monkeypatch):
+    chance = random.Random(3)
+    claimed.Racers(results, lambda arm, seed: 10 * (1 - 0.05 * (arm == "B")) * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
+    (folder,) = (results.folder / "races").iterdir()
+    return folder
+
+
+# ---- what is published
+
+
+def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went_along(house, results, capsys):
+    folders = three(results)
+    (folders[0] / "logs").mkdir()
+    for name in ("logs/rank0.log", "report.html", ".run.json.7.tmp", "notes.txt"):
+        (folders[0] / name).write_text("mine")
+    assert publish.main([*map(str, folders), "--name", "first"]) == 0
+    out = capsys.readouterr().out
+    assert "results/published/first: 3 runs" in out and "git add results" in out
+    folder = house / "results" / "published" / "first"
+    for run in folders:
+        copy = folder / "cpu_nano" / run.name
+        assert verification.report(copy)["passed"]
+        assert {path.relative_to(copy).as_posix() for path in copy.rglob("*")} == {"run.json", "config.yaml", "steps.csv"}
+        assert all((copy / name).read_bytes() == (run / name).read_bytes() for name in ("run.json", "config.yaml", "steps.csv"))
+    assert (folder / ledger.NAME).read_bytes() == (results.folder / ledger.NAME).read_bytes()
+    shutil.rmtree(results.folder / "cpu_nano")
+    (results.folder / ledger.NAME).unlink()
+    assert judge.main([str(folder)]) == 0
+
+
+def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house, results, raced, capsys):
+    extra = results.add(7)
+    assert publish.main([raced.name]) == 0
+    folder = house / "results" / "published" / raced.name
+    assert len(list(run_folder.find_runs([folder]))) == 8 and not (folder / "cpu_nano" / extra.name).exists()
+    assert {path.name for path in (folder / "races" / raced.name).iterdir()} == set(publication.RACE_FILES)
+    shutil.rmtree(results.folder / "races")
+    shutil.rmtree(results.folder / "cpu_nano")
+    assert judge.main([raced.name]) == 0  # found by its id among the published
+    assert arms.of_words([raced.name])[1].name == "B"
+    assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
+
+
+def test_one_run_of_a_race_brings_the_whole_race(house, results, raced):
+    run = next(run_folder.find_runs([results.folder]))
+    assert publish.main([run.name, "--name", "one"]) == 0
+    assert len(list(run_folder.find_runs([house / "results" / "published" / "one"]))) == 8
+
+
+def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, results, tmp_path, capsys):
+    assert judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")]) == 0
+    readme = tmp_path / "claim" / "README.md"
+    readme.write_text(readme.read_text().replace("(to be written)", "shorter sleeps"))
+    assert publish.main([str(tmp_path / "claim")]) == 0
+    folder = house / "results" / "published" / "claim"
+    assert (folder / "README.md").read_text() == readme.read_text() and claim_folder.is_one(folder)
+    assert judge.main([str(folder)]) == 0
+    assert table.main(["--check"]) == 0  # its table is judge's matter
+
+
+def test_runs_that_claim_nothing_are_published_too(house, results):
+    failed = results.add(0, overrides=["goal.val_tokens=16384"], status="failed")
+    assert publish.main([failed.name, "--name", "a_failure"]) == 0
+    assert published(house) == ["a_failure"]
+
+
+def test_the_name_without_one_is_that_of_the_first_run_without_its_seed(house, results):
+    folders = three(results)
+    assert publish.main([folder.name for folder in folders]) == 0
+    assert published(house) == [folders[0].name.removesuffix("-s0")]
+
+
+# ---- what is refused, with nothing written
+
+
+def refused(house, capsys, *words):
+    before = published(house)
+    capsys.readouterr()
+    assert bench(["publish", *map(str, words)]) == 2
+    assert published(house) == before
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "/tmp/x", ".hidden", "-x", "published", "site", "a b", "x" * 101, "é"])
+def test_a_name_that_is_no_folder_of_its_own_is_refused(house, results, capsys, name):
+    run = results.add(0)
+    assert "--name" in refused(house, capsys, run, f"--name={name}")
+    assert not (house.parent / "x").exists() and not (house / "results" / "x").exists()
+
+
+def test_what_is_there_is_never_written_over(house, results, capsys):
+    run = results.add(0)
+    for make in (lambda path: path.mkdir(), lambda path: path.write_text("mine"), lambda path: path.symlink_to("nowhere")):
+        path = house / "results" / "published" / "taken"
+        make(path)
+        assert "is there already" in refused(house, capsys, run, "--name", "taken")
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_run_or_a_race_that_is_not_over_is_refused(house, results, raced, capsys):
+    assert "status=running: wait" in refused(house, capsys, _running(results))
+    (raced / "race.json").unlink()
+    assert "the race is not over" in refused(house, capsys, raced.name)
+    run = next(path for path in run_folder.find_runs([results.folder]) if run_folder.read_raw(path).get("race"))
+    assert "the race is not over" in refused(house, capsys, run)
+
+
+def _running(results):
+    folder = results.add(9)
+    run = run_folder.read_raw(folder) | {"status": "running", "launcher": {"boot_id_hash": "another machine"}, "heartbeat_at": "2999-01-01T00:00:00.000Z"}
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_runs_of_two_ledgers_and_no_run_at_all_are_refused(house, results, tmp_path, capsys):
+    other = claimed.Results(tmp_path / "other").add(1)
+    assert "each has its own ledger" in refused(house, capsys, results.add(0), other)
+    (tmp_path / "empty").mkdir()
+    assert "there is no run in there" in refused(house, capsys, tmp_path / "empty")
+    assert "no folder and no run id" in refused(house, capsys, "nothing-like-it")
+
+
+def test_what_is_published_is_not_published_again(house, results, capsys):
+    run = results.add(0)
+    assert publish.main([run.name, "--name", "one"]) == 0
+    assert "is published already" in refused(house, capsys, house / "results" / "published" / "one", "--name", "two")
+
+
+def test_a_file_that_names_this_machine_is_refused(house, results, capsys):
+    def with_a_diff(run):
+        folder = results.folder / run["track"] / run["run_id"] / "code"
+        folder.mkdir()
+        (folder / "diff.patch").write_text(f"+path = '{house}/data'\n")
+
+    assert "code/diff.patch: names this machine's" in refused(house, capsys, results.add(0, change=with_a_diff))
+
+
+def test_a_full_disk_leaves_no_half_folder(house, results, capsys, monkeypatch):
+    folders = three(results)
+    real, num_copied = shutil.copyfile, []
+
+    def full(source, target):
+        num_copied.append(target)
+        if len(num_copied) == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(source, target)
+
+    monkeypatch.setattr("bench.claims.publication.shutil.copyfile", full)
+    assert "No space left on device" in refused(house, capsys, *folders, "--name", "half")
+    assert len(num_copied) == 5 and published(house) == []
+
+
+def test_an_interrupt_leaves_no_half_folder(house, results, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bench.claims.publication.shutil.copyfile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publish.main([str(results.add(0))])
+    assert published(house) == []
+
+
+# ---- own runs and published ones
+
+
+def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, results, capsys):
+    folders = three(results)
+    assert publish.main([*map(str, folders), "--name", "first"]) == 0
+    assert [row["seed"] for row in rows_of(capsys)] == [row["seed"] for row in rows_of(capsys, "results")] == [0, 1, 2]
+    assert [row["seed"] for row in rows_of(capsys, "results/published")] == [0, 1, 2]
+    assert [row["seed"] for row in rows_of(capsys, str(house))] == [0, 1, 2]
+    assert run_folder.locate(folders[1].name) == folders[1]  # one's own first
+    (own, two) = arms.of_words(["results", "results/published/first"])
+    assert (len(own.rows), len(two.rows)) == (3, 3) and not any("/results/published/" in folder for folder in own.folders)
+
+
+def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(house, results, capsys):
+    folders = three(results)
+    assert publish.main([*map(str, folders), "--name", "first"]) == 0
+    shutil.rmtree(results.folder / "cpu_nano")
+    capsys.readouterr()
+    assert table.main([]) == 0
+    assert "no runs in results/ yet" in (out := capsys.readouterr().out) and "results/published" in out
+    copy = house / "results" / "published" / "first" / "cpu_nano" / folders[1].name
+    assert run_folder.locate(folders[1].name) == run_folder.locate("-s1") == copy
+    assert [row["seed"] for row in arms.of_words(["-s0", "vs", "-s1", "-s2"])[1].rows] == [1, 2]
+
+
+def test_the_leaderboard_takes_each_publication_with_its_own_ledger(house, results, tmp_path):
+    """A larger publication of the same repeats replaces the smaller; the same thing from another machine makes no new record."""
+    folders = three(results)
+    assert publish.main([*map(str, folders), "--name", "early"]) == 0
+    folders += three(results, seeds=range(3, 5))
+    assert publish.main([*map(str, folders), "--name", "later"]) == 0
+    elsewhere = claimed.Results(tmp_path / "elsewhere")
+    elsewhere.clock = itertools.count(60)
+    others = [elsewhere.add(seed, train_s=9.9 + 0.01 * seed, val_loss=2.74 + 0.01 * seed) for seed in range(3)]
+    assert publish.main([*map(str, others), "--name", "others"]) == 0
+    text = (house / "results" / "README.md").read_text()
+    standing = [line for line in text.splitlines() if line.startswith("| gpt2-adamw")]
+    assert sorted((line.split("|")[3].strip(), line.split("|")[8].strip()) for line in standing) == [("3", "repeats the record"), ("5", "record")]
+
+
+def test_committed_tables_do_not_depend_on_own_runs(house, results, capsys):
+    assert publish.main([*map(str, three(results)), "--name", "first"]) == 0
+    assert "gpt2-adamw" in (house / "results" / "README.md").read_text()
+    commit(house)
+    three(results, seeds=range(3, 6), source="22")
+    assert table.main(["--check"]) == 0, capsys.readouterr().err
+    assert git(house, "status", "--porcelain") == ""
+
+
+# ---- what git sees
+
+PUBLISHED_RUN = "results/published/first/cpu_nano/20261121T072021Z-gpt2-adamw-ecc04969-s0"
+
+
+OWN = [
+    "results/ledger.jsonl", "results/cpu_nano/RUN/run.json", "results/cpu_nano/.index.json", "results/races/RACE/plan.json",
+    "results/site/index.html", "results/calibrations/a.json", "results/mlflow.db", "results/published/site/index.html",
+    "results/published/.first.7.tmp/run.json", f"{PUBLISHED_RUN}/report.html", f"{PUBLISHED_RUN}/logs/rank0.log", f"{PUBLISHED_RUN}/traces/a.json.gz",
+    f"{PUBLISHED_RUN}/memory/a.pickle", f"{PUBLISHED_RUN}/plots/a.png", "results/published/first/races/RACE/race.html", "results/published/first/site/index.html",
+]  # fmt: skip
+EVIDENCE = [
+    *(f"{PUBLISHED_RUN}/{name}" for name in run_folder.ROLES if name not in ("code", "logs", "traces", "memory")), f"{PUBLISHED_RUN}/run.json",
+    f"{PUBLISHED_RUN}/code/diff.patch", f"{PUBLISHED_RUN}/code/commit.json", "results/README.md", "results/published/memory/README.md",
+    "results/published/first/ledger.jsonl", "results/published/first/claim.yaml", *(f"results/published/first/races/R/{name}" for name in publication.RACE_FILES),
+]  # fmt: skip
+
+
+def test_git_does_not_see_a_machines_own_results_nor_pages_of_published_ones_and_sees_the_rest(house):
+    assert git(house, "check-ignore", "--no-index", *OWN).split() == OWN
+    assert git(house, "check-ignore", "--no-index", *EVIDENCE, code=1) == ""
+
+
+def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house, results, raced):
+    three(results)
+    for words in ([], [raced.name], [str(next(run_folder.find_runs([results.folder])))]):
+        assert bench(["report", *words]) == 0
+    assert git(house, "status", "--porcelain") == ""
+    assert publish.main([raced.name, "--name", "raced"]) == 0
+    assert git(house, "status", "--porcelain").split("\n") == [" M README.md", " M results/README.md", "?? results/published/", ""]
+    commit(house)
+    seen = set(git(house, "ls-files", "results").split())
+    assert {path.relative_to(house).as_posix() for path in (house / "results" / "published").rglob("*") if path.is_file()} <= seen
+    for words in (["results/published"], ["results/published/raced"], [f"results/published/raced/races/{raced.name}"], [str(next(run_folder.find_runs([house / "results/published"])))]):
+        assert bench(["report", *words]) == 0
+    assert git(house, "status", "--porcelain") == ""
+
+
+def test_the_committed_publications_are_whole(repo, monkeypatch):
+    """What this repository publishes passes verify; the leaderboard, which is checked elsewhere, says what judge accepts."""
+    monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
+    folders = [path for path in (Path(repo) / "results" / "published").iterdir() if (path / "README.md").exists()]
+    assert folders
+    for folder in folders:
+        assert ledger.faults(folder) == []
+        assert all(verification.report(run)["passed"] for run in run_folder.find_runs([folder]))
+        assert "(to be written)" not in (folder / "README.md").read_text()
