@@ -49,7 +49,6 @@ def main(folder, num_processes, module="bench.worker"):
         max_restarts=0,
         monitor_interval=0.1,
     )
-    os.environ["SPEEDRUN_AGENT_PID"] = str(os.getpid())
     threading.Thread(target=_hurry, args=(Path(folder) / "logs",), name="hurry", daemon=True).start()
     try:
         elastic_launch(config, sys.executable)("-m", module, str(folder))
