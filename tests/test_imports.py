@@ -34,7 +34,7 @@ TABLE = {
     "profiling": "config machine paths trace units",
     "diagnosis": "machine record stats text_table trace",
     "instruments": "config exporters memory paths private profiling telemetry units",
-    "training": "atomic config data instruments machine memory record",
+    "training": "atomic config data data.sources instruments machine memory paths record",
     "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
     "compare": "diagnosis importers paths record stats text_table",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",

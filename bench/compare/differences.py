@@ -9,7 +9,7 @@ import json
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
 NO_DIFFERENCE = ("name", "seed")  # of the config: they name repeats
-OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables that the launcher sets anew for each run
+OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 
 def of_records(a_runs, b_runs):

@@ -42,7 +42,7 @@ class Telemetry(Instrument):
                 **self._intervals,
                 "uuids": self._uuids(),
                 "num_devices": self.context.world_size if self.context.device_type == "cuda" else 0,
-                "root_pid": int(os.environ.get("SPEEDRUN_AGENT_PID", os.getpid())),
+                "root_pid": os.getppid(),  # the agent: the ranks are its children
             }
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)],

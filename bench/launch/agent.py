@@ -15,6 +15,7 @@ import time
 import uuid
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -23,12 +24,24 @@ WAKE_AFTER_S = 1.0  # after a rank has failed
 KILL_AFTER_S = 8.0  # later than bench/record/failures.py takes a kill for somebody else's
 
 
+class NoLogs(LogsSpecs):
+    """The ranks open their logs themselves; torch's default makes a folder in the temp directory for every run."""
+
+    root_log_dir = os.devnull
+
+    def reify(self, envs):
+        """envs: {local rank: its environment} -> the agent's own output for all of them, and no error files."""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+
 def main(folder, num_processes, module="bench.training.worker"):
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=num_processes,
+        logs_specs=NoLogs(),
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
@@ -36,7 +49,6 @@ def main(folder, num_processes, module="bench.training.worker"):
         max_restarts=0,
         monitor_interval=0.1,
     )
-    os.environ["SPEEDRUN_AGENT_PID"] = str(os.getpid())
     threading.Thread(target=_hurry, args=(Path(folder) / "logs",), name="hurry", daemon=True).start()
     try:
         elastic_launch(config, sys.executable)("-m", module, str(folder))

@@ -1,5 +1,6 @@
 """A job -> the record that its race begins with: a folder of its own, run.json, and everything that goes into the race."""
 
+import os
 import time
 
 import yaml
@@ -94,8 +95,12 @@ def _data(job):
     }
 
 
-def write_inputs(folder, job, env):
-    """All that the race was given: config, overrides, environment, code, the places of its shards."""
+def write_inputs(folder, job, env, started_s):
+    """All that the race was given: config, overrides, environment, code; and for the workers alone, the launch file.
+
+    started_s: when the launcher began, seconds since 1970.  The shards' true paths stand only in the launch file, which
+    the end of the run removes: run.json holds no private path.
+    """
     (folder / "logs").mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
     overrides = [private.redact(override, REPO) for override in job.overrides]
@@ -103,5 +108,6 @@ def write_inputs(folder, job, env):
     atomic.write_json(folder / "environment.json", env)
     code_state.write(REPO, folder / "code")
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    atomic.write_json(folder / run_folder.SHARDS, paths, durable=False)
+    launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
+    atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
     step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})

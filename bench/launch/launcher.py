@@ -45,13 +45,13 @@ def launch(job, command=(), results=None, brief=False, race=None):
     """
     started_s, meter = time.time(), environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # git's too, which it starts
     results = Path(results or results_root())
-    child_env = _child_env(job.config.hardware, started_s)
+    child_env = _child_env(job.config.hardware)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     with _signals_raise() as deaf:
         folder = initial_record.folder_of(job.config, run, results)
         try:
-            initial_record.write_inputs(folder, job, env)
+            initial_record.write_inputs(folder, job, env, started_s)
             run["preflight"] = _preflight(job, env, results, meter, brief)
             exit_code, stopped = _watch(folder, job, run, child_env, brief)
         except Interrupted as error:
@@ -101,11 +101,9 @@ def _watch(folder, job, run, child_env, brief):
         return process.wait(), None
 
 
-def _child_env(hardware, started_s):
+def _child_env(hardware):
     """What the ranks run with: environment.json records this and not the launcher's own."""
     env = dict(os.environ)
-    env["SPEEDRUN_LAUNCHER_PID"] = str(os.getpid())
-    env["SPEEDRUN_LAUNCHED_S"] = repr(started_s)
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower

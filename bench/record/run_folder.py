@@ -25,12 +25,13 @@ from bench.paths import PUBLISHED, REPO, published_root, race_roots, results_roo
 SCHEMA_VERSION = 1
 MAX_BYTES = 256 * 2**20  # of a run.json: more is none
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
-# What launcher and workers tell each other while a run lasts; named so that they are no artifacts.
-SHARDS, PROGRESS, RESULT = ".shards.tmp", ".progress.tmp", ".result.tmp"
+# What passes between launcher and workers while a run lasts; named so that they are no artifacts.
+LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "steps_by_rank.csv": "steps",
          "telemetry.csv": "telemetry", "events.jsonl": "events", "environment.json": "environment", "code": "code",
          "logs": "log", "traces": "trace", "memory": "memory"}  # fmt: skip
+OUTPUT_ROLES = ("steps", "telemetry", "events", "log", "trace", "memory")  # written by the workers, the rest before
 
 
 # ---- where records are
@@ -217,9 +218,13 @@ def artifacts(folder):
     for path in files(folder):
         with open(Path(folder) / path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        role = ROLES.get(path, ROLES.get(path.partition("/")[0], "other"))
-        found.append({"path": path, "sha256": sha256, "num_bytes": (Path(folder) / path).stat().st_size, "role": role})
+        num_bytes = (Path(folder) / path).stat().st_size
+        found.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
     return found
+
+
+def _role(path):
+    return ROLES.get(path, ROLES.get(path.partition("/")[0], "other"))
 
 
 def files(folder):
@@ -229,8 +234,16 @@ def files(folder):
     return [name for name in names if name != "run.json"]
 
 
+def remove_outputs(folder):
+    """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
+    remove_passing(folder)
+    for path in files(folder):
+        if _role(path) in OUTPUT_ROLES:
+            (Path(folder) / path).unlink()
+
+
 def remove_passing(folder):
-    """Away with what processes of a run told each other, and with the reserve."""
+    """Deletes the run's temporary files and the reserve."""
     for path in Path(folder).iterdir():
         if _is_passing(path.name):
             path.unlink(missing_ok=True)

@@ -22,9 +22,15 @@ class Ranks:
         return self.rank == 0
 
 
-def start(device_type, timeout_s):
-    """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs."""
+def start(device_type, timeout_s, num_processes=None):
+    """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs.
+
+    num_processes: how many there must be, None for any number; ValueError where torchrun started another number.
+    """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if num_processes not in (None, world_size):
+        hint = f"start torchrun --nproc_per_node={num_processes}, or change config.yaml"
+        raise ValueError(f"hardware.num_processes={num_processes}, but torchrun started {world_size}: {hint}")
     device = torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0))) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         torch.cuda.set_device(device)

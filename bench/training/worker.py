@@ -1,18 +1,19 @@
 """One rank of one race: build, warm up and give the state back, race, record, also when it fails.
 
-Started by bench/launch/agent.py as  python -m bench.training.worker FOLDER  where FOLDER holds what the launcher wrote: config.yaml
-and run.json.  Writes logs/rankN.log; rank 0 writes steps.csv, events.jsonl and .result.tmp; a rank that fails writes
-logs/rankN.failure.json.  Needs no Hydra.
+Started by bench/launch/agent.py, or by hand with torchrun, as  python -m bench.training.worker FOLDER  where FOLDER holds config.yaml,
+run.json and, if a launcher started this, .launch.tmp.  Writes logs/rankN.log (by hand: to the terminal); rank 0 writes
+steps.csv, events.jsonl and .result.tmp; a rank that fails writes logs/rankN.failure.json.  Needs no Hydra.
 """
 
+import os
 import time
 
 STARTED_S = time.time()  # before the imports below: they take seconds, and the record says how many
+AGENT_PID = os.getppid()  # as early as possible: a process whose parent has ended gets another one
 
 import contextlib  # noqa: E402
 import gc  # noqa: E402
 import json  # noqa: E402
-import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -20,6 +21,7 @@ from pathlib import Path  # noqa: E402
 from bench import atomic  # noqa: E402
 from bench.machine import processes  # noqa: E402
 from bench.memory.peaks import peaks_for  # noqa: E402
+from bench.paths import results_root  # noqa: E402
 from bench.record import failures, run_folder, step_files  # noqa: E402
 from bench.training import flight_recorder  # noqa: E402
 from bench.training.step_writer import NOTE, PEN, Scribe  # noqa: E402
@@ -28,19 +30,23 @@ from bench.training.step_writer import NOTE, PEN, Scribe  # noqa: E402
 def main(folder):
     folder = Path(folder)
     rank = int(os.environ.get("RANK", 0))
-    _redirect_output(folder / "logs" / f"rank{rank}.log")
-    _end_with_launcher(folder, rank)
+    launch = _launch(folder)
+    if launch:
+        _redirect_output(folder / "logs" / f"rank{rank}.log")
+    else:
+        _make_ready(folder, rank)
+    _end_with_agent(folder, rank, launch)
     flight_recorder.arm(folder)
     progress = {"step": 0}
     try:
-        _run(folder, progress)
+        _run(folder, launch, progress)
     except BaseException as error:
         if failures.write(folder, rank, progress["step"], error) in ("collective_timeout", "exception"):
             flight_recorder.dump(folder, rank)
         raise
 
 
-def _run(folder, progress):
+def _run(folder, launch, progress):
     import torch
 
     import_s = time.time() - STARTED_S
@@ -48,13 +54,13 @@ def _run(folder, progress):
     from bench.training import distributed
 
     config = _read_config(folder)
-    if config.hardware.device == "cpu":
-        torch.set_num_threads(config.hardware.num_threads)
-    torch.use_deterministic_algorithms(config.hardware.deterministic)
-    ranks = distributed.start(config.hardware.device, config.hardware.collective_timeout_s)
-    times = {"launch_s": STARTED_S - float(os.environ["SPEEDRUN_LAUNCHED_S"]), "import_s": import_s}
+    hardware = config.hardware
+    torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
+    torch.use_deterministic_algorithms(hardware.deterministic)
+    ranks = distributed.start(hardware.device, hardware.collective_timeout_s, hardware.num_processes)
+    times = {"launch_s": STARTED_S - launch["started_s"] if launch else None, "import_s": import_s}
     run = run_folder.read(folder)
-    shards = _shards(folder)
+    shards = _shards(launch, run)
     emitted = Emitted(ranks.rank)
     peaks = peaks_for(ranks.device.type, ranks.device)
     rows = []  # of the steps, as the log reads them
@@ -244,12 +250,34 @@ def _read_config(folder):
     return schema.build(schema.Config, yaml.safe_load((folder / "config.yaml").read_text()))
 
 
-def _shards(folder):
-    """{"train", "val"}: checked shards.  Their true paths come in a passing file: run.json says no private path."""
-    from bench.data import shards
+def _shards(launch, run):
+    """{"train": [Shard], "val": [Shard]}, checked: those of the launcher, or by hand those that run.json names."""
+    from bench.data import shards, sources
 
-    paths = json.loads((folder / run_folder.SHARDS).read_text())
-    return {split: [shards.check(path) for path in paths[split]] for split in ("train", "val")}
+    if not launch:
+        return sources.recorded(run["data"])
+    return {split: [shards.check(path) for path in launch["shards"][split]] for split in ("train", "val")}
+
+
+def _launch(folder):
+    """What the launcher wrote for its workers (initial_record.write_inputs); None: started by hand."""
+    try:
+        launch = json.loads((folder / run_folder.LAUNCH).read_text())
+    except FileNotFoundError:
+        return None
+    is_copy = launch["folder"] != str(folder.resolve())  # of a run that was killed with its launcher: nobody cleaned up
+    return None if is_copy else launch
+
+
+def _make_ready(folder, rank):
+    """By hand: rank 0 removes what an earlier run wrote.  ValueError where folder is not a copy of a run's."""
+    if not all((folder / name).is_file() for name in ("config.yaml", "run.json")):
+        raise ValueError(f"{folder}: has not both config.yaml and run.json: give a copy of a run's folder")
+    if folder.resolve().is_relative_to(results_root().resolve()):
+        raise ValueError(f"{folder}: a run by hand would overwrite this record: copy it to another folder first")
+    (folder / "logs").mkdir(exist_ok=True)
+    if rank == 0:
+        run_folder.remove_outputs(folder)
 
 
 def _redirect_output(path):
@@ -260,24 +288,22 @@ def _redirect_output(path):
     os.close(fd)
 
 
-def _end_with_launcher(folder, rank):
+def _end_with_agent(folder, rank, launch):
     """A killed launcher or agent takes its workers along; rank 0 then writes the record that the launcher cannot."""
-    if "SPEEDRUN_LAUNCHER_PID" not in os.environ:
-        return
-    launcher, agent = int(os.environ["SPEEDRUN_LAUNCHER_PID"]), int(os.environ["SPEEDRUN_AGENT_PID"])
     once = threading.Lock()
 
     def gone():
         with once:  # both may be gone, and the agent is killed with its launcher: whoever comes first writes
             try:
-                if rank == 0 and processes.has_ended(launcher, within_s=0.5):
+                if rank == 0 and launch and processes.has_ended(launch["launcher_pid"], within_s=0.5):
                     PEN.acquire()
                     failures.write_launcher_killed(folder)
             finally:
                 os._exit(1)
 
-    processes.when_gone(launcher, gone, "launcher-watch")
-    processes.when_gone(agent, gone, "agent-watch")
+    if launch:
+        processes.when_gone(launch["launcher_pid"], gone, "launcher-watch")
+    processes.when_gone(AGENT_PID, gone, "agent-watch")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ file has changed.  prepare() first makes what is missing, or fetches it if asked
 """
 
 import importlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
+from bench.paths import REPO
 
 __all__ = [
-    "SOURCES", "CheckFailed", "Dataset", "ShardFile", "check_val_tokens", "data_root", "find", "floor_nats", "prepare",
-    "chosen",
+    "SOURCES", "CheckFailed", "Dataset", "ShardFile", "check_val_tokens", "chosen", "data_root", "find", "floor_nats", "prepare",
+    "recorded",
 ]  # fmt: skip
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
@@ -66,6 +68,29 @@ def prepare(data, fetch=False, say=print):
     origin = chosen(data)
     origin.obtain(fetch, say)
     return _find(origin, say)
+
+
+def recorded(data, say=print):
+    """run.json["data"] -> {"train": [Shard], "val": [Shard]}: the same bytes, found again on this machine.
+
+    Raises CheckFailed for a file that is not there, is damaged, or is another one than the record names.
+    """
+    with checked.Facts(data_root()) as facts:
+        return {split: [_again(data, file, facts, say) for file in data[split]] for split in ("train", "val")}
+
+
+def _again(data, file, facts, say):
+    """file: an entry of data; its path starts in the data root, or redacted (bench/private.py) with ~ or ./"""
+    path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
+    hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
+    if not path.is_file():
+        raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
+    shard = shards.check(path)
+    digest = facts.sha256(path, say)
+    if digest != file["sha256"]:
+        what = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
+        raise CheckFailed(f"{path}: {what}; {hint}")
+    return shard
 
 
 def floor_nats(data, dataset, val_tokens):

@@ -1,0 +1,139 @@
+"""A run's folder is all that its workers need: torchrun starts them by hand on a copy of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import racing
+
+from bench.data import sources
+from bench.record import run_folder
+from bench.record import step_files as steps_file
+
+TWO = ("hardware.num_processes=2", "hardware.num_threads=1")
+
+
+@pytest.fixture
+def temp(tmp_path):
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a complete run of two ranks."""
+    return racing.race(tmp_path_factory.mktemp("results"), *TWO)
+
+
+def torchrun(folder, temp, num_processes=2, **env):
+    """As a user types it, but on a free port."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}", "-m", "bench.training.worker"]
+    return subprocess.run(
+        [sys.executable, *words, str(folder)], cwd=racing.REPO, env=os.environ | {"TMPDIR": str(temp)} | env,
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+def test_no_variable_says_who_started_a_worker(tmp_path):
+    with racing.Background(tmp_path, *TWO) as run:
+        run.wait_for_step(1)
+        for pid in run.all_pids():
+            with open(f"/proc/{pid}/environ") as file:
+                names = {word.partition("=")[0] for word in file.read().split("\0")}
+            assert "OMP_NUM_THREADS" in names
+            assert not [name for name in names if name.startswith(("SPEEDRUN_LAUNCH", "SPEEDRUN_AGENT"))]
+
+
+@pytest.mark.parametrize("only_inputs", [False, True])
+def test_workers_started_by_hand_repeat_the_run_bit_for_bit(finished, tmp_path, temp, only_inputs):
+    original, folder = finished, tmp_path / "try"
+    if only_inputs:
+        folder.mkdir()
+        for name in ("config.yaml", "run.json"):
+            shutil.copy(original / name, folder)
+    else:
+        shutil.copytree(original, folder)
+        (folder / "logs" / "rank1.failure.json").write_text("{}")  # as a failed run leaves it
+    done = torchrun(folder, temp)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step:6/6 val_loss:" in done.stdout + done.stderr  # on the terminal, not in a log
+    assert racing.losses(folder) == racing.losses(original)
+    names = [event["event"] for event in steps_file.read_events(folder)]
+    assert (names.count("run_start"), names.count("run_stop")) == (1, 1)  # none of the earlier run's
+    assert list((folder / "logs").iterdir()) == []
+    assert '"launch_s": null' in (folder / run_folder.RESULT).read_text()
+
+
+def test_a_copy_of_a_run_that_was_killed_with_its_launcher_is_no_launch(finished, tmp_path, temp):
+    folder = tmp_path / "try"
+    shutil.copytree(finished, folder)
+    (folder / run_folder.LAUNCH).write_text('{"folder": "/gone", "launcher_pid": 1, "started_s": 0.0, "shards": {}}')
+    done = torchrun(folder, temp)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert racing.losses(folder) == racing.losses(finished)
+
+
+def test_another_number_of_processes_is_refused(finished, tmp_path, temp):
+    folder = tmp_path / "try"
+    shutil.copytree(finished, folder)
+    done = torchrun(folder, temp, num_processes=1)
+    assert done.returncode == 1
+    assert "hardware.num_processes=2, but torchrun started 1: start torchrun --nproc_per_node=2" in done.stderr
+
+
+def test_a_record_in_the_results_folder_is_not_overwritten(finished, temp):
+    folder = finished
+    before = racing.losses(folder)
+    done = torchrun(folder, temp, SPEEDRUN_RESULTS=str(folder.parent.parent))
+    assert done.returncode == 1
+    assert f"ValueError: {folder}: a run by hand would overwrite this record: copy it" in done.stderr
+    assert racing.losses(folder) == before
+
+
+def test_a_folder_of_something_else_is_refused_and_keeps_its_files(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "mine.log").write_text("mine")
+    words = [sys.executable, "-m", "bench.training.worker", str(tmp_path)]
+    done = subprocess.run(words, cwd=racing.REPO, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"ValueError: {tmp_path}: has not both config.yaml and run.json: give a copy" in done.stderr
+    assert (tmp_path / "logs" / "mine.log").read_text() == "mine"
+
+
+def test_a_shard_that_is_not_there_is_named_with_the_place_and_what_to_try(finished, tmp_path, temp):
+    folder, data = tmp_path / "try", tmp_path / "data"
+    shutil.copytree(finished, folder)
+    done = torchrun(folder, temp, SPEEDRUN_DATA=str(data))
+    name = racing.run_json(folder)["data"]["train"][0]["file"]
+    assert done.returncode == 1
+    assert f"CheckFailed: {data / name}: the shard {name} of run.json is not there: ./run.sh data" in done.stderr
+    assert "SPEEDRUN_DATA=/path" in done.stderr
+
+
+def test_another_shard_under_the_same_name_is_refused(finished, tmp_path, monkeypatch):
+    data = racing.run_json(finished)["data"]
+    for file in data["train"] + data["val"]:
+        (tmp_path / file["file"]).parent.mkdir(exist_ok=True)
+        shutil.copy(sources.data_root() / file["file"], tmp_path / file["file"])
+    monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
+    found = sources.recorded(data)
+    assert [shard.num_tokens for shard in found["val"]] == [file["num_tokens"] for file in data["val"]]
+    path = tmp_path / data["val"][0]["file"]
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(sources.CheckFailed, match=f"sha256 [0-9a-f]+, but run.json says {data['val'][0]['sha256']}"):
+        sources.recorded(data)
+
+
+def test_shards_outside_the_data_folder_are_found_by_their_redacted_paths(finished, tmp_path, monkeypatch):
+    data = racing.run_json(finished)["data"]
+    (file,) = data["val"]
+    shutil.copy(sources.data_root() / file["file"], tmp_path / "mine.bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("~/mine.bin", str(tmp_path / "mine.bin")):
+        (shard,) = sources.recorded(data | {"train": [], "val": [file | {"file": name}]})["val"]
+        assert shard.path == tmp_path / "mine.bin"
