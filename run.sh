@@ -239,5 +239,8 @@ fi
 if [ "${1:-}" = test ]; then
     shift
     exec "$python" -m pytest "$@"
+elif [ "${1:-}" = lint ]; then
+    "$python" -m ruff check . && exec "$python" -m ruff format --check .
+    exit 1
 fi
 exec "$python" -m bench "$@"

@@ -6,7 +6,14 @@ import importlib
 import os
 import sys
 
-NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)  # of a file: a sentence is enough
+NOT_OURS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENAMETOOLONG,
+)  # of a file: a sentence is enough
 VERBS = {  # verb: (module in bench/cli/, what it does)
     "run": ("run", "race once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
@@ -31,6 +38,7 @@ HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
   test        run the tests (./run.sh test [pytest arguments])
+  lint        check the style of the code, as CI does
 
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use or not comparable."""
@@ -43,7 +51,7 @@ def main(argv):
         return 0
     verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
     if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
-        near = difflib.get_close_matches(argv[0], [*VERBS, "test"], n=1)
+        near = difflib.get_close_matches(argv[0], [*VERBS, "test", "lint"], n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         print(f"{argv[0]}: there is no such verb; {guess}choose from {', '.join([*VERBS, 'test'])}", file=sys.stderr)
         return 2

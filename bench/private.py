@@ -10,6 +10,7 @@ def salted_hash(text):
     """16 hex digits that are the same for the same text, in this project only."""
     return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
 
+
 def redact(text, repo, home=None, user=None, host=None):
     """Without private paths and names: the repository is ".", home "~", the user USER in other paths, the host HOST."""
     home = os.path.expanduser("~") if home is None else home

@@ -18,10 +18,17 @@ import pytest
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # offline, whatever this machine has
-)  # fmt: skip
+)
 
 
 class Browser:
@@ -35,8 +42,11 @@ class Browser:
         command = f"exec {CHROMIUM} {' '.join(FLAGS[:-1])} '{FLAGS[-1]}' --remote-debugging-pipe --user-data-dir={self._profile.name}"
         self._process = subprocess.Popen(  # Chromium reads from descriptor 3 and writes to 4
             ["bash", "-c", f"{command} about:blank 3<&{to_read} 4>&{to_write}"],
-            pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            pass_fds=(to_read, to_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         os.close(to_read)
         os.close(to_write)
         self._rest = b""
@@ -61,9 +71,16 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        page.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         page.call("Page.navigate", url=str(path) if "://" in str(path) else Path(path).resolve().as_uri())
-        self.wait_for(lambda: any(event["method"] == "Page.loadEventFired" and event.get("sessionId") == session for event in self._events))
+        self.wait_for(
+            lambda: any(
+                event["method"] == "Page.loadEventFired" and event.get("sessionId") == session for event in self._events
+            )
+        )
         return page
 
     def call(self, method, session=None, **params):
@@ -158,7 +175,10 @@ class Page:
                 continue
             kind, params = event["method"], event["params"]
             if kind == "Runtime.exceptionThrown":
-                found.append(params["exceptionDetails"].get("exception", {}).get("description") or params["exceptionDetails"]["text"])
+                found.append(
+                    params["exceptionDetails"].get("exception", {}).get("description")
+                    or params["exceptionDetails"]["text"]
+                )
             elif kind == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
                 found.append(" ".join(str(one.get("value")) for one in params["args"]))
             elif kind == "Log.entryAdded" and params["entry"]["level"] == "error":
@@ -168,5 +188,8 @@ class Page:
     @property
     def requests(self):
         """URLs that the page asked for."""
-        return [event["params"]["request"]["url"] for event in self._browser._events
-                if event.get("sessionId") == self._session and event["method"] == "Network.requestWillBeSent"]  # fmt: skip
+        return [
+            event["params"]["request"]["url"]
+            for event in self._browser._events
+            if event.get("sessionId") == self._session and event["method"] == "Network.requestWillBeSent"
+        ]

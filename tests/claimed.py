@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
@@ -19,7 +19,7 @@ from bench.race import arm_process
 from bench.record import ledger, metrics, run_folder, step_files
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
-BEGIN = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 11, 21, 8, tzinfo=UTC)
 NUM_STEPS = 120
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
@@ -46,22 +46,57 @@ class Results:
         self.folder = Path(folder)
         self.clock = itertools.count()
 
-    def add(self, seed=0, train_s=10.0, val_loss=2.75, overrides=(), shares=None, race=None, status="complete", source="41", change=None):
+    def add(
+        self,
+        seed=0,
+        train_s=10.0,
+        val_loss=2.75,
+        overrides=(),
+        shares=None,
+        race=None,
+        status="complete",
+        source="41",
+        change=None,
+    ):
         """One run -> its folder.  shares: {region column: part of a step}; change(run) may touch the record before it is written."""
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
         minute = next(self.clock)
-        folder = run_folder.new_folder(self.folder, of_run.track.name, of_run.name, schema.config_id(of_run), seed, BEGIN + timedelta(minutes=minute))
+        folder = run_folder.new_folder(
+            self.folder,
+            of_run.track.name,
+            of_run.name,
+            schema.config_id(of_run),
+            seed,
+            BEGIN + timedelta(minutes=minute),
+        )
         run |= {
-            "run_id": folder.name, "name": of_run.name, "track": of_run.track.name, "seed": seed, "config_id": schema.config_id(of_run),
-            "started_at": at(minute), "heartbeat_at": at(minute), "ended_at": at(minute), "deviations": list(_composed(tuple(overrides))[1]),
-            "world_size": 1, "hardware": schema.to_dict(of_run.hardware), "instruments": of_run.instruments, "optim": of_run.optim.name,
-        }  # fmt: skip
+            "run_id": folder.name,
+            "name": of_run.name,
+            "track": of_run.track.name,
+            "seed": seed,
+            "config_id": schema.config_id(of_run),
+            "started_at": at(minute),
+            "heartbeat_at": at(minute),
+            "ended_at": at(minute),
+            "deviations": list(_composed(tuple(overrides))[1]),
+            "world_size": 1,
+            "hardware": schema.to_dict(of_run.hardware),
+            "instruments": of_run.instruments,
+            "optim": of_run.optim.name,
+        }
         run["goal"] = {name: getattr(of_run.goal, name) for name in run["goal"]}
         run["code"]["source_sha256"] = (source * 64)[:64]
         run["timing_protocol"]["instruments"] = sorted(of_run.instruments)
-        run["data"]["train"][0]["sha256"], run["data"]["val"][0]["sha256"] = of_run.data.train_sha256, of_run.data.val_sha256
-        run["measured"] |= {"train_s_by_rank": [train_s], "wall_s": train_s + 20, "peak_mem_gib_by_rank": {"rss": [0.4]}}
+        run["data"]["train"][0]["sha256"], run["data"]["val"][0]["sha256"] = (
+            of_run.data.train_sha256,
+            of_run.data.val_sha256,
+        )
+        run["measured"] |= {
+            "train_s_by_rank": [train_s],
+            "wall_s": train_s + 20,
+            "peak_mem_gib_by_rank": {"rss": [0.4]},
+        }
         if race:
             run["race"] = race
         if change:
@@ -77,8 +112,15 @@ class Results:
         rows = _rows(train_s, val_loss, shares or dict.fromkeys(REGIONS, 0.25), of_run)
         run["status"] = status
         if status != "complete":
-            run["failure"] = {"kind": "interrupted" if status == "aborted" else "non_finite_loss", "rank": None, "step": 3, "signal": None,
-                              "exit_code": None, "message": "an example", "hint": "none"}  # fmt: skip
+            run["failure"] = {
+                "kind": "interrupted" if status == "aborted" else "non_finite_loss",
+                "rank": None,
+                "step": 3,
+                "signal": None,
+                "exit_code": None,
+                "message": "an example",
+                "hint": "none",
+            }
             run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(of_run), sort_keys=False))
         step_files.write(folder, rows)
@@ -92,9 +134,19 @@ def _rows(train_s, val_loss, shares, of_run):
     step_ms = 1e3 * train_s / NUM_STEPS
     rows = []
     for step in range(NUM_STEPS + 1):
-        row = {"step": step, "flags": "", "tokens": step * of_run.data.batch_tokens, "val_loss": {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}.get(step)}
+        row = {
+            "step": step,
+            "flags": "",
+            "tokens": step * of_run.data.batch_tokens,
+            "val_loss": {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}.get(step),
+        }
         if step:
-            row |= {"lr": of_run.optim.lr, "train_loss": 3.0, "step_ms": step_ms, **{name: share * step_ms for name, share in shares.items()}}
+            row |= {
+                "lr": of_run.optim.lr,
+                "train_loss": 3.0,
+                "step_ms": step_ms,
+                **{name: share * step_ms for name, share in shares.items()},
+            }
         rows.append(row)
     return rows
 
@@ -105,14 +157,24 @@ class Racers:
     hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.
     """
 
-    def __init__(self, results, time_of, loss_of=lambda arm, seed: 2.75 + 0.01 * seed, shares_of=lambda arm: None, hurt=None, source_of=lambda arm: "41"):
+    def __init__(
+        self,
+        results,
+        time_of,
+        loss_of=lambda arm, seed: 2.75 + 0.01 * seed,
+        shares_of=lambda arm: None,
+        hurt=None,
+        source_of=lambda arm: "41",
+    ):
         self.results = results if isinstance(results, Results) else Results(results)
         self.time_of, self.loss_of, self.shares_of, self.hurt = time_of, loss_of, shares_of, dict(hurt or {})
         self.source_of = source_of
         self.num_started = 0
 
     def install(self, monkeypatch):
-        monkeypatch.setattr("bench.race.planning.secrets.randbits", lambda bits: 1)  # the order is the same in every run of the tests
+        monkeypatch.setattr(
+            "bench.race.planning.secrets.randbits", lambda bits: 1
+        )  # the order is the same in every run of the tests
         monkeypatch.setattr(arm_process, "facts", self.facts)
         monkeypatch.setattr(arm_process, "start", self.start)
         monkeypatch.setattr(arm_process, "source_sha256", lambda folder: ("41" * 64)[:64])
@@ -122,9 +184,15 @@ class Racers:
         of_run = config(0, overrides)
         run = run_folder.read_raw(BASE)
         return {
-            "name": of_run.name, "config_id": schema.config_id(of_run), "track": of_run.track.name, "deviations": list(_composed(tuple(overrides))[1]),
-            "source_sha256": ("41" * 64)[:64], "commit": run["code"]["commit"], "dirty": False, "session_id": run["session_id"],
-        }  # fmt: skip
+            "name": of_run.name,
+            "config_id": schema.config_id(of_run),
+            "track": of_run.track.name,
+            "deviations": list(_composed(tuple(overrides))[1]),
+            "source_sha256": ("41" * 64)[:64],
+            "commit": run["code"]["commit"],
+            "dirty": False,
+            "session_id": run["session_id"],
+        }
 
     def start(self, folder, overrides, results, place, show=False):
         *overrides, seed = overrides
@@ -132,7 +200,9 @@ class Racers:
         what = self.hurt.pop(self.num_started, None)
         self.num_started += 1
         status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
-        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), overrides, self.shares_of(arm), dict(place), status)
+        self.results.add(
+            seed, self.time_of(arm, seed), self.loss_of(arm, seed), overrides, self.shares_of(arm), dict(place), status
+        )
         if what in ("interrupt", "kill"):
             raise arm_process.Interrupted("SIGINT")
         return ""

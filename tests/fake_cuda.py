@@ -22,11 +22,16 @@ class FakeCuda:
         self.history, self.gpu, self.observer, self.num_reads = [], Allocator(), None, 0
         self.reset()
         for name, call in {
-            "init": lambda: None, "is_available": lambda: True, "memory_stats": self.memory_stats, "reset_peak_memory_stats": self.reset,
+            "init": lambda: None,
+            "is_available": lambda: True,
+            "memory_stats": self.memory_stats,
+            "reset_peak_memory_stats": self.reset,
             "get_device_properties": lambda device=None: type("Properties", (), {"total_memory": 80 * 2**30})(),
-            "memory_allocated": lambda device=None: self.now["allocated"], "memory_reserved": lambda device=None: self.now["reserved"],
-            "max_memory_allocated": lambda device=None: self.highest["allocated"], "synchronize": lambda device=None: None,
-        }.items():  # fmt: skip
+            "memory_allocated": lambda device=None: self.now["allocated"],
+            "memory_reserved": lambda device=None: self.now["reserved"],
+            "max_memory_allocated": lambda device=None: self.highest["allocated"],
+            "synchronize": lambda device=None: None,
+        }.items():
             monkeypatch.setattr(torch.cuda, name, call)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: self.gpu.snapshot())

@@ -44,7 +44,9 @@ def folders(results):
 
 
 def logs(results):
-    return "".join(f"\n== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in Path(results).rglob("logs/*.log"))
+    return "".join(
+        f"\n== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in Path(results).rglob("logs/*.log")
+    )
 
 
 def run_json(folder):

@@ -18,7 +18,9 @@ def frames(*lines):
 
 
 FORWARD = frames(
-    "/site-packages/torch/nn/functional.py:2200 linear", "models/gpt2.py:45 forward", "bench/training/trainer.py:85 step"
+    "/site-packages/torch/nn/functional.py:2200 linear",
+    "models/gpt2.py:45 forward",
+    "bench/training/trainer.py:85 step",
 )
 WEIGHTS = frames("/site-packages/torch/nn/modules/linear.py:100 __init__", "models/gpt2.py:12 __init__")
 LOGITS = frames("models/gpt2.py:70 forward", "bench/training/trainer.py:85 step")
@@ -83,8 +85,17 @@ class Allocator:
 
     def _say(self, action, address, size, stack=(), **more):
         if self.recording:
-            entry = {"action": action, "size": size, "stream": 0, "time_us": self._now_us, "compile_context": "N/A", "user_metadata": "",
-                     "pool_id": (0, 0), "frames": list(stack), **more}  # fmt: skip
+            entry = {
+                "action": action,
+                "size": size,
+                "stream": 0,
+                "time_us": self._now_us,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "pool_id": (0, 0),
+                "frames": list(stack),
+                **more,
+            }
             self.trace.append(entry | ({} if address is None else {"addr": address}))
         self._now_us += STEP_US
 
@@ -98,8 +109,17 @@ class Allocator:
     def _grow(self, size):
         total = max(self._segment_bytes, -(-size // (2 * MIB)) * 2 * MIB)
         block = self._block(self._next, total)
-        segment = {"device": self.device, "address": self._next, "total_size": total, "stream": 0, "segment_type": "large",
-                   "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": [block]}  # fmt: skip
+        segment = {
+            "device": self.device,
+            "address": self._next,
+            "total_size": total,
+            "stream": 0,
+            "segment_type": "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "frames": [],
+            "blocks": [block],
+        }
         self._segments.append(segment)
         self._say("segment_alloc", self._next, total)
         self._next += total + 2 * MIB

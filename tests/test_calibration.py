@@ -168,6 +168,13 @@ def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch):
 
 
 def test_no_number_of_runs_shows_what_no_verdict_says():
-    arms = tuple([row_of(run) | {"config_id": "aaaaaaaa"} for run in runs] for runs in raced([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002]))
+    arms = tuple(
+        [row_of(run) | {"config_id": "aaaaaaaa"} for run in runs]
+        for runs in raced([10.0, 10.0001, 10.0002], [10.0001, 10.0, 10.0002])
+    )
     found = calibration.of_rows(*arms, 0.05)
-    assert found["smallest_change_pct"]["10"] == 0.1 and found["needed_n"]["0.05"] is None and found["needed_n"]["0.2"] == 2
+    assert (
+        found["smallest_change_pct"]["10"] == 0.1
+        and found["needed_n"]["0.05"] is None
+        and found["needed_n"]["0.2"] == 2
+    )

@@ -52,8 +52,11 @@ def test_an_annotation_that_says_nothing_changes_nothing():
         ("admab_gemm", "matmul"),  # nor a copy because it holds "dma"
         ("hip_softcap_kernel_add", "other"),  # nor communication because it begins with "hip"
         ("_layer_norm_fwd_1pass_kernel", "normalisation"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, "
-         "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>", "optimizer"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, "
+            "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>",
+            "optimizer",
+        ),
         ("void at::native::elementwise_kernel<128, 2, at::native::mse_backward_cuda_kernel(at::Tensor&)>", "loss"),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>", "elementwise"),
         ("Memset (Device)", "memory copy"),
@@ -62,7 +65,7 @@ def test_an_annotation_that_says_nothing_changes_nothing():
         ("triton_poi_fused_cat_fill_new_zeros_0", "triton"),
         ("", "other"),
     ],
-)  # fmt: skip
+)
 def test_names_that_contain_other_names(name, expected):
     assert category(name) == expected
 

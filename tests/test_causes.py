@@ -13,7 +13,14 @@ def row(step, step_ms=100.0, **columns):
 
 def race(odd_ms, **odd):
     """Steps 1 to 20 of 100 ms and their columns; step 10 takes odd_ms, its columns are given."""
-    usual = {"data_ms": 1.0, "forward_ms": 39.0, "backward_ms": 50.0, "optimizer_ms": 10.0, "cpu_ms": 90.0, "runqueue_ms": 0.0}
+    usual = {
+        "data_ms": 1.0,
+        "forward_ms": 39.0,
+        "backward_ms": 50.0,
+        "optimizer_ms": 10.0,
+        "cpu_ms": 90.0,
+        "runqueue_ms": 0.0,
+    }
     made = [row(step, **usual) for step in range(1, 21)]
     made[9] = row(10, odd_ms, **(usual | odd))
     return made
@@ -41,7 +48,10 @@ def test_events_of_several_ranks_count_once_by_the_rank_that_lost_most():
 
 
 def test_an_event_without_a_step_is_joined_by_time():
-    inside, after = {"event": "recompile", "t_ns": 10_150 * MS, "ms": 60.0}, {"event": "recompile", "t_ns": 10_201 * MS, "ms": 60.0}
+    inside, after = (
+        {"event": "recompile", "t_ns": 10_150 * MS, "ms": 60.0},
+        {"event": "recompile", "t_ns": 10_201 * MS, "ms": 60.0},
+    )
     assert explained(race(200.0), inside)["what"] == "recompile"
     assert explained(race(200.0), after)["what"] == "waiting"
 
@@ -63,7 +73,9 @@ def test_columns_say_what_the_process_did(odd, what, ms):
 
 
 def test_the_longest_cause_leads_and_small_ones_are_not_named():
-    stall = explained(race(200.0, data_ms=31.0, cpu_ms=150.0, runqueue_ms=6.0), event("gc", 50.0), event("recompile", 9.0))
+    stall = explained(
+        race(200.0, data_ms=31.0, cpu_ms=150.0, runqueue_ms=6.0), event("gc", 50.0), event("recompile", 9.0)
+    )
     assert [cause["what"] for cause in stall["causes"]] == ["gc", "loader_wait"]
 
 
@@ -90,7 +102,7 @@ def test_the_first_step_is_said_to_be_the_first():
 
 def test_a_late_rank_is_named_where_its_own_work_took_longer():
     """Both ranks' steps take 180 ms, since they wait for each other; only rank 1's forward took 80 ms longer."""
-    own = [{step: 40.0 for step in range(1, 21)}, {step: 120.0 if step == 10 else 40.0 for step in range(1, 21)}]
+    own = [dict.fromkeys(range(1, 21), 40.0), {step: 120.0 if step == 10 else 40.0 for step in range(1, 21)}]
     stall = explained(race(180.0, cpu_ms=90.0), by_rank={"step_ms": [{}, {}], "own_ms": own})
     assert (stall["what"], stall["rank"]) == ("late_rank", 1)
     assert stall["causes"] == [{"what": "late_rank", "ms": 80.0}]
@@ -105,7 +117,11 @@ def test_lateness_is_the_slowest_against_the_median_rank():
 
 def test_the_skew_of_a_run_says_who_was_late_how_often():
     """Late by 7, 1, 0 and 30 ms on 12, 10, 10 and 10 ms: more than 1 ms and a tenth are the first and the last."""
-    own = [{1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0}, {1: 12.0, 2: 11.0, 3: 10.0, 4: 40.0}, {1: 19.0, 2: 10.0, 3: 10.0, 4: 10.0}]
+    own = [
+        {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0},
+        {1: 12.0, 2: 11.0, 3: 10.0, 4: 40.0},
+        {1: 19.0, 2: 10.0, 3: 10.0, 4: 10.0},
+    ]
     found = rank_skew.summary({"own_ms": own})["own_ms"]
     assert (found["late_ms_p50"], found["late_ms_max"], found["late_ms_sum"]) == (4.0, 30.0, 38.0)
     assert (found["num_late_steps"], found["late_steps_by_rank"]) == (2, [0, 1, 1])

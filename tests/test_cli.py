@@ -17,7 +17,10 @@ def results(tmp_path_factory):
         (["run", "model=gpt3"], "run: model=gpt3: there is no model 'gpt3'; did you mean gpt2?"),
         (["model=gpt3"], "run: model=gpt3"),
         (["run", "goal.num_step=3"], "unknown setting goal.num_step=3: did you mean goal.num_steps?"),
-        (["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"], "it must be a multiple of seq_len * num_processes"),
+        (
+            ["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"],
+            "it must be a multiple of seq_len * num_processes",
+        ),
         (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "it has no effect with optim=adamw: leave it out"),
         (["run", "data=shards"], "data.train_glob is not set"),
         (["run", "track=cpu_nano", "optim.schedule=wavy"], "optim.schedule=wavy: use constant, cosine or trapezoid"),
@@ -50,13 +53,30 @@ def test_help_and_the_composed_config_show_the_choices(results):
 
 
 def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
-    sweep = ["run", "-m", *racing.SHORT, "goal.num_steps=20", "optim.lr=0.0018,1e30", "optim.grad_clip_norm=null", "seed=0,1"]
+    sweep = [
+        "run",
+        "-m",
+        *racing.SHORT,
+        "goal.num_steps=20",
+        "optim.lr=0.0018,1e30",
+        "optim.grad_clip_norm=null",
+        "seed=0,1",
+    ]
     done = racing.bench(tmp_path, *sweep)
     assert done.returncode == 1
     assert "2 of 4 complete" in done.stdout
     statuses = [(run["status"], run["seed"]) for run in map(racing.run_json, racing.folders(tmp_path))]
     assert sorted(statuses) == [("complete", 0), ("complete", 1), ("failed", 0), ("failed", 1)]
-    once_more = racing.bench(tmp_path, "run", "-m", *racing.SHORT, "goal.num_steps=20", "optim.lr=0.0018", "optim.grad_clip_norm=null", "seed=0,1")
+    once_more = racing.bench(
+        tmp_path,
+        "run",
+        "-m",
+        *racing.SHORT,
+        "goal.num_steps=20",
+        "optim.lr=0.0018",
+        "optim.grad_clip_norm=null",
+        "seed=0,1",
+    )
     assert once_more.returncode == 0
     assert once_more.stdout.count("complete before") == 2
     assert "2 of 2 complete" in once_more.stdout
@@ -71,7 +91,13 @@ def test_a_race_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     tokens = shards.check(made / "val_000000.bin").tokens()
     shards.write(odd / "a_train.bin", tokens[:60000])
     shards.write(odd / "val.bin", tokens[60000:])
-    words = ["data=shards", f"data.train_glob={odd}/*_train.bin", "data.val_glob=val.bin", "data.vocab_size=257", "goal.num_steps=1"]
+    words = [
+        "data=shards",
+        f"data.train_glob={odd}/*_train.bin",
+        "data.val_glob=val.bin",
+        "data.vocab_size=257",
+        "goal.num_steps=1",
+    ]
     done = racing.bench(tmp_path, "run", *racing.SHORT, *words, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = racing.folders(tmp_path)
@@ -95,13 +121,35 @@ def test_a_race_passes_verify_until_one_byte_of_it_changes(results):
 def test_the_table_lists_every_run_with_what_it_found(results):
     racing.race(results, "seed=4")
     rows = json.loads(racing.bench(results, "table", "--json").stdout)
-    needed = (
-        "run_id track status validity seed config_id model optim world_size num_steps val_loss train_s step_avg_ms "
-        "tokens_per_s mfu peak_mem_gib compile_s"
-    ).split()
+    needed = [
+        "run_id",
+        "track",
+        "status",
+        "validity",
+        "seed",
+        "config_id",
+        "model",
+        "optim",
+        "world_size",
+        "num_steps",
+        "val_loss",
+        "train_s",
+        "step_avg_ms",
+        "tokens_per_s",
+        "mfu",
+        "peak_mem_gib",
+        "compile_s",
+    ]
     assert all(name in row for row in rows for name in needed)
     row = next(row for row in rows if row["seed"] == 4)
-    assert (row["track"], row["status"], row["model"], row["optim"], row["world_size"], row["num_steps"]) == ("free", "complete", "gpt2", "adamw", 1, 6)
+    assert (row["track"], row["status"], row["model"], row["optim"], row["world_size"], row["num_steps"]) == (
+        "free",
+        "complete",
+        "gpt2",
+        "adamw",
+        1,
+        6,
+    )
 
 
 def test_repeats_end_in_a_table_and_a_verdict(tmp_path):

@@ -11,7 +11,9 @@ from bench.machine import code_state
 
 
 def git(repo, *words):
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=repo, check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=repo, check=True, capture_output=True
+    )
 
 
 @pytest.fixture
@@ -98,10 +100,22 @@ def test_a_patch_that_does_not_fit_and_a_run_without_code_are_said(repo, tmp_pat
 
 
 def test_in_words_the_files_come_with_their_lines_and_the_patch_on_request():
-    change = {"files": [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}],
-              "patch": "+a\x1b[31m\n-b\n", "is_cut": False, "unknown": None}  # fmt: skip
+    change = {
+        "files": [{"path": "models/a.py", "added": 2, "removed": 1}, {"path": "x.bin", "added": None, "removed": None}],
+        "patch": "+a\x1b[31m\n-b\n",
+        "is_cut": False,
+        "unknown": None,
+    }
     words = compare_text._code(change, False, False)
-    assert words.splitlines()[2:] == ["models/a.py      +2       -1", "x.bin        binary   binary", "--diff shows the lines"]
-    assert compare_text._code(change, False, True).endswith("\n\n+a[31m\n-b\n")  # no escape sequence reaches the terminal
+    assert words.splitlines()[2:] == [
+        "models/a.py      +2       -1",
+        "x.bin        binary   binary",
+        "--diff shows the lines",
+    ]
+    assert compare_text._code(change, False, True).endswith(
+        "\n\n+a[31m\n-b\n"
+    )  # no escape sequence reaches the terminal
     assert compare_text._code(None, False, True) == ""
-    assert compare_text._code({"files": [], "patch": "", "is_cut": False, "unknown": "why"}, False, True).endswith("unknown: why")
+    assert compare_text._code({"files": [], "patch": "", "is_cut": False, "unknown": "why"}, False, True).endswith(
+        "unknown: why"
+    )

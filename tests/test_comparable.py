@@ -103,9 +103,19 @@ def arm(starts, name):
 
 @pytest.mark.parametrize(
     ("order", "interleaved"),
-    [("ABBAABBAAB", True), ("ABABABAB", True), ("BAABBAAB", True), ("ABBA", True), ("AAAABBBB", False), ("AABB", False),
-     ("ABAAABBBAB", False), ("AABBBBAA", False), ("ABABAAAA", False), ("ABAABA", True)],
-)  # fmt: skip
+    [
+        ("ABBAABBAAB", True),
+        ("ABABABAB", True),
+        ("BAABBAAB", True),
+        ("ABBA", True),
+        ("AAAABBBB", False),
+        ("AABB", False),
+        ("ABAAABBBAB", False),
+        ("AABBBBAA", False),
+        ("ABABAAAA", False),
+        ("ABAABA", True),
+    ],
+)
 def test_arms_must_alternate_or_a_drift_looks_like_a_change(order, interleaved):
     a, b = (arm([minute for minute, one in enumerate(order) if one == name], name) for name in "AB")
     flags = comparison.compare(a, b)["flags"]
@@ -176,10 +186,15 @@ def test_runs_that_stop_at_the_target_may_differ_in_steps_if_all_reach_it():
 
 def imported(run):
     return {
-        "provenance": "imported", "session_id": None, "comparability_id": None, "seed": None, "world_size": None,
-        "environment": run["environment"] | {"driver": None, "nccl": None, "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8},
+        "provenance": "imported",
+        "session_id": None,
+        "comparability_id": None,
+        "seed": None,
+        "world_size": None,
+        "environment": run["environment"]
+        | {"driver": None, "nccl": None, "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8},
         "data": run["data"] | {"train": [], "val": []},
-    }  # fmt: skip
+    }
 
 
 def test_imported_logs_are_compared_and_marked_with_what_they_do_not_say():
@@ -242,7 +257,9 @@ def test_eight_gpus_of_one_kind_are_one_difference():
         return lambda run: {"environment": run["environment"] | {"gpus": [gpu] * 8}}
 
     found = compared(on(H200), on(H100), force=True)["differences"]
-    assert [(one["what"], one["a"], one["b"]) for one in found] == [("gpus.name", ["NVIDIA H100 80GB HBM3"], ["NVIDIA H200"])]
+    assert [(one["what"], one["a"], one["b"]) for one in found] == [
+        ("gpus.name", ["NVIDIA H100 80GB HBM3"], ["NVIDIA H200"])
+    ]
 
 
 def test_seed_and_name_are_no_difference():

@@ -307,7 +307,9 @@ def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys)
         (folders[2] / "traces").mkdir()
         events = [traces.step(number, 1000 * number, 900) for number in (1, 2, 3)]
         for number in (1, 2, 3):
-            events += traces.launched("my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, correlation=number)
+            events += traces.launched(
+                "my_kernel", 1000 * number + 50, kernel_us, 1000 * number + 10, correlation=number
+            )
         traces.write(folders[2] / "traces" / "window-rank0.pt.trace.json.gz", events)
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")["diagnosis"]["traces"]
     assert found["by"] == "kernel"

@@ -329,10 +329,22 @@ def test_energy_memory_and_compile_time_are_compared_too_and_share_holms_p():
 
 # KellerJordan/modded-nanogpt (MIT licence), records/track_1_short/2026-02-28_TransposeCopyBackward: six runs of the
 # baseline and six of the pull request on one 8xH100 node on 2 March 2026, (start, train_time ms, val_loss) of each log.
-BASELINE = [("18:15", 88281, 3.2783), ("18:40", 88398, 3.2789), ("19:02", 88350, 3.2791), ("19:22", 88559, 3.2787),
-            ("19:30", 88320, 3.2798), ("19:38", 88351, 3.2799)]  # fmt: skip
-THIS_PR = [("18:02", 88324, 3.2781), ("18:29", 87853, 3.2793), ("18:50", 87826, 3.2793), ("19:12", 87874, 3.2795),
-           ("19:26", 87912, 3.2789), ("19:34", 87824, 3.2784)]  # fmt: skip
+BASELINE = [
+    ("18:15", 88281, 3.2783),
+    ("18:40", 88398, 3.2789),
+    ("19:02", 88350, 3.2791),
+    ("19:22", 88559, 3.2787),
+    ("19:30", 88320, 3.2798),
+    ("19:38", 88351, 3.2799),
+]
+THIS_PR = [
+    ("18:02", 88324, 3.2781),
+    ("18:29", 87853, 3.2793),
+    ("18:50", 87826, 3.2793),
+    ("19:12", 87874, 3.2795),
+    ("19:26", 87912, 3.2789),
+    ("19:34", 87824, 3.2784),
+]
 
 
 def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():

@@ -7,7 +7,12 @@ from bench.config import compose, resolve, schema
 
 def test_the_default_is_the_newcomers_race():
     config = compose.compose([])
-    assert (config.track.name, config.model.arch, config.optim.name, config.data.source) == ("cpu_nano", "gpt2", "adamw", "pysource")
+    assert (config.track.name, config.model.arch, config.optim.name, config.data.source) == (
+        "cpu_nano",
+        "gpt2",
+        "adamw",
+        "pysource",
+    )
     assert (config.model.num_layers, config.model.width) == (4, 128)
     assert set(config.instruments) >= {"regions", "garbage", "recompiles", "host"}
 
@@ -75,7 +80,9 @@ def test_a_sweep_that_cannot_be_read_is_refused():
 
 
 def test_a_run_that_keeps_the_rules_deviates_in_nothing():
-    assert compose.deviations(compose.compose(["seed=7", "model=modern", "optim=muon", "hardware.num_processes=2"])) == []
+    assert (
+        compose.deviations(compose.compose(["seed=7", "model=modern", "optim=muon", "hardware.num_processes=2"])) == []
+    )
 
 
 def test_a_run_that_breaks_a_rule_says_which():

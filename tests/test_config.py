@@ -17,8 +17,15 @@ def values():
         "model": {"arch": "gpt2", "num_layers": 4, "num_heads": 4, "width": 128},
         "data": {"source": "pysource", "seq_len": 128, "batch_tokens": 1024},
         "optim": {
-            "name": "adamw", "lr": 0.003, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
-            "schedule": "trapezoid", "cooldown_frac": 0.4, "final_lr_frac": 0.0,
+            "name": "adamw",
+            "lr": 0.003,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "schedule": "trapezoid",
+            "cooldown_frac": 0.4,
+            "final_lr_frac": 0.0,
         },
         "goal": {"num_steps": 100, "val_tokens": 4096, "val_every_steps": 50},
         "track": {"name": "free", "about": "no rules", "repeats": 3, "p_value": 0.01},
@@ -51,8 +58,13 @@ def test_a_node_gets_one_process_per_gpu_in_bfloat16_compiled(values):
 def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
     def micro_steps(num_processes):
         config = resolved(
-            values, NODE, data__seq_len=1024, data__batch_tokens=524288, goal__val_tokens=1048576,
-            hardware__num_processes=num_processes, hardware__micro_batch_seqs=64,
+            values,
+            NODE,
+            data__seq_len=1024,
+            data__batch_tokens=524288,
+            goal__val_tokens=1048576,
+            hardware__num_processes=num_processes,
+            hardware__micro_batch_seqs=64,
         )
         return config.hardware.micro_batch_seqs, schema.num_micro_steps(config)
 
@@ -74,7 +86,10 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data__batch_tokens": 1000}, r"data.batch_tokens=1000: it must be a multiple of seq_len \* num_processes = 128 \* 1 = 128; try data.batch_tokens=1024"),
+        (
+            {"data__batch_tokens": 1000},
+            r"data.batch_tokens=1000: it must be a multiple of seq_len \* num_processes = 128 \* 1 = 128; try data.batch_tokens=1024",
+        ),
         ({"goal__val_tokens": 100}, r"goal.val_tokens=100: .*try goal.val_tokens=128"),
         ({"hardware__device": "tpu"}, "hardware.device=tpu: use auto, cpu or cuda"),
         ({"hardware__device": "cuda"}, "shows no NVIDIA GPU"),
@@ -84,7 +99,10 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
         ({"model__vocab_size": 256}, "model.vocab_size=256: the data uses tokens up to 256: use 257 or more"),
         ({"optim__muon_lr": 0.02}, "optim.muon_lr=0.02: it has no effect with optim=adamw: leave it out"),
         ({"optim__schedule": "constant"}, "optim.cooldown_frac=0.4: it has no effect with optim.schedule=constant"),
-        ({"optim__schedule": "cosine", "optim__cooldown_frac": None, "optim__final_lr_frac": None}, "optim.final_lr_frac=None: optim.schedule=cosine needs it"),
+        (
+            {"optim__schedule": "cosine", "optim__cooldown_frac": None, "optim__final_lr_frac": None},
+            "optim.final_lr_frac=None: optim.schedule=cosine needs it",
+        ),
         ({"optim__lr": -1.0}, "optim.lr=-1.0: it must be above 0"),
         ({"optim__warmup_frac": 0.7}, "optim.warmup_frac=0.7: with cooldown_frac=0.4 it is more than the whole race"),
         ({"goal__num_steps": 0}, "goal.num_steps=0: it must be above 0"),

@@ -13,7 +13,13 @@ START = {"t_ns": 500 * MS, "utc": "2026-11-21T03:00:00.500Z", "event": "run_star
 
 @pytest.fixture
 def folder(tmp_path):
-    for event in (START, gc(1, 4.0), gc(1, 5.0), gc(0, 30.0), {"t_ns": 0, "event": "gc_total", "rank": 1, "count": 700, "ms": 31.0}):
+    for event in (
+        START,
+        gc(1, 4.0),
+        gc(1, 5.0),
+        gc(0, 30.0),
+        {"t_ns": 0, "event": "gc_total", "rank": 1, "count": 700, "ms": 31.0},
+    ):
         step_files.append_event(tmp_path, event)
     return tmp_path
 
@@ -24,7 +30,9 @@ def gc(rank, ms):
 
 def rows(odd_ms=150.0):
     made = [{"step": 0, "val_loss": 5.0}]
-    return made + [{"step": num, "t_ns": num * 1000 * MS, "step_ms": odd_ms if num == 7 else 100.0} for num in range(1, 12)]
+    return made + [
+        {"step": num, "t_ns": num * 1000 * MS, "step_ms": odd_ms if num == 7 else 100.0} for num in range(1, 12)
+    ]
 
 
 def run(*instruments):
@@ -53,7 +61,7 @@ def test_stalls_are_counted_and_told_with_their_time(folder):
 
 
 def test_late_ranks_cost_what_the_others_waited(folder):
-    own = [{num: 10.0 for num in range(1, 12)}, {num: 35.0 if num == 7 else 11.0 for num in range(1, 12)}]
+    own = [dict.fromkeys(range(1, 12), 10.0), {num: 35.0 if num == 7 else 11.0 for num in range(1, 12)}]
     step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
     found = event_costs.of(folder, run(), rows())
     assert found["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that nobody minds, and 25 ms
@@ -81,7 +89,7 @@ def test_the_record_can_hold_it(folder):
 
 
 def test_steps_that_a_profiler_disturbed_make_no_rank_late(folder):
-    own = [{num: 10.0 for num in range(1, 12)}, {num: 900.0 if num == 7 else 11.0 for num in range(1, 12)}]
+    own = [dict.fromkeys(range(1, 12), 10.0), {num: 900.0 if num == 7 else 11.0 for num in range(1, 12)}]
     step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
     flagged = [row | ({"flags": "profiled"} if row["step"] == 7 else {}) for row in rows()]
     found = event_costs.of(folder, run(), flagged)

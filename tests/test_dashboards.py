@@ -53,10 +53,30 @@ def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
     found = reading.read(run)
     assert found.points == [
         (0, pytest.approx(found.points[0][1]), {"loss/val": 5.5, "progress/tokens": 0.0}),
-        (1, UTC_S + 1, {"loss/train": 5.25, "optim/lr": 0.003, "progress/tokens": 1024.0, "time/step_ms": 100.5, "time/data_ms": 1.5}),
-        (2, UTC_S + 2, {"loss/train": 4.75, "loss/val": 4.5, "optim/lr": 0.002, "progress/tokens": 2048.0,
-                        "disturbed/step_ms": 300.5, "disturbed/data_ms": 2.5}),
-    ]  # fmt: skip
+        (
+            1,
+            UTC_S + 1,
+            {
+                "loss/train": 5.25,
+                "optim/lr": 0.003,
+                "progress/tokens": 1024.0,
+                "time/step_ms": 100.5,
+                "time/data_ms": 1.5,
+            },
+        ),
+        (
+            2,
+            UTC_S + 2,
+            {
+                "loss/train": 4.75,
+                "loss/val": 4.5,
+                "optim/lr": 0.002,
+                "progress/tokens": 2048.0,
+                "disturbed/step_ms": 300.5,
+                "disturbed/data_ms": 2.5,
+            },
+        ),
+    ]
     assert found.final["final/val_loss"] == FINAL_VAL_LOSS
     assert found.settings["model.arch"] == "gpt2" and found.settings["data.train_glob"] == "None"
     assert found.tags["track"] == run_json(run)["track"]

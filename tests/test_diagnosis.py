@@ -123,4 +123,6 @@ def test_changes_that_cancel_have_no_shares():
     """40 ms a step against 39: forward 10 against 30.42, backward 28 against 6.58."""
     found = between_runs.of_runs([run([40.0] * 8)] * 3, [run([39.0] * 8, forward=0.78)] * 3)
     assert {pair["share_frac"] for pair in found["regions"].values()} == {None}
-    assert found["words"] == ["changes of the regions cancel each other, the largest is in backward: -21.420 ms of -1.000 ms a step"]
+    assert found["words"] == [
+        "changes of the regions cancel each other, the largest is in backward: -21.420 ms of -1.000 ms a step"
+    ]

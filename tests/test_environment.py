@@ -384,12 +384,19 @@ def commit(repo):
 
 def test_committed_code_is_clean_and_its_hash_is_over_paths_and_syntax_of_what_is_raced(repo):
     state = code_state.state(repo)
-    of_file = hashlib.sha256(b"Module(body=[Assign(targets=[Name(ctx=Store(),id='b',),],value=Constant(1),),],)").hexdigest()
+    of_file = hashlib.sha256(
+        b"Module(body=[Assign(targets=[Name(ctx=Store(),id='b',),],value=Constant(1),),],)"
+    ).hexdigest()
     expected = hashlib.sha256(f"identity version 2\nmodels/b.py {of_file}".encode()).hexdigest()
     assert state == {
-        "identity_version": 2, "source_sha256": expected, "files": {"models/b.py": of_file[:12]}, "commit": git(repo, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None,
+        "identity_version": 2,
+        "source_sha256": expected,
+        "files": {"models/b.py": of_file[:12]},
+        "commit": git(repo, "rev-parse", "HEAD"),
+        "dirty": False,
+        "diff_sha256": None,
         "untracked": [],
-    }  # fmt: skip
+    }
 
 
 def test_a_change_makes_code_dirty_and_the_patch_brings_it_back(repo, tmp_path_factory):

@@ -104,15 +104,20 @@ def test_a_recompile_and_a_graph_break_in_a_step_are_events_and_a_doubt(context,
     compiled(torch.ones(3))
     watch, recompiles = made(context, recompiles={})
     watch.on_run_start()
-    for step, call in enumerate((lambda: compiled(torch.ones(3)), lambda: compiled(torch.ones(4)), lambda: parts(torch.ones(3)))):
+    for step, call in enumerate(
+        (lambda: compiled(torch.ones(3)), lambda: compiled(torch.ones(4)), lambda: parts(torch.ones(3)))
+    ):
         watch.on_step_start(step)
         call()
         watch.on_step_end(step)
     watch.on_run_end()
     compiled(torch.ones(5))  # after the race: nobody listens
     assert [(event["event"], event["step"]) for event in emitted] == [
-        ("recompile", 2), ("recompile", 3), ("recompile", 3), ("graph_break", 3),
-    ]  # fmt: skip
+        ("recompile", 2),
+        ("recompile", 3),
+        ("recompile", 3),
+        ("graph_break", 3),
+    ]
     first = emitted[0]
     assert re.fullmatch(r"doubled \(test_events\.py:\d+\)", first["function"])
     assert first["reason"].endswith("tensor 'numbers' size mismatch at index 0. expected 3, actual 4")
@@ -223,7 +228,8 @@ def as_before():
 
 
 @pytest.mark.parametrize(
-    ("policy", "frozen", "enabled"), [(None, True, True), ("on", False, True), ("off", True, False), ("manual", True, False)]
+    ("policy", "frozen", "enabled"),
+    [(None, True, True), ("on", False, True), ("off", True, False), ("manual", True, False)],
 )
 def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
     gc.unfreeze()
@@ -273,7 +279,10 @@ def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
     assert flight_recorder.variables(2)["TORCH_FR_BUFFER_SIZE"] == "2000"
 
 
-@pytest.mark.parametrize("nccl, gloo", [(b'{"entries": [1, 2]}', b'{"entries": []}'), (b'{}', '{"entries": [1]}'), (None, b'{"entries": [1]}')])
+@pytest.mark.parametrize(
+    "nccl, gloo",
+    [(b'{"entries": [1, 2]}', b'{"entries": []}'), (b"{}", '{"entries": [1]}'), (None, b'{"entries": [1]}')],
+)
 def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp_path, monkeypatch, nccl, gloo):
     from torch._C import _distributed_c10d as c10d
 
@@ -297,7 +306,9 @@ def test_nccls_watchdog_aborts_and_the_record_says_timeout(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "agent.json").write_text('{"failures": [{"rank": 2, "exit_code": -6, "failed_at_s": 100.0}]}')
     log = tmp_path / "logs" / "rank2.log"
-    log.write_text("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\nAborted\n")
+    log.write_text(
+        "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\nAborted\n"
+    )
     found = failures.classify(tmp_path, 1)
     assert (found["kind"], found["rank"], found["signal"]) == ("collective_timeout", 2, "SIGABRT")
     log.write_text("double free or corruption\n")
@@ -316,10 +327,21 @@ def test_binary_dumps_stay_as_they_are_when_logs_lose_their_private_paths(tmp_pa
 
 
 def test_what_an_instrument_could_not_do_is_said_after_the_race():
-    warned = [{"rank": rank, "instrument": name, "error": "needs a package"} for name in ("wandb", "mlflow", "tensorboard", "telemetry") for rank in (0, 1)]
-    run = {"status": "aborted", "failure": {"kind": "interrupted", "rank": None, "step": 3, "message": "m", "hint": "h"}, "folder": "f", "warnings": warned}
+    warned = [
+        {"rank": rank, "instrument": name, "error": "needs a package"}
+        for name in ("wandb", "mlflow", "tensorboard", "telemetry")
+        for rank in (0, 1)
+    ]
+    run = {
+        "status": "aborted",
+        "failure": {"kind": "interrupted", "rank": None, "step": 3, "message": "m", "hint": "h"},
+        "folder": "f",
+        "warnings": warned,
+    }
     assert progress.last_words(run).splitlines()[3:] == [
-        "       warning: wandb: needs a package", "       warning: mlflow: needs a package", "       warning: tensorboard: needs a package",
+        "       warning: wandb: needs a package",
+        "       warning: mlflow: needs a package",
+        "       warning: tensorboard: needs a package",
         "       warning: and 1 more warnings in run.json",
-    ]  # fmt: skip
+    ]
     assert "warning" not in progress.last_words(run | {"warnings": []})

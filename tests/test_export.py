@@ -42,7 +42,10 @@ def test_mllog_has_the_times_of_the_events(capsys):
     at_ms = {event["key"]: event["time_ms"] for event in found}
     assert [at_ms[key] - at_ms["init_start"] for key in ("init_stop", "run_start", "run_stop")] == [1000, 1000, 2000]
     last = [event for event in found if event["key"] == "eval_accuracy"][-1]
-    assert (last["metadata"]["step_num"], last["metadata"]["samples_count"]) == (4, step_files.read(COMPLETE)[-1]["tokens"])
+    assert (last["metadata"]["step_num"], last["metadata"]["samples_count"]) == (
+        4,
+        step_files.read(COMPLETE)[-1]["tokens"],
+    )
 
 
 def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
@@ -73,16 +76,33 @@ def log_of(lines, head="Running PyTorch 2.6.0 compiled for CUDA 12.6\nSat Jan 10
 
 
 LOGS = {
-    "losses at every step": [f"step:{step}/3 train_loss:{9.5 - step} train_time:{90 * step}ms step_avg:90.00ms" for step in (1, 2, 3)]
+    "losses at every step": [
+        f"step:{step}/3 train_loss:{9.5 - step} train_time:{90 * step}ms step_avg:90.00ms" for step in (1, 2, 3)
+    ]
     + ["step:3/3 val_loss:3.2712 train_time:275ms step_avg:91.67ms", "peak memory allocated: 31262 MiB"],
-    "clock of the validation apart": ["step:0/2 val_loss:10.8 train_time:0ms step_avg:nanms", "step:1/2 train_time:80ms step_avg:80.00ms",
-                                      "step:2/2 train_time:120ms step_avg:60.00ms", "step:2/2 val_loss:3.27123 train_time:211ms step_avg:105.50ms"],
-    "first ten untimed": [f"step:{step}/30 train_time:{1000 * step if step < 11 else 50 * (step - 10)}ms step_avg:{'nan' if step < 11 else '50.00'}ms" for step in range(1, 31)]
+    "clock of the validation apart": [
+        "step:0/2 val_loss:10.8 train_time:0ms step_avg:nanms",
+        "step:1/2 train_time:80ms step_avg:80.00ms",
+        "step:2/2 train_time:120ms step_avg:60.00ms",
+        "step:2/2 val_loss:3.27123 train_time:211ms step_avg:105.50ms",
+    ],
+    "first ten untimed": [
+        f"step:{step}/30 train_time:{1000 * step if step < 11 else 50 * (step - 10)}ms step_avg:{'nan' if step < 11 else '50.00'}ms"
+        for step in range(1, 31)
+    ]
     + ["step:30/30 val_loss:3.3000 train_time:1000ms step_avg:50.00ms"],
-    "windows, free tail, broken off": ["step:100/400 val_loss:4.50000 train_time:5.000s step_avg:50.00ms ref_gamma:0.5 handoff:none", "tailavg step:200 tau:9 val_loss:3.9",
-                                       "step:200/400 val_loss:4.00000 train_time:17.000s step_avg:120.00ms"],
-    "llm.c": ["s:0 tel:11.0092", "s:0 trl:11.0091 lr:0.000001 norm:15.37", "s:1 trl:10.9598 lr:0.000002 norm:15.24", "s:1 tel:10.9"],
-}  # fmt: skip
+    "windows, free tail, broken off": [
+        "step:100/400 val_loss:4.50000 train_time:5.000s step_avg:50.00ms ref_gamma:0.5 handoff:none",
+        "tailavg step:200 tau:9 val_loss:3.9",
+        "step:200/400 val_loss:4.00000 train_time:17.000s step_avg:120.00ms",
+    ],
+    "llm.c": [
+        "s:0 tel:11.0092",
+        "s:0 trl:11.0091 lr:0.000001 norm:15.37",
+        "s:1 trl:10.9598 lr:0.000002 norm:15.24",
+        "s:1 tel:10.9",
+    ],
+}
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -97,7 +117,15 @@ def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path
     assert facts["unmatched"] == [] and rows_again == rows
     for key in ("status", "metrics", "seed", "world_size", "started_at", "failure", "environment", "measured"):
         assert again[key] == first[key], key
-    for key in ("declared_steps", "step_avg_meaning", "printed_step_avg_ms", "headline", "line_tails", "tail_averages", "started_zone"):
+    for key in (
+        "declared_steps",
+        "step_avg_meaning",
+        "printed_step_avg_ms",
+        "headline",
+        "line_tails",
+        "tail_averages",
+        "started_zone",
+    ):
         assert again["imported"][key] == first["imported"][key], key
 
 
@@ -121,7 +149,9 @@ def test_an_exported_log_has_no_line_for_what_is_unknown(tmp_path):
     run["environment"] |= {"python": None, "torch": None, "driver": None}
     (folder / "run.json").write_text(json.dumps(run | {"seed": None, "world_size": None}))
     text = modded_nanogpt_log.text(folder)
-    assert "None" not in text.split("=" * 100)[1] and "peak memory" not in text  # a CPU's resident set is no allocated memory
+    assert (
+        "None" not in text.split("=" * 100)[1] and "peak memory" not in text
+    )  # a CPU's resident set is no allocated memory
 
 
 def test_parquet_that_cannot_be_written_is_a_sentence(tmp_path):

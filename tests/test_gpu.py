@@ -6,7 +6,14 @@ import pytest
 import racing
 
 pytestmark = pytest.mark.gpu
-ON_GPU = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3", "hardware=cuda", "hardware.num_processes=1"]
+ON_GPU = [
+    "track=free",
+    "goal.num_steps=6",
+    "goal.val_tokens=4096",
+    "goal.val_every_steps=3",
+    "hardware=cuda",
+    "hardware.num_processes=1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,9 @@ def test_the_gpu_agrees_with_the_cpu(results):
 
 
 def test_energy_and_clocks_are_the_gpus_own(results):
-    folder = race(results, "goal.num_steps=2000", "goal.val_every_steps=1000")  # seconds: power is sampled ten times in one
+    folder = race(
+        results, "goal.num_steps=2000", "goal.val_every_steps=1000"
+    )  # seconds: power is sampled ten times in one
     run = racing.run_json(folder)
     told = run["instrument_summaries"]["telemetry"]
     assert told["source"] == "nvml" and set(told["by_device"]) == {"gpu0"}

@@ -105,4 +105,6 @@ def test_a_race_tells_its_phases_and_leaves_a_snapshot_with_the_models_lines(res
     assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
     line = timeline.of_device(snapshot.load(folder / "memory" / "steps_rank0.pickle"), 0)
     assert any(place.startswith("models/") for place in line.at_peak)
-    assert any(place.startswith("bench/training/trainer.py") for place in line.initial)  # the weights go to the GPU there, before the window
+    assert any(
+        place.startswith("bench/training/trainer.py") for place in line.initial
+    )  # the weights go to the GPU there, before the window

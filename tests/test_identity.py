@@ -175,7 +175,10 @@ def test_a_deep_expression_is_written_at_any_depth_of_the_caller():
 
 def test_every_python_writes_the_same_syntax():
     """Found with 3.11.7, 3.12.1 and 3.13.0."""
-    assert hashlib.sha256(syntax.normalised(SAMPLE)).hexdigest() == "6082ef46ad4b5ce12acdde348501ae330dd0294bb9fe8f5d619e0890e9a4bc03"
+    assert (
+        hashlib.sha256(syntax.normalised(SAMPLE)).hexdigest()
+        == "6082ef46ad4b5ce12acdde348501ae330dd0294bb9fe8f5d619e0890e9a4bc03"
+    )
 
 
 # ---- the list
@@ -183,11 +186,17 @@ def test_every_python_writes_the_same_syntax():
 
 def test_every_entry_of_the_list_is_there_and_named_once():
     assert [name for name in code_state.RACED if not (REPO / name).exists()] == []
-    assert len(code_state.raced_files()) == sum(len(list(code_state._sources(REPO / name))) for name in code_state.RACED)
+    assert len(code_state.raced_files()) == sum(
+        len(list(code_state._sources(REPO / name))) for name in code_state.RACED
+    )
 
 
 def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
-    started = [REPO / "bench/training/worker.py", REPO / "bench/telemetry/sampler.py", *REPO.glob("bench/instruments/*.py")]
+    started = [
+        REPO / "bench/training/worker.py",
+        REPO / "bench/telemetry/sampler.py",
+        *REPO.glob("bench/instruments/*.py"),
+    ]
     found, waiting = set(), started
     while waiting:
         path = waiting.pop()
@@ -255,7 +264,9 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "append", lambda *where, identity_version=None, **facts: append(*where, **facts))
         old = results.add(9, val_loss=3.3)
-    assert not any("identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder)))
+    assert not any(
+        "identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder))
+    )
     passed, evidence = no_run_was_dropped(three(results, code))
     assert passed
     assert f"of identity version 1 (whether it is the same code is unknown): cpu_nano/{old.name} (complete)" in evidence

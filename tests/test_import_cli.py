@@ -27,7 +27,10 @@ def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_
     (logs / "torn.log").write_text(LOG.replace("step:1", "step:1/1 train_ti\nstep:1"))
     assert import_logs.main(["modded-nanogpt", "torn.log"]) == 1
     out, err = capsys.readouterr()
-    assert err == f"import: {logs}/torn.log:2: not understood: 'step:1/1 train_ti'\n" and "unmatched metric lines          1" in out
+    assert (
+        err == f"import: {logs}/torn.log:2: not understood: 'step:1/1 train_ti'\n"
+        and "unmatched metric lines          1" in out
+    )
     (folder,) = run_folder.find_runs([logs / "results"])
     run = run_folder.read(folder)
     assert (run["validity"], len(run["validity_reasons"]), run["doubts"][0]["instrument"]) == ("suspect", 1, "import")
@@ -48,12 +51,21 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
     (logs / "other.log").write_text("iter 0: loss 9.1, time 10.00ms, mfu 1.00%\n")
     assert import_logs.main(["modded-nanogpt", ".", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"files": 5, "runs": 1, "complete": 1, "incomplete": 0, "not_a_run": 4, "unmatched_metric_lines": 0, "duplicates": 0}
+    assert json.loads(out) == {
+        "files": 5,
+        "runs": 1,
+        "complete": 1,
+        "incomplete": 0,
+        "not_a_run": 4,
+        "unmatched_metric_lines": 0,
+        "duplicates": 0,
+    }
     assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
-        "empty.txt: no run: the file is empty", "noise.log: no run: the file is no text",
+        "empty.txt: no run: the file is empty",
+        "noise.log: no run: the file is no text",
         f"other.log: no run: it has no step's line of modded-nanogpt, but some of nanogpt: ./run.sh import nanogpt {logs}/other.log",
         "words.txt: no run: it has no step's line",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_told_and_the_others_are_imported(logs, capsys, monkeypatch):
@@ -63,7 +75,11 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_imported(logs, ca
     (logs / "huge.txt").write_text("x" * 1001)
     assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()
-    assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == ["is no file", "has 0.0 GiB, whi", "is no file"]
+    assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == [
+        "is no file",
+        "has 0.0 GiB, whi",
+        "is no file",
+    ]
     with pytest.raises(ValueError, match="which no training log has"):
         import_logs.main(["modded-nanogpt", "huge.txt"])
 
@@ -76,7 +92,11 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
     assert (found["files"], found["runs"], found["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)
-    for word, what in (("none", "there is no log in there"), ("*.csv", "there is no such file"), ("missing", "there is no such file")):
+    for word, what in (
+        ("none", "there is no log in there"),
+        ("*.csv", "there is no such file"),
+        ("missing", "there is no such file"),
+    ):
         with pytest.raises(ValueError, match=what):
             import_logs.main(["modded-nanogpt", word])
     assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
@@ -92,9 +112,14 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_logs.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in {logs}/console.log: compare and table --group count it once\n"
+    assert (
+        err
+        == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in {logs}/console.log: compare and table --group count it once\n"
+    )
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
-    (group,) = table_groups.groups([row for row in listing.read_rows([str(logs / "results")]) if row.update(name="x") is None])
+    (group,) = table_groups.groups(
+        [row for row in listing.read_rows([str(logs / "results")]) if row.update(name="x") is None]
+    )
     assert (group["n"], len(group["run_ids"])) == (1, 2)
     (arm, _) = arms.of_words([str(logs / "results" / "imported")] * 2)
     assert len(arm.rows) == 1
@@ -107,20 +132,39 @@ def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
     (logs / "other.txt").write_text(LOG.replace("3.2", "7.5"))
     assert import_logs.main(["modded-nanogpt", "other.txt", "whole.txt"]) == 0
-    assert [(group["name"], group["n"]) for group in table_groups.groups(listing.read_rows([str(logs / "results")]))] == [("other", 1), ("whole", 1)]
+    assert [
+        (group["name"], group["n"]) for group in table_groups.groups(listing.read_rows([str(logs / "results")]))
+    ] == [("other", 1), ("whole", 1)]
 
 
-@pytest.mark.parametrize("text, words", [
-    ("step: 3/9 | val_loss:3.2 | train_time:38.6s\n", "no run: 1 of its lines look like metric lines, and none was understood"),
-    ("[METRICS] step: 269  |  loss: 4.01\n", "no run: it has no step's line of modded-nanogpt; another program's are in it: '[METRICS] step: 269  |  loss: 4.01'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (
+            "step: 3/9 | val_loss:3.2 | train_time:38.6s\n",
+            "no run: 1 of its lines look like metric lines, and none was understood",
+        ),
+        (
+            "[METRICS] step: 269  |  loss: 4.01\n",
+            "no run: it has no step's line of modded-nanogpt; another program's are in it: '[METRICS] step: 269  |  loss: 4.01'",
+        ),
+    ],
+)
 def test_a_log_of_a_program_that_is_not_known_says_so(logs, capsys, text, words):
     (logs / "foreign.txt").write_text(text)
     import_logs.main(["modded-nanogpt", "foreign.txt"])
     assert f"{logs}/foreign.txt: {words}\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", [" " * 5000, "\t " * 3000, '{"step": 1, "x": 2},' * 20_000, "\r".join(f"step {number}/90000" for number in range(20_000))])
+@pytest.mark.parametrize(
+    "line",
+    [
+        " " * 5000,
+        "\t " * 3000,
+        '{"step": 1, "x": 2},' * 20_000,
+        "\r".join(f"step {number}/90000" for number in range(20_000)),
+    ],
+)
 def test_no_line_of_a_file_without_a_run_takes_long(logs, line):
     (logs / "crashed.txt").write_text(f"import os\n{line}x\n")
     started = time.perf_counter()

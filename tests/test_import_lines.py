@@ -17,7 +17,9 @@ VAL = "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms}ms step_avg:100.00
 
 def race(total=4, loss=3.2793):
     """Validations at 0 and at the end, 100 ms a step."""
-    text = VAL.format(step=0, total=total, loss=10.8258, ms=0) + "".join(TRAIN.format(step=step, total=total, ms=100 * step) for step in range(1, total + 1))
+    text = VAL.format(step=0, total=total, loss=10.8258, ms=0) + "".join(
+        TRAIN.format(step=step, total=total, ms=100 * step) for step in range(1, total + 1)
+    )
     return text + VAL.format(step=total, total=total, loss=loss, ms=100 * total)
 
 
@@ -45,7 +47,10 @@ def test_a_log_cut_anywhere_in_its_last_line_never_gives_a_number_that_was_not_p
             assert facts["unmatched"] == ([(10, left)] if re.match(r"step:\d", left) else []), left
 
 
-@pytest.mark.parametrize("stop, loss, unmatched", [(None, 3.2722, 0), (-1, 3.2722, 0), (-2, 3.5, 1), (-4, 3.5, 1), (-5, 3.5, 1), (-6, 3.5, 1), (-12, 3.5, 1)])
+@pytest.mark.parametrize(
+    "stop, loss, unmatched",
+    [(None, 3.2722, 0), (-1, 3.2722, 0), (-2, 3.5, 1), (-4, 3.5, 1), (-5, 3.5, 1), (-6, 3.5, 1), (-12, 3.5, 1)],
+)
 def test_llm_c_lines_end_in_a_number_and_one_with_fewer_decimals_was_cut(stop, loss, unmatched):
     """ "s:20 tel:3.2722" cut to 3.272, 3.2, "3.", "3", "s:20"; without the last newline only it is whole."""
     (run,), facts = read("s:0 tel:11.0092\ns:10 tel:3.5000\ns:20 tel:3.2722\n"[:stop])
@@ -88,7 +93,17 @@ def test_a_line_that_looks_like_a_metric_line_and_is_none_is_reported_with_its_n
     assert sorted(set(run.columns["step"].tolist())) == [0, 1, 3, 4] and run.val_loss == 3.2793
 
 
-@pytest.mark.parametrize("line", ["captured_ref_extrap_state step:2", "warming up, 2/4", "best val_loss:4.1", "step 2/4", "Step:2/4 done", "footstep:2/4 val_loss:1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "captured_ref_extrap_state step:2",
+        "warming up, 2/4",
+        "best val_loss:4.1",
+        "step 2/4",
+        "Step:2/4 done",
+        "footstep:2/4 val_loss:1",
+    ],
+)
 def test_words_that_are_no_metric_line_are_left_alone(line):
     (run,), facts = read(HEAD + race().replace("step:2/4 train", f"{line}\nstep:2/4 train"))
     assert facts["unmatched"] == [] and run.complete
@@ -100,7 +115,13 @@ def test_words_that_are_no_metric_line_are_left_alone(line):
 def test_a_line_that_comes_twice_in_a_row_is_one_line():
     doubled = "".join(line * 2 for line in race().splitlines(keepends=True))
     (run,), facts = read(HEAD + doubled)
-    assert (run.num_steps, run.complete, facts["unmatched"], facts["num_repeated"], len(run.columns["step"])) == (4, True, [], 6, 6)
+    assert (run.num_steps, run.complete, facts["unmatched"], facts["num_repeated"], len(run.columns["step"])) == (
+        4,
+        True,
+        [],
+        6,
+        6,
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8])
@@ -110,18 +131,27 @@ def test_the_lines_of_other_ranks_are_reported_and_make_no_runs(num_ranks):
 
     told = "".join(of_rank(line, rank) for line in race().splitlines(keepends=True) for rank in range(num_ranks))
     (run,), facts = read(HEAD + told)
-    assert (run.num_steps, run.train_time_ms, run.complete, len(facts["unmatched"])) == (4, 400.0, True, 6 * (num_ranks - 1))
+    assert (run.num_steps, run.train_time_ms, run.complete, len(facts["unmatched"])) == (
+        4,
+        400.0,
+        True,
+        6 * (num_ranks - 1),
+    )
 
 
 def test_files_of_nothing_but_last_lines_hold_a_run_a_line():
-    runs, facts = read("".join(VAL.format(step=4, total=4, loss=loss, ms=400 + number) for number, loss in enumerate((3.1, 3.2, 3.3))))
+    runs, facts = read(
+        "".join(VAL.format(step=4, total=4, loss=loss, ms=400 + number) for number, loss in enumerate((3.1, 3.2, 3.3)))
+    )
     assert ([run.val_loss for run in runs], facts["unmatched"]) == ([3.1, 3.2, 3.3], [])
 
 
 # ---- code in a log
 
 
-LOOKALIKE = '"""A trainer.  It prints:\nstep:0/9 val_loss:1.0000 train_time:0ms step_avg:nanms\ns:9 tel:1.0\n"""\nimport os\n'
+LOOKALIKE = (
+    '"""A trainer.  It prints:\nstep:0/9 val_loss:1.0000 train_time:0ms step_avg:nanms\ns:9 tel:1.0\n"""\nimport os\n'
+)
 
 
 @pytest.mark.parametrize("before", ["", f"{RULE}\n"])
@@ -129,18 +159,39 @@ def test_lines_of_the_code_that_look_like_results_are_code(before):
     import hashlib
 
     (run,), facts = read(f"{before}{LOOKALIKE}{RULE}\nRunning PyTorch 2.6.0 compiled for CUDA 12.6\n{RULE}\n{race()}")
-    assert (run.val_loss, run.declared_steps, len(run.columns["step"]), run.facts["torch"], facts["unmatched"]) == (3.2793, 4, 6, "2.6.0", [])
+    assert (run.val_loss, run.declared_steps, len(run.columns["step"]), run.facts["torch"], facts["unmatched"]) == (
+        3.2793,
+        4,
+        6,
+        "2.6.0",
+        [],
+    )
     assert run.source_sha256 == hashlib.sha256(LOOKALIKE.strip().encode()).hexdigest()
 
 
-@pytest.mark.parametrize("before", ["", "# srun on host\n", "Running PyTorch 2.6.0 compiled for CUDA 12.6\n", f"{RULE}\n"])
+@pytest.mark.parametrize(
+    "before", ["", "# srun on host\n", "Running PyTorch 2.6.0 compiled for CUDA 12.6\n", f"{RULE}\n"]
+)
 def test_results_before_a_rule_are_no_code(before):
     (run,), facts = read(f"{before}{race()}{RULE}\npeak memory allocated: 100 MiB\n")
-    assert (run.val_loss, run.complete, run.source_sha256, run.facts["peak_mib"], facts["unmatched"]) == (3.2793, True, None, 100, [])
+    assert (run.val_loss, run.complete, run.source_sha256, run.facts["peak_mib"], facts["unmatched"]) == (
+        3.2793,
+        True,
+        None,
+        100,
+        [],
+    )
 
 
 def test_code_without_an_end_and_without_results_is_no_run():
-    for text in (LOOKALIKE.replace("step:", "a step:").replace("s:9", "9"), f"{RULE}\nimport os\n", "", "\n", "\x00\x01\x02", RULE):
+    for text in (
+        LOOKALIKE.replace("step:", "a step:").replace("s:9", "9"),
+        f"{RULE}\nimport os\n",
+        "",
+        "\n",
+        "\x00\x01\x02",
+        RULE,
+    ):
         assert read(text)[0] == []
 
 
@@ -149,22 +200,46 @@ def test_code_without_an_end_and_without_results_is_no_run():
 
 def test_each_run_of_a_file_has_what_stands_around_it():
     smi = "Sat Jan 10 23:36:1{n} 2026\n|   0  NVIDIA H{n}00  On  |  x |\n| N/A | 116W /  700W | x |\n"
-    logs = [f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak memory allocated: {n}00 MiB\n" for n in (1, 2)]
+    logs = [
+        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak memory allocated: {n}00 MiB\n"
+        for n in (1, 2)
+    ]
     runs, facts = read("".join(logs))
     assert facts["unmatched"] == []
-    assert [(run.val_loss, *(run.facts[name] for name in ("torch", "gpu_name", "num_gpus", "seed", "peak_mib", "started_at"))) for run in runs] == [
-        (3.1, "2.11.0+cu128", "NVIDIA H100", 1, 1, 100, "2026-01-10T23:36:11Z"), (3.2, "2.12.0+cu128", "NVIDIA H200", 1, 2, 200, "2026-01-10T23:36:12Z"),
-    ]  # fmt: skip
+    assert [
+        (
+            run.val_loss,
+            *(run.facts[name] for name in ("torch", "gpu_name", "num_gpus", "seed", "peak_mib", "started_at")),
+        )
+        for run in runs
+    ] == [
+        (3.1, "2.11.0+cu128", "NVIDIA H100", 1, 1, 100, "2026-01-10T23:36:11Z"),
+        (3.2, "2.12.0+cu128", "NVIDIA H200", 1, 2, 200, "2026-01-10T23:36:12Z"),
+    ]
 
 
 def test_later_trials_of_one_process_have_its_machine_and_no_seed_start_or_peak_of_their_own():
-    runs, _ = read(f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory allocated: 100 MiB\n")
-    told = [(run.facts["torch"], run.facts["seed"], run.facts["started_at"], run.facts["started_zone"], run.facts["peak_mib"]) for run in runs]
+    runs, _ = read(
+        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory allocated: 100 MiB\n"
+    )
+    told = [
+        (
+            run.facts["torch"],
+            run.facts["seed"],
+            run.facts["started_at"],
+            run.facts["started_zone"],
+            run.facts["peak_mib"],
+        )
+        for run in runs
+    ]
     assert told == [("2.10.0+cu128", 7, "2026-05-06T02:35:44Z", "UTC", None), ("2.10.0+cu128", None, None, None, 100)]
 
 
 def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
-    smi = "".join(f"|   {n}  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |\n" for n in range(8))
+    smi = "".join(
+        f"|   {n}  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |\n"
+        for n in range(8)
+    )
     (run,), _ = read(f"{HEAD}{smi}{smi}{race()}")
     assert run.facts["num_gpus"] == 8
 
@@ -176,7 +251,9 @@ def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_i
     """It prints the validations again after each run; a run that broke off after the same first validation has another last line."""
     first, second = race(loss=3.1), race(loss=3.2)
     again = [text.splitlines(True)[0] + text.splitlines(True)[-1] for text in (first, second)]
-    runs, facts = read(f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: 7 MiB\n{again[1]}PASS 2\n")
+    runs, facts = read(
+        f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: 7 MiB\n{again[1]}PASS 2\n"
+    )
     assert [(run.val_loss, run.facts["peak_mib"], run.complete) for run in runs] == [(3.1, 5, True), (3.2, 7, True)]
     assert (facts["num_repeated"], facts["unmatched"]) == (4, [])
     runs, _ = read(first + first.splitlines(True)[0])
@@ -184,29 +261,60 @@ def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_i
 
 
 def test_a_run_that_broke_off_has_the_time_of_the_step_that_it_reached():
-    text = VAL.format(step=0, total=4, loss=10.8, ms=0) + "".join(TRAIN.format(step=step, total=4, ms=100 * step) for step in range(1, 5))
-    for num_steps, message in ((4, "the log ends at step 4, without a validation of it"), (3, "the log ends at step 3 of 4")):
+    text = VAL.format(step=0, total=4, loss=10.8, ms=0) + "".join(
+        TRAIN.format(step=step, total=4, ms=100 * step) for step in range(1, 5)
+    )
+    for num_steps, message in (
+        (4, "the log ends at step 4, without a validation of it"),
+        (3, "the log ends at step 3 of 4"),
+    ):
         (run,), _ = read("".join(text.splitlines(True)[: num_steps + 1]))
         record, _ = record_of(run)
-        assert (record["metrics"]["num_steps"], record["metrics"]["train_s"], record["metrics"]["step_avg_ms"]) == (num_steps, num_steps / 10, 100.0)
-        assert (record["status"], record["failure"]["message"], record["failure"]["step"]) == ("failed", message, num_steps)
+        assert (record["metrics"]["num_steps"], record["metrics"]["train_s"], record["metrics"]["step_avg_ms"]) == (
+            num_steps,
+            num_steps / 10,
+            100.0,
+        )
+        assert (record["status"], record["failure"]["message"], record["failure"]["step"]) == (
+            "failed",
+            message,
+            num_steps,
+        )
 
 
 def test_steps_that_the_clock_left_out_are_in_no_average():
-    text = "".join(f"step:{step}/40 train_time:{ms}ms step_avg:{'nan' if step <= 10 else '50.00'}ms\n" for step in range(1, 41) for ms in [9000 * step if step <= 10 else 50 * (step - 10)])
+    text = "".join(
+        f"step:{step}/40 train_time:{ms}ms step_avg:{'nan' if step <= 10 else '50.00'}ms\n"
+        for step in range(1, 41)
+        for ms in [9000 * step if step <= 10 else 50 * (step - 10)]
+    )
     (run,), _ = read(text + "step:40/40 val_loss:3.2 train_time:1500ms step_avg:50.00ms\n")
     record, rows = record_of(run)
     found = record["metrics"]
-    assert (found["train_s"], found["step_avg_ms"], found["num_flagged_steps"], found["step_ms_p95"]) == (1.5, 50.0, 0, 50.0)
-    assert {row["flags"] for row in rows if 0 < row["step"] <= 10} == {"untimed"} and rows[1]["train_time_ms"] == 18000.0
+    assert (found["train_s"], found["step_avg_ms"], found["num_flagged_steps"], found["step_ms_p95"]) == (
+        1.5,
+        50.0,
+        0,
+        50.0,
+    )
+    assert {row["flags"] for row in rows if 0 < row["step"] <= 10} == {"untimed"} and rows[1][
+        "train_time_ms"
+    ] == 18000.0
 
 
 def test_lines_of_a_step_without_its_loss_or_time_are_kept_as_they_are():
     others = ["step:2/4 qnorm:15.9 ema_a:0", "val_step:1/2 val_loss:3.2904 val_time:51547ms step_avg:51546.60ms"]
-    text = "\n".join([others[0], race().rstrip().replace(" val_loss:3.2793", " val_loss:3.2793 val_time: 105380ms"), others[1]])
+    text = "\n".join(
+        [others[0], race().rstrip().replace(" val_loss:3.2793", " val_loss:3.2793 val_time: 105380ms"), others[1]]
+    )
     (run,), facts = read(text + "\nstep:3/4 val_lo\n")
     told = record_of(run)[0]["imported"]
-    assert (run.val_loss, run.complete, told["other_lines"], told["line_tails"]) == (3.2793, True, others, {"4": {"val_time": "105380ms"}})
+    assert (run.val_loss, run.complete, told["other_lines"], told["line_tails"]) == (
+        3.2793,
+        True,
+        others,
+        {"4": {"val_time": "105380ms"}},
+    )
     assert facts["unmatched"] == [(9, "step:3/4 val_lo")]
 
 
@@ -217,10 +325,19 @@ def test_a_word_behind_a_line_is_kept_and_half_a_word_before_its_end_is_not():
     assert run.val_loss == 10.8258 and len(facts["unmatched"]) == 1
 
 
-@pytest.mark.parametrize("text, name, value", [
-    ("args: {'steps': 4, 'seed': 17, 'lam': 0.5}", "seed", 17), ("Running pytorch 2.7.1+cpu", "torch", "2.7.1+cpu"),
-    ("peak memory consumption training: 42 GiB", "peak_mib", 43008), ("Running PyTorch 2.7.1 compiled for CUDA 12.8 on NVIDIA H800         with world_size 8", "gpu_name", "NVIDIA H800"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, name, value",
+    [
+        ("args: {'steps': 4, 'seed': 17, 'lam': 0.5}", "seed", 17),
+        ("Running pytorch 2.7.1+cpu", "torch", "2.7.1+cpu"),
+        ("peak memory consumption training: 42 GiB", "peak_mib", 43008),
+        (
+            "Running PyTorch 2.7.1 compiled for CUDA 12.8 on NVIDIA H800         with world_size 8",
+            "gpu_name",
+            "NVIDIA H800",
+        ),
+    ],
+)
 def test_other_words_for_the_same_facts(text, name, value):
     (run,), _ = read(f"{text}\n{race()}{text}\n" if name == "peak_mib" else f"{text}\n{race()}")
     assert run.facts[name] == value
@@ -235,19 +352,26 @@ def test_a_free_tail_and_tail_averages_are_in_the_record_as_text():
     (run,), facts = read(text)
     told = record_of(run)[0]["imported"]
     assert facts["unmatched"] == [] and facts["num_tail_lines"] == 1 and run.val_loss == 3.4
-    assert told["line_tails"] == {"2": {"val_avg_loss": "3.4", "val_ema_loss": "3.3"}, "4": {"ref_gamma": "0.5", "handoff": "none"}}
+    assert told["line_tails"] == {
+        "2": {"val_avg_loss": "3.4", "val_ema_loss": "3.3"},
+        "4": {"ref_gamma": "0.5", "handoff": "none"},
+    }
     assert told["tail_averages"] == [{"step": "4", "tau": "200", "lambda": "0.50", "val_loss": "3.27001"}]
 
 
 def test_llm_c_that_diverged_says_so():
-    (run,), facts = read("s:0 tel:11.0092\ns:0 trl:11.0 lr:0.000001 norm:15.37\ns:1 trl:-nan lr:1.8e-06 norm:nan\ns:1 tel:nan\n")
+    (run,), facts = read(
+        "s:0 tel:11.0092\ns:0 trl:11.0 lr:0.000001 norm:15.37\ns:1 trl:-nan lr:1.8e-06 norm:nan\ns:1 tel:nan\n"
+    )
     record, rows = record_of(run)
     assert (record["failure"]["kind"], record["failure"]["step"], facts["unmatched"]) == ("non_finite_loss", 1, [])
     assert rows[1].get("lr") == 1.8e-06
     json.dumps([record, rows], allow_nan=False)
 
 
-@pytest.mark.parametrize("text", ["Run UTC timestamp=yesterday", "Sat Foo 99 99:99:99 9999", "Sat Jan 10 29:36:12 2026"])
+@pytest.mark.parametrize(
+    "text", ["Run UTC timestamp=yesterday", "Sat Foo 99 99:99:99 9999", "Sat Jan 10 29:36:12 2026"]
+)
 def test_a_date_that_is_none_is_unknown(text):
     (run,), _ = read(f"{HEAD}{text}\n{race()}")
     assert (run.facts["started_at"], run.facts["started_zone"]) == (None, None)
@@ -256,15 +380,29 @@ def test_a_date_that_is_none_is_unknown(text):
 # ---- any log
 
 FORMATS = (
-    "s:{step} trl:{loss:.4f} lr:{small:.6f} norm:{norm:.4f}", "s:{step} trl:{loss:.6f}", "s:{step} tel:{loss:.4f}",
-    "step:{step}/{total} train_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms", "step:{step}/{total} train_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:nanms",
-    "step:{step}/{total} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms", "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms",
-    "step:{step}/{total} train_time:{s:.3f}s step_avg:{avg:.2f}ms", "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
+    "s:{step} trl:{loss:.4f} lr:{small:.6f} norm:{norm:.4f}",
+    "s:{step} trl:{loss:.6f}",
+    "s:{step} tel:{loss:.4f}",
+    "step:{step}/{total} train_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms",
+    "step:{step}/{total} train_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:nanms",
+    "step:{step}/{total} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms",
+    "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms",
+    "step:{step}/{total} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
+    "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
     "step:{step}/{total} val_loss:{loss:.5f} val_avg_loss:{loss:.5f} val_ema_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
     "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms ema_beta:{small:.3f} handoff:none",
     "tailavg step:{step} tau:200 lambda:{small:.2f} val_loss:{loss:.5f}",
-)  # fmt: skip
-NAMES = {"train_loss": "train_loss", "trl": "train_loss", "val_loss": "val_loss", "tel": "val_loss", "lr": "lr", "norm": "grad_norm", "step_avg": "step_avg_ms", "train_time": "train_time_ms"}
+)
+NAMES = {
+    "train_loss": "train_loss",
+    "trl": "train_loss",
+    "val_loss": "val_loss",
+    "tel": "val_loss",
+    "lr": "lr",
+    "norm": "grad_norm",
+    "step_avg": "step_avg_ms",
+    "train_time": "train_time_ms",
+}
 
 
 def looks_like_a_metric_line(line):
@@ -288,17 +426,34 @@ def values_of(line):
 def mangled(line, draw):
     """The line cut, with a byte too many or another one, or with another line in its middle."""
     at = draw.randrange(len(line) + 1)
-    return draw.choice((
-        line, line, line, line[:at], line[at:], line[:at] + draw.choice(b"0 :./-xs").to_bytes() + line[at:], line[:at] + b"step:5/9 " + line[at:],
-        line[:at] + draw.choice(b" :9m\xff\x00").to_bytes() + line[at + 1 :],
-    ))  # fmt: skip
+    return draw.choice(
+        (
+            line,
+            line,
+            line,
+            line[:at],
+            line[at:],
+            line[:at] + draw.choice(b"0 :./-xs").to_bytes() + line[at:],
+            line[:at] + b"step:5/9 " + line[at:],
+            line[:at] + draw.choice(b" :9m\xff\x00").to_bytes() + line[at + 1 :],
+        )
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(seed):
     draw, text = random.Random(seed), []
     for number in range(1, 200):
-        word = draw.choice(FORMATS).format(step=number, total=200, loss=draw.uniform(2, 11), small=draw.random(), norm=draw.random(), ms=number * 100, s=number / 10, avg=draw.random())
+        word = draw.choice(FORMATS).format(
+            step=number,
+            total=200,
+            loss=draw.uniform(2, 11),
+            small=draw.random(),
+            norm=draw.random(),
+            ms=number * 100,
+            s=number / 10,
+            avg=draw.random(),
+        )
         text.append(mangled(word.encode(), draw).replace(b"\n", b""))
     found, texts, _ = lines.read(b"\n".join(text) + b"\n")
     kept = dict(zip(found.line_numbers.tolist(), range(len(found))))
@@ -306,7 +461,11 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
     assert not reported & set(kept) and len(found.unmatched) == len(reported)
     for number, line in enumerate(texts):
         if number in kept:
-            told = {name: float(found.columns[name][kept[number]]) for name in set(NAMES.values()) if not np.isnan(found.columns[name][kept[number]])}
+            told = {
+                name: float(found.columns[name][kept[number]])
+                for name in set(NAMES.values())
+                if not np.isnan(found.columns[name][kept[number]])
+            }
             assert told == values_of(line), line
         elif looks_like_a_metric_line(line) and not line.startswith(b"tailavg"):
             assert number in reported, line
@@ -317,10 +476,14 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
 @pytest.mark.parametrize("seed", range(20))
 def test_no_bytes_make_the_importer_fail(seed):
     draw = random.Random(seed)
-    whole = bytearray((HEAD + race(20) + "s:1 trl:2.0\ntailavg step:3 x:1\npeak memory allocated: 1 MiB\n" + RULE + "\n").encode())
+    whole = bytearray(
+        (HEAD + race(20) + "s:1 trl:2.0\ntailavg step:3 x:1\npeak memory allocated: 1 MiB\n" + RULE + "\n").encode()
+    )
     for _ in range(draw.randrange(1, 60)):
         at = draw.randrange(len(whole))
-        whole[at : at + draw.randrange(3)] = draw.choice((b"", b"9", b"=", b"\n", b"\r", b":", b"e9", b"-", b".", b" nan", b"\xff\xfe", bytes(whole[at : at + 60])))
+        whole[at : at + draw.randrange(3)] = draw.choice(
+            (b"", b"9", b"=", b"\n", b"\r", b":", b"e9", b"-", b".", b" nan", b"\xff\xfe", bytes(whole[at : at + 60]))
+        )
     runs, _ = read(bytes(whole))
     for run in runs:
         json.dumps(record_of(run), allow_nan=False)
@@ -331,9 +494,14 @@ def test_numbers_of_every_length_are_those_that_float_reads():
     draw, lines_of, told = random.Random(7), [], []
     for step in range(1, 3000):
         words = [f"{draw.randrange(10 ** draw.randint(1, 10))}{draw.choice(('', '.'))}" for _ in range(3)]
-        words = [word + "".join(draw.choice("0123456789") for _ in range(draw.randint(1, 9))) if word.endswith(".") else word for word in words]
+        words = [
+            word + "".join(draw.choice("0123456789") for _ in range(draw.randint(1, 9))) if word.endswith(".") else word
+            for word in words
+        ]
         lines_of.append(f"step:{step}/{3000} val_loss:{words[0]} train_time:{words[1]}ms step_avg:{words[2]}ms")
         told.append([float(word) for word in words])
     found, _, _ = lines.read("\n".join(lines_of).encode() + b"\n")
     assert found.unmatched == [] and found.columns["step"].tolist() == list(range(1, 3000))
-    assert np.column_stack([found.columns[name] for name in ("val_loss", "train_time_ms", "step_avg_ms")]).tolist() == told
+    assert (
+        np.column_stack([found.columns[name] for name in ("val_loss", "train_time_ms", "step_avg_ms")]).tolist() == told
+    )

@@ -56,11 +56,19 @@ def test_a_public_log_is_read_as_expected(row):
         return
     run, count = runs[-1], lambda name: int((~np.isnan(runs[-1].columns[name])).sum())
     found = {
-        "n_steps": run.num_steps, "declared_total": run.declared_steps, "final_val_step": run.val_step, "final_val_loss": run.val_loss,
-        "final_train_time_ms": run.train_time_ms, "step_avg_ms": run.step_avg_ms, "n_val_points": count("val_loss"), "n_train_loss_points": count("train_loss"),
-        "step_avg_recomputed_ms": run.train_time_ms and round(run.train_time_ms / run.val_step, 3), "peak_mib": run.facts["peak_mib"],
-        "n_gpus": run.facts["num_gpus"], "world_size_logged": run.facts["world_size"],
-    }  # fmt: skip
+        "n_steps": run.num_steps,
+        "declared_total": run.declared_steps,
+        "final_val_step": run.val_step,
+        "final_val_loss": run.val_loss,
+        "final_train_time_ms": run.train_time_ms,
+        "step_avg_ms": run.step_avg_ms,
+        "n_val_points": count("val_loss"),
+        "n_train_loss_points": count("train_loss"),
+        "step_avg_recomputed_ms": run.train_time_ms and round(run.train_time_ms / run.val_step, 3),
+        "peak_mib": run.facts["peak_mib"],
+        "n_gpus": run.facts["num_gpus"],
+        "world_size_logged": run.facts["world_size"],
+    }
     for name, value in found.items():
         assert value == (float(row[name]) if row[name] else None), name
     assert (run.step_avg_meaning or "") == row["step_avg_semantics"]
@@ -74,8 +82,14 @@ def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
     assert import_logs.main(["modded-nanogpt", str(SHARED / "modded-nanogpt"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "files": 47, "runs": 63, "complete": 59, "incomplete": 4, "not_a_run": 3, "unmatched_metric_lines": 0, "duplicates": 0,
-    }  # fmt: skip
+        "files": 47,
+        "runs": 63,
+        "complete": 59,
+        "incomplete": 4,
+        "not_a_run": 3,
+        "unmatched_metric_lines": 0,
+        "duplicates": 0,
+    }
     folders = list(record.find_runs([tmp_path]))
     assert len(folders) == 63
     assert all(verification.report(folder)["passed"] for folder in folders[::7])
@@ -87,36 +101,75 @@ def test_importing_the_public_logs_leaves_records_that_everything_else_reads(tmp
 
 
 def test_milliseconds_and_what_the_head_says():
-    run = one(log("step:0/2 val_loss:10.8297 train_time:0ms step_avg:0.02ms", "step:1/2 train_time:247ms step_avg:246.90ms",
-                  "step:2/2 train_time:498ms step_avg:248.98ms", "step:2/2 val_loss:3.2777 train_time:498ms step_avg:249.00ms",
-                  "peak memory allocated: 31262 MiB reserved: 46000 MiB"))  # fmt: skip
-    assert (run.num_steps, run.declared_steps, run.complete, run.val_loss, run.train_time_ms) == (2, 2, True, 3.2777, 498.0)
+    run = one(
+        log(
+            "step:0/2 val_loss:10.8297 train_time:0ms step_avg:0.02ms",
+            "step:1/2 train_time:247ms step_avg:246.90ms",
+            "step:2/2 train_time:498ms step_avg:248.98ms",
+            "step:2/2 val_loss:3.2777 train_time:498ms step_avg:249.00ms",
+            "peak memory allocated: 31262 MiB reserved: 46000 MiB",
+        )
+    )
+    assert (run.num_steps, run.declared_steps, run.complete, run.val_loss, run.train_time_ms) == (
+        2,
+        2,
+        True,
+        3.2777,
+        498.0,
+    )
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
     assert run.facts == {
-        "torch": "2.10.0+cu128", "cuda": "12.8", "python": None, "gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus": 2, "world_size": None,
-        "power_limit_w": 700.0, "driver": "570.195.03", "peak_mib": 31262, "seed": None, "started_at": "2026-01-10T23:36:12Z",
+        "torch": "2.10.0+cu128",
+        "cuda": "12.8",
+        "python": None,
+        "gpu_name": "NVIDIA H100 80GB HBM3",
+        "num_gpus": 2,
+        "world_size": None,
+        "power_limit_w": 700.0,
+        "driver": "570.195.03",
+        "peak_mib": 31262,
+        "seed": None,
+        "started_at": "2026-01-10T23:36:12Z",
         "started_zone": "unknown: the machine's own",
-    }  # fmt: skip
+    }
 
 
 def test_seconds_are_seconds_and_a_free_tail_is_kept():
-    run = one(log("step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 extrap_rel:0.000e+00 handoff:none",
-                  "step:250/250 val_loss:4.09 train_time:533.2s step_avg:2132.80ms handoff:keep"))  # fmt: skip
+    run = one(
+        log(
+            "step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 extrap_rel:0.000e+00 handoff:none",
+            "step:250/250 val_loss:4.09 train_time:533.2s step_avg:2132.80ms handoff:keep",
+        )
+    )
     assert (run.train_time_ms, run.complete) == (533200.0, True)
-    assert run.extras == {"125": {"extrap_count": "0", "extrap_rel": "0.000e+00", "handoff": "none"}, "250": {"handoff": "keep"}}
+    assert run.extras == {
+        "125": {"extrap_count": "0", "extrap_rel": "0.000e+00", "handoff": "none"},
+        "250": {"handoff": "keep"},
+    }
 
 
 def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
-    run = one(log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.000s step_avg:1800.00ms"))
+    run = one(
+        log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.000s step_avg:1800.00ms")
+    )
     assert run.val_loss == 3.28243 and run.headline == {"val_ema_loss": "3.27834"}
 
 
-@pytest.mark.parametrize("which, averages", [(0, (100.0, 100.0, 120.0)), (1, (125.0, 1000 / 9, 130.909)), (2, (100.0, 100.0, 140.0))])
+@pytest.mark.parametrize(
+    "which, averages", [(0, (100.0, 100.0, 120.0)), (1, (125.0, 1000 / 9, 130.909)), (2, (100.0, 100.0, 140.0))]
+)
 def test_the_three_meanings_of_step_avg_are_told_apart(which, averages):
     """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); the window since the last."""
     times = {0: (5000, 10000, 24000), 1: (5000, 10000, 24000), 2: (5000, 10000, 24000)}[which]
     averages = {1: (125.0, 10000 / 90, 24000 / 190)}.get(which, averages)
-    run = one(log(*(f"step:{step}/200 val_loss:4.0000 train_time:{time}ms step_avg:{average:.2f}ms" for step, time, average in zip((50, 100, 200), times, averages))))
+    run = one(
+        log(
+            *(
+                f"step:{step}/200 val_loss:4.0000 train_time:{time}ms step_avg:{average:.2f}ms"
+                for step, time, average in zip((50, 100, 200), times, averages)
+            )
+        )
+    )
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[which]
 
 
@@ -125,13 +178,28 @@ def test_a_step_avg_that_no_meaning_fits_has_none():
 
 
 def test_several_runs_of_one_file_are_told_apart():
-    lines = [line for loss in (4.0, 3.9) for line in ("step:0/2 val_loss:10.8 train_time:0.001s step_avg:nanms", f"step:2/2 val_loss:{loss:.5f} train_time:2.0s step_avg:1000.00ms")]
+    lines = [
+        line
+        for loss in (4.0, 3.9)
+        for line in (
+            "step:0/2 val_loss:10.8 train_time:0.001s step_avg:nanms",
+            f"step:2/2 val_loss:{loss:.5f} train_time:2.0s step_avg:1000.00ms",
+        )
+    ]
     runs, _ = modded_nanogpt.read(log(*lines), "x.txt")
     assert [(run.number, run.val_loss) for run in runs] == [(0, 4.0), (1, 3.9)]
 
 
 def test_llm_c_has_no_time_and_none_is_made_up():
-    run = one(log("s:0 tel:11.0092", "s:0 trl:11.0091 lr:0.000001 norm:15.37", "s:1 trl:10.9598 lr:0.000002 norm:15.24", "s:1 tel:10.9", head=""))
+    run = one(
+        log(
+            "s:0 tel:11.0092",
+            "s:0 trl:11.0091 lr:0.000001 norm:15.37",
+            "s:1 trl:10.9598 lr:0.000002 norm:15.24",
+            "s:1 tel:10.9",
+            head="",
+        )
+    )
     assert (run.train_time_ms, run.val_loss, run.complete, run.declared_steps) == (None, 10.9, True, None)
 
 
@@ -141,7 +209,14 @@ def test_a_log_that_is_cut_is_incomplete():
 
 
 def test_a_metric_line_that_cannot_be_read_is_reported():
-    runs, facts = modded_nanogpt.read(log("step:1/9 val_loss:abc train_time:1ms step_avg:1ms", "step:2/9 what is this", "step:3/9 val_loss:4.0 train_time:3ms step_avg:1.00ms"), "x")
+    runs, facts = modded_nanogpt.read(
+        log(
+            "step:1/9 val_loss:abc train_time:1ms step_avg:1ms",
+            "step:2/9 what is this",
+            "step:3/9 val_loss:4.0 train_time:3ms step_avg:1.00ms",
+        ),
+        "x",
+    )
     assert len(facts["unmatched"]) == 2 and runs[0].num_steps == 3
 
 
@@ -172,21 +247,37 @@ def plain_log(last="3.2790"):
 )
 def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(dressed):
     ((run,), facts) = modded_nanogpt.read(dressed(plain_log()), "x.txt")
-    assert (run.val_loss, run.train_time_ms, run.complete, run.facts["torch"], facts["unmatched"]) == (3.279, 270.0, True, "2.6.0", [])
+    assert (run.val_loss, run.train_time_ms, run.complete, run.facts["torch"], facts["unmatched"]) == (
+        3.279,
+        270.0,
+        True,
+        "2.6.0",
+        [],
+    )
 
 
 @pytest.mark.parametrize("word", ["nan", "inf"])
 def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
     ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode(), "x.txt")
     record, rows = records.of_run(run, "x.txt", "0" * 64, "modded-nanogpt", 1, FACTS)
-    assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == ("non_finite_loss", 3, "failed", [])
+    assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == (
+        "non_finite_loss",
+        3,
+        "failed",
+        [],
+    )
     json.dumps([record, rows], allow_nan=False)
     ((run,), _) = consoles.read(f"iter 0: loss {word}, time 200.00ms, mfu 1.00%\n".encode(), "nanogpt")
     assert run.diverged_step == 1 and not run.complete
 
 
 def test_a_tail_average_is_understood_and_no_step():
-    runs, facts = modded_nanogpt.read(log("tailavg step:10 tau:5 lambda:0.5 val_loss:3.3", "step:10/10 val_loss:3.4 train_time:1.0s step_avg:100.00ms"), "x")
+    runs, facts = modded_nanogpt.read(
+        log(
+            "tailavg step:10 tau:5 lambda:0.5 val_loss:3.3", "step:10/10 val_loss:3.4 train_time:1.0s step_avg:100.00ms"
+        ),
+        "x",
+    )
     assert (facts["num_tail_lines"], facts["unmatched"], runs[0].val_loss) == (1, [], 3.4)
 
 
@@ -220,12 +311,25 @@ FORGE = "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[
 
 def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_inside_are_flagged():
     ((run,), facts) = consoles.read(NANOGPT.encode(), "nanogpt")
-    assert (run.val_loss, run.val_step, run.num_steps, run.complete, run.batch_tokens, facts["unmatched"]) == (4.05, 4, 5, True, 491_520, [])
+    assert (run.val_loss, run.val_step, run.num_steps, run.complete, run.batch_tokens, facts["unmatched"]) == (
+        4.05,
+        4,
+        5,
+        True,
+        491_520,
+        [],
+    )
     record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, FACTS)
-    assert [(row["step"], row.get("train_loss"), row.get("val_loss"), row.get("step_ms"), row["flags"]) for row in rows] == [
-        (0, None, 10.9865, None, ""), (1, 10.9883, None, 14528.66, "validation"), (2, 10.1, 4.1, 200.0, ""),
-        (3, 4.05, None, 5100.0, "validation"), (4, 4.0, 4.05, 210.0, ""), (5, 3.95, None, 5000.0, "validation"),
-    ]  # fmt: skip
+    assert [
+        (row["step"], row.get("train_loss"), row.get("val_loss"), row.get("step_ms"), row["flags"]) for row in rows
+    ] == [
+        (0, None, 10.9865, None, ""),
+        (1, 10.9883, None, 14528.66, "validation"),
+        (2, 10.1, 4.1, 200.0, ""),
+        (3, 4.05, None, 5100.0, "validation"),
+        (4, 4.0, 4.05, 210.0, ""),
+        (5, 3.95, None, 5000.0, "validation"),
+    ]
     assert record["metrics"]["step_avg_ms"] == pytest.approx(205.0)  # of the two iterations that hold nothing else
 
 
@@ -237,14 +341,26 @@ def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total(
 
 
 def nanochat(every=1):
-    steps = (NANOCHAT_STEP.format(num=num, ms=9000.0 if num < 11 else 500.0 + num, total="0.03" if num == 13 else "0.02") for num in range(0, 14, every))
+    steps = (
+        NANOCHAT_STEP.format(num=num, ms=9000.0 if num < 11 else 500.0 + num, total="0.03" if num == 13 else "0.02")
+        for num in range(0, 14, every)
+    )
     return NANOCHAT.format(steps="\n".join(steps)).encode()
 
 
 def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
     ((run,), facts) = consoles.read(nanochat(), "nanochat")
-    assert (run.val_loss, run.headline, run.val_step, run.declared_steps, run.complete) == (None, {"val_bpb": "1.32971"}, 14, 14, True)
-    assert run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02} and run.batch_tokens == 524_288
+    assert (run.val_loss, run.headline, run.val_step, run.declared_steps, run.complete) == (
+        None,
+        {"val_bpb": "1.32971"},
+        14,
+        14,
+        True,
+    )
+    assert (
+        run.facts == {"gpu_name": "NVIDIA H100 80GB HBM3", "world_size": 8, "peak_mib": 75422.02}
+        and run.batch_tokens == 524_288
+    )
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
     found = importers.records.of_run(run, "x.log", "0" * 64, "nanochat", 1, facts)[0]["metrics"]
     assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
@@ -260,7 +376,11 @@ def test_nanochat_that_prints_every_other_step_has_the_time_that_it_prints():
 
 
 def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off():
-    text = FORGE.format(num=1, loss=7.1, mem=40.5) + FORGE.format(num=2, loss=6.9, mem="71.2") + "[step 2] moe/aux_loss=0.01\n"
+    text = (
+        FORGE.format(num=1, loss=7.1, mem=40.5)
+        + FORGE.format(num=2, loss=6.9, mem="71.2")
+        + "[step 2] moe/aux_loss=0.01\n"
+    )
     text += "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining complete: 2 steps, 65,536 tokens\n"
     ((run,), facts) = consoles.read(text.encode(), "kempnerforge")
     assert run.train_time_ms == pytest.approx(1280.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
@@ -271,21 +391,52 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
 
 def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
     """chat_sft.py of 2026: steps 11 and 12 are timed, 20 + 30 ms; it is done when it says so."""
-    text = "".join(f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: {10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: 0.00m\n" for num in range(1, 13))
+    text = "".join(
+        f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: {10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: 0.00m\n"
+        for num in range(1, 13)
+    )
     text += "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal training time: 0.00m\nMinimum validation bpb: 0.5123\n"
     ((run,), facts) = consoles.read(text.encode(), "nanochat")
-    assert (run.num_steps, run.declared_steps, run.train_time_ms, run.headline, run.complete, facts["unmatched"]) == (12, None, 50.0, {"val_bpb": "0.5123"}, True, [])
+    assert (run.num_steps, run.declared_steps, run.train_time_ms, run.headline, run.complete, facts["unmatched"]) == (
+        12,
+        None,
+        50.0,
+        {"val_bpb": "0.5123"},
+        True,
+        [],
+    )
 
 
 def test_nanochats_fine_tuning_of_2025_has_losses_and_no_times():
-    text = "".join(f"Step {num:05d}/00003 | Training loss: 1.{num}00000| lrm: 1.000000| num_tokens: 1,234\n" for num in range(2))
-    text = "Step 00000 | Validation loss: 2.000000\n" + text + "Step 00002 | Validation loss: 1.500000\nStep 00002 | mmlu_acc: 0.280000, arc_easy_acc: 0.310000\n"
+    text = "".join(
+        f"Step {num:05d}/00003 | Training loss: 1.{num}00000| lrm: 1.000000| num_tokens: 1,234\n" for num in range(2)
+    )
+    text = (
+        "Step 00000 | Validation loss: 2.000000\n"
+        + text
+        + "Step 00002 | Validation loss: 1.500000\nStep 00002 | mmlu_acc: 0.280000, arc_easy_acc: 0.310000\n"
+    )
     ((run,), facts) = consoles.read(text.encode(), "nanochat")
-    assert (run.val_loss, run.num_steps, run.declared_steps, run.train_time_ms, run.complete, facts["unmatched"]) == (1.5, 2, 2, None, True, [])
+    assert (run.val_loss, run.num_steps, run.declared_steps, run.train_time_ms, run.complete, facts["unmatched"]) == (
+        1.5,
+        2,
+        2,
+        None,
+        True,
+        [],
+    )
     assert run.columns["train_loss"][1:].tolist() == [1.0, 1.1]
 
 
-@pytest.mark.parametrize("line", ["step 00003/00014 (1.0", "step 00003 (1.00%) | loss: 1.0", "Step 00003 | Validation bp", "Step 00003/00014 | Training lo"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 00003/00014 (1.0",
+        "step 00003 (1.00%) | loss: 1.0",
+        "Step 00003 | Validation bp",
+        "Step 00003/00014 | Training lo",
+    ],
+)
 def test_a_torn_nanochat_line_is_reported(line):
     _, facts = consoles.read(nanochat() + line.encode(), "nanochat")
     assert [text for _, text in facts["unmatched"]] == [line]
@@ -297,19 +448,35 @@ FORGE_HEAD = """[rank 0] INFO     Detected GPU: NVIDIA H200 → 989.0 bf16 TFLOP
 
 
 def test_kempnerforge_without_evaluations_is_complete_when_it_says_so():
-    text = FORGE_HEAD + "".join(FORGE.format(num=num, loss=7.1, mem=40.5) for num in (1, 2, 3)) + "[rank 0] INFO     [step 3] GPU mem: 1.0GB allocated\n"
-    ((run,), facts) = consoles.read((text + "[rank 0] INFO     Training complete: 3 steps, 393,216 tokens\n").encode(), "kempnerforge")
-    assert (run.complete, run.val_loss, run.declared_steps, run.batch_tokens, facts["unmatched"]) == (True, None, 3, 131_072, [])
+    text = (
+        FORGE_HEAD
+        + "".join(FORGE.format(num=num, loss=7.1, mem=40.5) for num in (1, 2, 3))
+        + "[rank 0] INFO     [step 3] GPU mem: 1.0GB allocated\n"
+    )
+    ((run,), facts) = consoles.read(
+        (text + "[rank 0] INFO     Training complete: 3 steps, 393,216 tokens\n").encode(), "kempnerforge"
+    )
+    assert (run.complete, run.val_loss, run.declared_steps, run.batch_tokens, facts["unmatched"]) == (
+        True,
+        None,
+        3,
+        131_072,
+        [],
+    )
     assert (run.facts["gpu_name"], run.facts["world_size"]) == ("NVIDIA H200", 8)
     ((run,), _) = consoles.read(text.encode(), "kempnerforge")
     assert not run.complete
-    ((run,), _) = consoles.read((text + "Training complete: 2 steps, 5 tokens\n").replace("[step 3]", "[step 2]").encode(), "kempnerforge")
+    ((run,), _) = consoles.read(
+        (text + "Training complete: 2 steps, 5 tokens\n").replace("[step 3]", "[step 2]").encode(), "kempnerforge"
+    )
     assert run.complete  # it was stopped, and says that this was its end
 
 
 @pytest.mark.parametrize("max_iters, complete", [(4, True), (9, False)])
 def test_nanogpt_that_prints_its_settings_says_where_it_was_to_end(max_iters, complete):
-    ((run,), _) = consoles.read(f"max_iters = 600000 # config\nOverriding: max_iters = {max_iters}\n{NANOGPT}".encode(), "nanogpt")
+    ((run,), _) = consoles.read(
+        f"max_iters = 600000 # config\nOverriding: max_iters = {max_iters}\n{NANOGPT}".encode(), "nanogpt"
+    )
     assert (run.declared_steps, run.complete) == (max_iters + 1, complete)
 
 
@@ -326,20 +493,37 @@ def test_a_run_that_was_resumed_is_one_and_one_that_began_anew_is_another():
 def test_a_record_says_what_is_unknown(tmp_path):
     folder = tmp_path / "track_1_short" / "2026-01-10_Idea" / "baseline"
     folder.mkdir(parents=True)
-    (folder / "a.txt").write_bytes(log("step:0/3 val_loss:10.8 train_time:0ms step_avg:nanms", "step:1/3 train_time:100ms step_avg:nanms", "step:2/3 train_time:250ms step_avg:nanms",
-                                       "step:3/3 train_time:300ms step_avg:100.00ms", "step:3/3 val_loss:3.2700 train_time:300ms step_avg:100.00ms"))  # fmt: skip
+    (folder / "a.txt").write_bytes(
+        log(
+            "step:0/3 val_loss:10.8 train_time:0ms step_avg:nanms",
+            "step:1/3 train_time:100ms step_avg:nanms",
+            "step:2/3 train_time:250ms step_avg:nanms",
+            "step:3/3 train_time:300ms step_avg:100.00ms",
+            "step:3/3 val_loss:3.2700 train_time:300ms step_avg:100.00ms",
+        )
+    )
     (run,) = importers.load([tmp_path])
     assert (run["provenance"], run["track"], run["name"]) == ("imported", "track_1_short", "2026-01-10_Idea-baseline")
     assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
-    assert run["metrics"]["train_s"] == 0.3 and run["metrics"]["step_avg_ms"] == pytest.approx(100.0) and run["metrics"]["target_reached"] is True
-    assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt" and str(tmp_path) not in json.dumps(run)
+    assert (
+        run["metrics"]["train_s"] == 0.3
+        and run["metrics"]["step_avg_ms"] == pytest.approx(100.0)
+        and run["metrics"]["target_reached"] is True
+    )
+    assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt" and str(
+        tmp_path
+    ) not in json.dumps(run)
     ((_, rows),), _ = importers.read(folder / "a.txt")
     assert [row.get("step_ms") for row in rows] == [None, 100.0, 150.0, 50.0]
 
 
 def test_a_clock_that_was_set_back_gives_no_step_time():
-    data = log("step:10/12 train_loss:7.0 train_time:54881ms step_avg:nanms", "step:11/12 train_loss:6.9 train_time:176ms step_avg:nanms", "step:12/12 train_loss:6.8 train_time:353ms step_avg:nanms",
-               "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms")  # fmt: skip
+    data = log(
+        "step:10/12 train_loss:7.0 train_time:54881ms step_avg:nanms",
+        "step:11/12 train_loss:6.9 train_time:176ms step_avg:nanms",
+        "step:12/12 train_loss:6.8 train_time:353ms step_avg:nanms",
+        "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms",
+    )
     (run,), _ = modded_nanogpt.read(data, "x")
     _, rows = records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]

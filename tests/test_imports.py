@@ -155,7 +155,17 @@ def test_only_compose_knows_hydra():
         assert not knows or path.name == "compose.py", path
 
 
-@pytest.mark.parametrize("verb", [["--help"], ["table", "--help"], ["run", "--help"], ["run", "--cfg", "job"], ["compare", "--help"], ["calibrate", "--help"]])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["--help"],
+        ["table", "--help"],
+        ["run", "--help"],
+        ["run", "--cfg", "job"],
+        ["compare", "--help"],
+        ["calibrate", "--help"],
+    ],
+)
 def test_answers_without_importing_torch(verb):
     """-X importtime lists every import; torch is not among them."""
     done = subprocess.run(

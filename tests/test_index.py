@@ -63,7 +63,11 @@ def test_rows_from_the_index_are_the_rows_of_the_records(results, monkeypatch):
     assert (
         warm
         == cold
-        == {folder.name: rows.row_of(run_folder.read(folder)) for folder in (results / "cpu_nano").iterdir() if folder.is_dir()}
+        == {
+            folder.name: rows.row_of(run_folder.read(folder))
+            for folder in (results / "cpu_nano").iterdir()
+            if folder.is_dir()
+        }
     )
     types = [{name: type(value) for name, value in row.items()} for row in (*warm.values(), *cold.values())]
     assert types[: len(warm)] == types[len(warm) :]  # 1 is not 1.0 is not True
@@ -119,7 +123,11 @@ def test_new_and_removed_runs_are_seen(results):
 
 
 def test_a_running_run_is_read_every_time(results, monkeypatch):
-    launcher = {"pid": os.getpid(), "start_ticks": processes.start_ticks(os.getpid()), "boot_id_hash": processes.boot_id_hash()}
+    launcher = {
+        "pid": os.getpid(),
+        "start_ticks": processes.start_ticks(os.getpid()),
+        "boot_id_hash": processes.boot_id_hash(),
+    }
     folder = write(results, a_run("B", 5.0, 100, status="running", launcher=launcher))
     assert read_by_name(results)[folder.name]["status"] == "running"
     read_again = reads(monkeypatch)
@@ -211,7 +219,9 @@ def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path):
         index.read_rows([tmp_path / "nothing"])
 
 
-def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_index_in_a_fraction_of_a_second(tmp_path, repo):
+def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_index_in_a_fraction_of_a_second(
+    tmp_path, repo
+):
     """Whole commands.  Bounds are wide, because a test machine is busy; bench-self measures 10,000 against the true ones."""
     text = (COMPLETE / "run.json").read_text()
     for number in range(NUM_MANY):

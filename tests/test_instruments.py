@@ -51,7 +51,9 @@ def test_a_failing_instrument_becomes_a_warning_and_the_others_go_on(context):
     watch.on_step_start(0)
     watch.on_step_start(1)
     assert seeing.seen == [0, 1]
-    assert watch.warnings == [{"instrument": "failing", "edge": "on_step_start", "error": "OSError: the sensor is gone"}]
+    assert watch.warnings == [
+        {"instrument": "failing", "edge": "on_step_start", "error": "OSError: the sensor is gone"}
+    ]
     assert watch.ask("summary") == {"seeing": {}}
 
 
@@ -66,7 +68,15 @@ def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
     watch = Watch([regions])
     for step in range(2):
         watch.on_step_start(step)
-        for phase, ms in (("data", 1), ("forward", 2), ("backward", 4), ("data", 1), ("forward", 3), ("backward", 5), ("optimizer", 7)):
+        for phase, ms in (
+            ("data", 1),
+            ("forward", 2),
+            ("backward", 4),
+            ("data", 1),
+            ("forward", 3),
+            ("backward", 5),
+            ("optimizer", 7),
+        ):
             watch.on_phase(phase)
             hand.ns += ms * 1_000_000 * (step + 1)
         watch.on_step_end(step)
@@ -127,15 +137,25 @@ class Odd(Seeing):
 def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context):
     watch = Watch([Odd(context)])
     assert watch.ask("columns") == {} and watch.ask("summary") == {}
-    assert "columns() gave step_ms, which is written already, by the race or another instrument" in watch.warnings[0]["error"]
+    assert (
+        "columns() gave step_ms, which is written already, by the race or another instrument"
+        in watch.warnings[0]["error"]
+    )
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 
-@pytest.mark.parametrize("what, answer, words", [
-    ("columns", {"odd_ms": [1.0]}, "columns()['odd_ms'] gave a list, not a dict"), ("columns", {"odd_ms": {1: "late"}}, "columns()['odd_ms'][1] gave a str"),
-    ("columns", {"odd_ms": {1: float("nan")}}, "not JSON compliant"), ("columns", {"odd_ms": {"1": 2.0}}, "a row of columns()['odd_ms'] gave a str, not a int"),
-    ("flags", {1: 5}, "flags()[1] gave a int, not a str"), ("flags", [1], "flags() gave a list, not a dict"), ("doubts", [5], "an entry of doubts() gave a int"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, answer, words",
+    [
+        ("columns", {"odd_ms": [1.0]}, "columns()['odd_ms'] gave a list, not a dict"),
+        ("columns", {"odd_ms": {1: "late"}}, "columns()['odd_ms'][1] gave a str"),
+        ("columns", {"odd_ms": {1: float("nan")}}, "not JSON compliant"),
+        ("columns", {"odd_ms": {"1": 2.0}}, "a row of columns()['odd_ms'] gave a str, not a int"),
+        ("flags", {1: 5}, "flags()[1] gave a int, not a str"),
+        ("flags", [1], "flags() gave a list, not a dict"),
+        ("doubts", [5], "an entry of doubts() gave a int"),
+    ],
+)
 def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, words):
     odd = Odd(context)
     setattr(odd, what, lambda: answer)
@@ -163,7 +183,9 @@ def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, ha
     watch.ask("flags")
     found = watch.ask("summary")
     assert found["regions"]["forward_ms"] == 15.0
-    assert found["host"]["cpu_ms"] == pytest.approx(sum(ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2))
+    assert found["host"]["cpu_ms"] == pytest.approx(
+        sum(ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2)
+    )
 
 
 def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(context):

@@ -54,7 +54,12 @@ def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):
     folders = three(results)
     assert judge.main(["--json", *map(str, folders[:2])]) == 1
     verdict = json.loads(capsys.readouterr().out)
-    assert (verdict["accepted"], verdict["track"], verdict["n"], len(verdict["rules"])) == (False, "cpu_nano", 2, len(rules.RULES))
+    assert (verdict["accepted"], verdict["track"], verdict["n"], len(verdict["rules"])) == (
+        False,
+        "cpu_nano",
+        2,
+        len(rules.RULES),
+    )
 
 
 def test_a_changed_byte_is_refused(results):
@@ -69,7 +74,9 @@ def test_a_changed_byte_is_refused(results):
 def test_a_record_edited_so_well_that_it_is_true_to_itself_is_not_the_one_of_the_ledger(results):
     folders = three(results)
     edit(folders[0], lambda run: run["measured"].update(launcher_peak_mem_gib=0.01))
-    assert failed(*folders) == {"every record is the one of the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"}
+    assert failed(*folders) == {
+        "every record is the one of the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"
+    }
 
 
 def test_a_profiled_run_is_refused(results):
@@ -80,7 +87,11 @@ def test_a_profiled_run_is_refused(results):
 
 def test_a_step_that_an_instrument_disturbed_is_refused(results, monkeypatch):
     rows_of = claimed._rows
-    monkeypatch.setattr(claimed, "_rows", lambda *args: [row | ({"flags": "traced"} if row["step"] == 5 else {}) for row in rows_of(*args)])
+    monkeypatch.setattr(
+        claimed,
+        "_rows",
+        lambda *args: [row | ({"flags": "traced"} if row["step"] == 5 else {}) for row in rows_of(*args)],
+    )
     folders = three(results)
     assert "an instrument disturbed 1 steps" in failed(*folders)["no forbidden instrument ran"]
 
@@ -137,7 +148,9 @@ def test_a_repeat_of_one_seed_that_is_hidden_is_found_through_the_ledger(results
 
 def a_gpu(name):
     def change(run):
-        run["environment"]["gpus"] = [{"name": name, "memory_gib": 80.0, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980, "uuid_hash": "0" * 16}]
+        run["environment"]["gpus"] = [
+            {"name": name, "memory_gib": 80.0, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980, "uuid_hash": "0" * 16}
+        ]
         run["hardware"] |= {"device": "cuda"}
 
     return change
@@ -150,8 +163,13 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     law = claims.law("cpu_nano")
     wanted = schema.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
     monkeypatch.setattr(claims, "law", lambda track: schema.TrackConfig(**vars(law) | {"rules": wanted}))
-    assert "it ran on NVIDIA H200, the track's GPU is NVIDIA H100 80GB HBM3" in failed(*folders)["the hardware is that of the track"]
-    folders = [results.add(seed, change=a_gpu(name)) for seed, name in ((4, "NVIDIA H100 80GB HBM3"), (5, "NVIDIA H200"))]
+    assert (
+        "it ran on NVIDIA H200, the track's GPU is NVIDIA H100 80GB HBM3"
+        in failed(*folders)["the hardware is that of the track"]
+    )
+    folders = [
+        results.add(seed, change=a_gpu(name)) for seed, name in ((4, "NVIDIA H100 80GB HBM3"), (5, "NVIDIA H200"))
+    ]
     assert "the runs are of one setting" in failed(*folders)
     wanted.num_gpus = 8
     assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])["the hardware is that of the track"]
@@ -186,8 +204,12 @@ def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
         run["validity"], run["validity_reasons"] = "suspect", ["other programs used 0.90 CPU cores"]
         run["measured"]["foreign_cpu_cores"] = 0.9
 
-    folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=suspect if seed == 1 else None) for seed in range(3)]
-    assert failed(*folders) == {"there are enough runs": "2 valid of 3 runs, the track asks 3; suspect: other programs used 0.90 CPU cores"}
+    folders = [
+        results.add(seed, val_loss=2.74 + 0.01 * seed, change=suspect if seed == 1 else None) for seed in range(3)
+    ]
+    assert failed(*folders) == {
+        "there are enough runs": "2 valid of 3 runs, the track asks 3; suspect: other programs used 0.90 CPU cores"
+    }
 
 
 def test_a_failed_run_is_a_lost_one(results):
@@ -222,7 +244,9 @@ def raced(results, monkeypatch):
     def go(*words, pct=-5, **more):
         chance = random.Random(3)
         before = set((results.folder / "races").glob("*"))
-        arms = claimed.Racers(results, lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002)), **more)
+        arms = claimed.Racers(
+            results, lambda arm, seed: 10 * (1 + pct / 100 * (arm == "B")) * (1 + chance.gauss(0, 0.002)), **more
+        )
         arms.install(monkeypatch)
         code = race.main(["A=", "B=optim.beta2=0.99", "n=3", *words])
         while code == 1 and more.get("hurt"):
@@ -312,7 +336,9 @@ def test_an_interrupted_run_is_forgiven_and_three_are_not(raced):
 
 
 def test_more_interrupts_than_the_track_allows_are_refused(raced):
-    assert failed(raced(hurt={3: "interrupt", 5: "kill", 8: "interrupt"})) == {"interrupts were few": "3 interrupted, 2 allowed"}
+    assert failed(raced(hurt={3: "interrupt", 5: "kill", 8: "interrupt"})) == {
+        "interrupts were few": "3 interrupted, 2 allowed"
+    }
 
 
 # ---- claim folders
@@ -338,7 +364,9 @@ def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path,
     path.write_text(path.read_text().replace("(to be written)", "shorter sleeps"))
     assert failed(folder) == {}
     path.write_text(path.read_text().replace("2.7400", "2.7300", 1))
-    assert failed(folder) == {"the table says what the runs say": "README.md's table is stale: it is not what the runs say"}
+    assert failed(folder) == {
+        "the table says what the runs say": "README.md's table is stale: it is not what the runs say"
+    }
     path.write_text("# no table")
     assert failed(folder) == {"the table says what the runs say": "README.md has no generated table"}
 

@@ -52,8 +52,12 @@ def test_a_record_comes_down_only_by_faster_runs_that_reach_the_target(results):
     records, found = progression(results)
     assert [entry.train_s for entry, _, _ in records] == pytest.approx([10.01, 8.01])
     assert [entry.status for entry in sorted(found, key=lambda entry: entry.since)] == [
-        "was a record", "slower than the record", "too few runs, 2 of 3", "target not reached", "record",
-    ]  # fmt: skip
+        "was a record",
+        "slower than the record",
+        "too few runs, 2 of 3",
+        "target not reached",
+        "record",
+    ]
     assert records[1][2]["change_pct"] == pytest.approx(100 * (8.01 / 10.01 - 1))
     assert records[1][2]["measured"] == "not in one sitting"
 
@@ -80,7 +84,10 @@ def test_other_devices_have_their_own_record_and_open_runs_and_warm_ups_have_non
     three(results, 1, overrides=["goal.val_tokens=16384"])
     results.add(7, train_s=1.0, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
     records, found = progression(results)
-    assert [(entry.first["device"], before) for entry, before, _ in records] == [("Example CPU", None), ("Slow CPU", None)]
+    assert [(entry.first["device"], before) for entry, before, _ in records] == [
+        ("Example CPU", None),
+        ("Slow CPU", None),
+    ]
     assert [len(entry.rows) for entry in found] == [3, 3]
 
 

@@ -108,7 +108,9 @@ def test_launchers_at_once_lose_no_line(tmp_path, repo):
     lines = ledger.read(tmp_path)
     assert ledger.faults(tmp_path) == []
     assert len(ledger.runs(lines)) == 120
-    assert [line["prev"] for line in lines[1:]] == [line["sha256"] for line in lines[:-1]]  # one after the other, no fork
+    assert [line["prev"] for line in lines[1:]] == [
+        line["sha256"] for line in lines[:-1]
+    ]  # one after the other, no fork
 
 
 def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_path):

@@ -49,12 +49,7 @@ def test_markov_has_the_bytes_that_the_repository_promises():
 
 
 @pytest.mark.parametrize(
-    "lags, digest",
-    [
-        ([1], "7a84dcd9290521ca"),
-        ([1, 3], "023c6d9ca3d79f78"),
-        ([7, 2, 4], "ae95edc85cb6eb62"),
-    ],
+    "lags, digest", [([1], "7a84dcd9290521ca"), ([1, 3], "023c6d9ca3d79f78"), ([7, 2, 4], "ae95edc85cb6eb62")]
 )
 def test_small_settings_give_the_same_bytes_everywhere(lags, digest):
     tokens = markov.draw(markov.tables(16, len(lags), 3), lags, 3, markov.TRAIN, 10_000)

@@ -150,9 +150,13 @@ def test_over_ranks_the_largest_and_the_smallest_peak_are_told_and_counts_added_
     of_rank = {"what": "CUDA allocator", "total_gib": 80.0, "train_num_ooms": 1}
     ranks = [{**of_rank, "train_peak_allocated_gib": gib} for gib in (3.0, 5.0, 4.0)]
     assert instrument.merge([*ranks, {}]) == {
-        "what": "CUDA allocator", "total_gib": 80.0, "train_num_ooms": 3, "train_peak_allocated_gib": 5.0, "train_peak_allocated_gib_min": 3.0,
+        "what": "CUDA allocator",
+        "total_gib": 80.0,
+        "train_num_ooms": 3,
+        "train_peak_allocated_gib": 5.0,
+        "train_peak_allocated_gib_min": 3.0,
         "fullest_rank": 1,
-    }  # fmt: skip
+    }
     assert instrument.merge([{}, {}]) == {}
 
 
@@ -242,6 +246,17 @@ def test_a_race_on_two_cpu_ranks_tells_both_and_is_the_same_race(results_dir):
     for rank in (0, 1):
         samples = rss.load(folder / "memory" / f"steps_rank{rank}.rss.json")
         assert [name for _, name in samples["marks"]] == [
-            "step 3", "data", "forward", "backward", "optimizer", "validation", "step 4", "data", "forward", "backward", "optimizer", "end",
-        ]  # fmt: skip
+            "step 3",
+            "data",
+            "forward",
+            "backward",
+            "optimizer",
+            "validation",
+            "step 4",
+            "data",
+            "forward",
+            "backward",
+            "optimizer",
+            "end",
+        ]
     assert run["warnings"] == []

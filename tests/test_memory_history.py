@@ -15,8 +15,16 @@ from bench.memory import snapshot
 from bench.paths import REPO
 
 GIB = 2**30
-SETTINGS = {"name": "steps", "first_step": 2, "active_steps": 2, "ranks": None, "max_entries": 1000, "stacks": "python",
-            "whole_race": False, "windows": []}  # fmt: skip
+SETTINGS = {
+    "name": "steps",
+    "first_step": 2,
+    "active_steps": 2,
+    "ranks": None,
+    "max_entries": 1000,
+    "stacks": "python",
+    "whole_race": False,
+    "windows": [],
+}
 
 
 @pytest.fixture

@@ -325,8 +325,7 @@ def test_compiled_is_the_same_model(arch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("size, shape", [(None, (4, 4, 128)), ("small", (12, 12, 768)), ("medium", (24, 16, 1024))])
 def test_conf_model_composes_with_a_size(tmp_path, arch, size, shape):
-    (tmp_path / "top.yaml").write_text("defaults: [model: gpt2, _self_]\n"
-                                       f"hydra: {{searchpath: ['file://{CONF}']}}\n")
+    (tmp_path / "top.yaml").write_text(f"defaults: [model: gpt2, _self_]\nhydra: {{searchpath: ['file://{CONF}']}}\n")
     overrides = [f"model={arch}"] + ([f"model/size={size}"] if size else [])
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         values = OmegaConf.to_container(compose("top", overrides=overrides).model)

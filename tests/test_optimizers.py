@@ -19,9 +19,16 @@ from models.muon import Muon, newton_schulz, share_out
 ROOT = Path(__file__).parent.parent
 SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}
 OPTIM = types.SimpleNamespace(
-    lr=0.004, beta1=0.8, beta2=0.95, eps=1e-8, weight_decay=0.1,
-    muon_lr=0.02, muon_momentum=0.95, muon_weight_decay=0.1, muon_ns_steps=5,
-)  # fmt: skip
+    lr=0.004,
+    beta1=0.8,
+    beta2=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+    muon_lr=0.02,
+    muon_momentum=0.95,
+    muon_weight_decay=0.1,
+    muon_ns_steps=5,
+)
 SHAPES = [(64, 64), (96, 32), (32, 128), (64, 64), (17, 40), (1, 8), (8, 1)]
 
 
@@ -225,8 +232,11 @@ def two_ranks(tmp_path_factory):
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", RANK_PROGRAM, *arguments, str(rank), str(world_size), str(folder)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for rank in range(world_size)
     ]
     try:

@@ -51,7 +51,9 @@ def declared():
 
 def test_the_direct_pins_are_the_declared_dependencies_and_inside_their_ranges():
     direct = pins(sections()[0])
-    locked = [needed for group, needed_in_group in declared().items() if group not in UNLOCKED for needed in needed_in_group]
+    locked = [
+        needed for group, needed_in_group in declared().items() if group not in UNLOCKED for needed in needed_in_group
+    ]
     ranges = {canonicalize_name(needed.name): needed.specifier for needed in locked}
     assert set(direct) == set(ranges)
     for name, version in direct.items():
@@ -75,7 +77,9 @@ def test_every_other_pin_is_needed_by_what_its_comment_says():
 
 @inside_venv
 def test_the_environment_holds_the_pins_and_nothing_else():
-    installed = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions(path=[SITE])}
+    installed = {
+        canonicalize_name(found.name): found.version for found in importlib.metadata.distributions(path=[SITE])
+    }
     build = importlib.metadata.version("torch").partition("+")[2]  # "cpu", or nothing: the registry's CUDA build
     installed["torch"] = importlib.metadata.version("torch").partition("+")[0]
     del installed["pip"]
@@ -86,7 +90,9 @@ def test_the_environment_holds_the_pins_and_nothing_else():
 
 def test_the_code_imports_only_what_is_declared():
     modules = {group: {module(found.name) for found in found_in_group} for group, found_in_group in declared().items()}
-    program = {"bench", "models"}.union(sys.stdlib_module_names, *(modules[group] for group in modules if group != "test"))
+    program = {"bench", "models"}.union(
+        sys.stdlib_module_names, *(modules[group] for group in modules if group != "test")
+    )
     program.add("tiktoken_ext")  # comes with tiktoken
     for path in [*REPO.glob("bench/**/*.py"), *REPO.glob("models/**/*.py")]:
         assert imported(path) <= program, path

@@ -43,7 +43,15 @@ def test_each_arm_has_one_discarded_warm_up_before_all_else_and_n_runs_with_the_
 def test_the_hash_is_that_of_every_word_of_the_plan():
     one = made()
     assert plan.sha256(one) == plan.sha256(made())
-    assert len({plan.sha256(other) for other in (one, made(n=4), made(looks=[3]), made(alpha=0.01), made(order_seed=1), made(names="BA"))}) == 6
+    assert (
+        len(
+            {
+                plan.sha256(other)
+                for other in (one, made(n=4), made(looks=[3]), made(alpha=0.01), made(order_seed=1), made(names="BA"))
+            }
+        )
+        == 6
+    )
     assert one["race_id"].startswith("20261121T080000Z-race-") and one["baseline"] == "A"
 
 
@@ -77,7 +85,18 @@ def test_what_cannot_be_planned_is_refused_with_what_would_be_right(settings, wo
 
 
 def test_words_become_arms_settings_and_what_is_common_to_all_arms():
-    words = ["A=", "B=model=modern optim=muon", "C.rev=HEAD~1", "C=optim.lr=0.01", "track=free", "n=3", "looks=2,3", "margin=0.01", "alpha=0.1", "name=try"]
+    words = [
+        "A=",
+        "B=model=modern optim=muon",
+        "C.rev=HEAD~1",
+        "C=optim.lr=0.01",
+        "track=free",
+        "n=3",
+        "looks=2,3",
+        "margin=0.01",
+        "alpha=0.1",
+        "name=try",
+    ]
     assert race_request.parse(words) == {
         "arms": {
             "A": {"overrides": ["track=free"], "rev": None},
@@ -93,7 +112,10 @@ def test_words_become_arms_settings_and_what_is_common_to_all_arms():
 
 
 def test_a_value_with_spaces_is_quoted_inside_the_arm():
-    assert race_request.parse(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == ["data.train_glob=my books/*.txt", "seq=1"]
+    assert race_request.parse(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == [
+        "data.train_glob=my books/*.txt",
+        "seq=1",
+    ]
 
 
 @pytest.mark.parametrize(

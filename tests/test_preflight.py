@@ -113,7 +113,16 @@ def test_a_gpu_race_is_asked_about_the_gpus_it_uses(tmp_path):
     """GPU 2 is not raced on: that it is busy and of another model is no matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
     found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
-    assert names(found)[6:] == ["compiler", "gpus idle", "gpus alike", "persistence", "power limit", "clocks", "ecc", "pcie"]
+    assert names(found)[6:] == [
+        "compiler",
+        "gpus idle",
+        "gpus alike",
+        "persistence",
+        "power limit",
+        "clocks",
+        "ecc",
+        "pcie",
+    ]
     assert {check.status for check in found[7:]} == {"ok"}
 
 
@@ -138,7 +147,11 @@ def test_persistence_mode_off_is_warned_of_and_unknown_is_not():
     ("check", "facts", "found"),
     [
         (gpu_checks.power_limit, {"power_limit_w": 500.0}, "GPU 1: 500 W instead of 700 W"),
-        (gpu_checks.slowed, {"clocks_event_reasons": ["gpu_idle", "hw_thermal"]}, "held down: GPU 1: hw_thermal at 31 C"),
+        (
+            gpu_checks.slowed,
+            {"clocks_event_reasons": ["gpu_idle", "hw_thermal"]},
+            "held down: GPU 1: hw_thermal at 31 C",
+        ),
         (gpu_checks.ecc, {"ecc_uncorrected": 2}, "GPU 1: 2 uncorrected errors since the driver was loaded"),
         (gpu_checks.ecc, {"remap_pending": True}, "GPU 1: a memory row waits to be replaced"),
         (gpu_checks.ecc, {"remap_pending": True, "remap_failed": True}, "GPU 1: a memory row could not be replaced"),
@@ -163,7 +176,9 @@ def test_a_power_cap_and_idling_are_no_faults():
     assert gpu_checks.slowed([gpu(0, clocks_event_reasons=["sw_power_cap", "gpu_idle"])]).status == "ok"
 
 
-@pytest.mark.parametrize(("name", "status"), [("performance", "ok"), (None, "ok"), ("powersave", "warn"), ("schedutil", "warn")])
+@pytest.mark.parametrize(
+    ("name", "status"), [("performance", "ok"), (None, "ok"), ("powersave", "warn"), ("schedutil", "warn")]
+)
 def test_clocks_that_follow_the_load_are_warned_of(name, status):
     assert check_host.governor(name).status == status
 
@@ -185,7 +200,12 @@ def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
 def test_every_warning_carries_a_remedy_and_nothing_else_does(tmp_path):
     crowded = schema.HardwareConfig(device="cpu", num_processes=4, num_threads=4)
     for hardware in (CPU, GPU, crowded):
-        ill = {"ecc_uncorrected": 3, "clocks_event_reasons": ["hw_slowdown"], "default_power_limit_w": 500.0, "pcie_width": 8}
+        ill = {
+            "ecc_uncorrected": 3,
+            "clocks_event_reasons": ["hw_slowdown"],
+            "default_power_limit_w": 500.0,
+            "pcie_width": 8,
+        }
         gpus = [gpu(0, num_compute_processes=1, **ill), gpu(1, name="x", persistence=False)]
         for check in preflight.checks(hardware, 10**15, env(gpus, OMP_WAIT_POLICY="ACTIVE"), tmp_path, 9.0):
             assert bool(check.remedy) == (check.status != "ok"), check
@@ -206,5 +226,8 @@ def test_a_gpu_race_that_compiles_wants_a_c_compiler(monkeypatch, tmp_path):
     found = check_host.compiler()
     assert (found.status, found.found) == ("warn", "no C compiler and no Python.h, which torch.compile needs on a GPU")
     eager = schema.HardwareConfig(device="cuda", num_processes=1, num_threads=4, compile=False)
-    names = [[check.name for check in preflight.checks(hardware, 0, env([gpu(0)]), tmp_path, 0.0)] for hardware in (GPU, eager)]
+    names = [
+        [check.name for check in preflight.checks(hardware, 0, env([gpu(0)]), tmp_path, 0.0)]
+        for hardware in (GPU, eager)
+    ]
     assert ["compiler" in of_one for of_one in names] == [True, False]

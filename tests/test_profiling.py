@@ -36,12 +36,14 @@ def test_exactly_the_asked_steps_are_recorded_and_the_disturbed_ones_flagged(tmp
     trace = read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")
     assert step_names(trace) == ["ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"]
     assert len(trace["traceEvents"]) > 50 and outside_of_steps(trace) == []
-    assert flags == {row: "profiled" for row in (3, 4, 5, 6, 7)}
+    assert flags == dict.fromkeys((3, 4, 5, 6, 7), "profiled")
     assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("recorded", [5, 7])
     assert "window trace records steps 5 to 7 after warm-up from step 3" in spy.said[0]
     assert "window trace recorded steps 5 to 7: traces/trace_rank0.pt.trace.json.gz" in spy.said[1]
     assert [(name, facts.get("step") or facts.get("steps")) for name, facts in spy.emitted] == [
-        ("profile_start", 5), ("profile_stop", [5, 7])]  # fmt: skip
+        ("profile_start", 5),
+        ("profile_stop", [5, 7]),
+    ]
 
 
 def test_phases_are_annotations_once_a_micro_step_and_never_across_a_step(tmp_path):
@@ -67,8 +69,9 @@ def test_a_validation_between_recorded_steps_is_recorded_as_one(tmp_path):
     (validation,) = [event for event in trace["traceEvents"] if event["name"] == "validation"]
     assert all(
         event["ts"] + event["dur"] <= validation["ts"] or event["ts"] >= validation["ts"] + validation["dur"]
-        for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#")
-    )  # fmt: skip
+        for event in trace["traceEvents"]
+        if event["name"].startswith("ProfilerStep#")
+    )
 
 
 def test_losses_are_the_same_bit_for_bit_with_any_profiler(tmp_path):
@@ -144,7 +147,10 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
     race(watch)
     watch.ask("summary")
     assert read(tmp_path / "traces" / "trace_rank1.pt.trace.json.gz")["distributedInfo"] == {
-        "backend": None, "rank": 1, "world_size": 2}  # fmt: skip
+        "backend": None,
+        "rank": 1,
+        "world_size": 2,
+    }
 
 
 def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
@@ -200,7 +206,10 @@ def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):
     """Of its own: HolisticTraceAnalysis takes every .json beside a trace for a trace."""
     summary, _, _ = traced(tmp_path)
     assert summary["trace"]["files"] == [
-        "traces/trace_rank0.pt.trace.json.gz", "traces/ops/trace_rank0.txt", "traces/ops/trace_rank0.json"]  # fmt: skip
+        "traces/trace_rank0.pt.trace.json.gz",
+        "traces/ops/trace_rank0.txt",
+        "traces/ops/trace_rank0.json",
+    ]
     found = json.loads((tmp_path / "traces" / "ops" / "trace_rank0.json").read_text())
     (forward,) = [row for row in found["ops"] if row["name"] == "aten::addmm" and row["shapes"][1] == [8, 16]]
     assert forward["count"] == 6  # 3 steps of 2 micro-steps
@@ -310,7 +319,15 @@ def test_what_is_of_least_use_is_left_out_first(tmp_path):
     path.write_text(trace_text(events))
     assert shrink.to(path, path.stat().st_size - 1) == {"python_function": 1}
     assert [found["name"] for found in json.loads(path.read_text())["traceEvents"]] == [
-        "thread", "ProfilerStep#5", "f.py(1): f", "aten::0", "aten::1", "aten::2", "aten::3", "aten::4"]  # fmt: skip
+        "thread",
+        "ProfilerStep#5",
+        "f.py(1): f",
+        "aten::0",
+        "aten::1",
+        "aten::2",
+        "aten::3",
+        "aten::4",
+    ]
     size = path.stat().st_size
     assert (len(events[2]), len(events[3])) == (609, 197)  # away with f and two operators: 609 + 2 * 197 = 1003
     assert shrink.to(path, size - 900) == {"python_function": 1, "cpu_op": 2}
@@ -403,17 +420,37 @@ def test_what_cannot_be_recorded_here_is_said():
 
 def test_what_ranks_recorded_of_a_window_is_told_together():
     def one(rank, **more):
-        return {"status": "recorded", "steps": [3, 4], "files": [f"traces/a_rank{rank}.json"], "num_events": 10, "num_bytes": 5, "left_out": {"cpu_op": rank}, "flush_ms": float(rank)} | more
+        return {
+            "status": "recorded",
+            "steps": [3, 4],
+            "files": [f"traces/a_rank{rank}.json"],
+            "num_events": 10,
+            "num_bytes": 5,
+            "left_out": {"cpu_op": rank},
+            "flush_ms": float(rank),
+        } | more
 
     bare = {"status": "recorded", "steps": [3, 4]}
     found = windows.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
     assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
-    assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["left_out"]) == (20, 10, 1.0, {"cpu_op": 1})
+    assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["left_out"]) == (
+        20,
+        10,
+        1.0,
+        {"cpu_op": 1},
+    )
     assert found["b"] == one(1)
     assert windows.merged([{"a": bare}, {"a": bare}]) == {"a": bare}
 
 
-@pytest.mark.parametrize("instruments", [{"trace": {"ranks": [0, 5]}}, {"stages": {"ranks": [5]}}, {"memory_history": {"windows": [{"name": "a", "ranks": [5]}]}}])
+@pytest.mark.parametrize(
+    "instruments",
+    [
+        {"trace": {"ranks": [0, 5]}},
+        {"stages": {"ranks": [5]}},
+        {"memory_history": {"windows": [{"name": "a", "ranks": [5]}]}},
+    ],
+)
 def test_ranks_that_the_race_has_not_are_refused(instruments):
     with pytest.raises(ValueError, match="the race has 2 processes, ranks from 0: leave 5 out"):
         profiler_windows.check_ranks(instruments, 2)
@@ -428,7 +465,10 @@ def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):
 
 
 def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):
-    listed = [{"name": "late", "first_step": 7, "active_steps": 2}, {"name": "early", "first_step": 3, "active_steps": 1}]
+    listed = [
+        {"name": "late", "first_step": 7, "active_steps": 2},
+        {"name": "early", "first_step": 3, "active_steps": 1},
+    ]
     watch = watch_of(tmp_path, {"trace": {"windows": listed}})
     race(watch)
     watch.ask("summary")

@@ -13,9 +13,20 @@ from torch.autograd import DeviceType
 from bench.profiling import ProfilingConfig, breakdown, build_profiler, print_profiler_summary
 
 KEYS = {
-    "total_cuda_time_us", "matmul_time_us", "comm_time_us", "memory_time_us", "other_time_us", "matmul_pct", "comm_pct",
-    "memory_pct", "other_pct", "total_flops", "achieved_tflops", "peak_tflops", "kernel_efficiency_pct",
-}  # fmt: skip
+    "total_cuda_time_us",
+    "matmul_time_us",
+    "comm_time_us",
+    "memory_time_us",
+    "other_time_us",
+    "matmul_pct",
+    "comm_pct",
+    "memory_pct",
+    "other_pct",
+    "total_flops",
+    "achieved_tflops",
+    "peak_tflops",
+    "kernel_efficiency_pct",
+}
 
 
 def train(folder, start_step, end_step, num_steps):
@@ -82,9 +93,14 @@ def stand_in(key, us, flops=0, count=1):
 
 def row(key, us, device=DeviceType.CUDA, flops=0, count=1, is_user_annotation=False):
     return types.SimpleNamespace(
-        key=key, self_device_time_total=us, flops=flops, count=count, device_type=device,
-        is_user_annotation=is_user_annotation, self_cpu_time_total=0,
-    )  # fmt: skip
+        key=key,
+        self_device_time_total=us,
+        flops=flops,
+        count=count,
+        device_type=device,
+        is_user_annotation=is_user_annotation,
+        self_cpu_time_total=0,
+    )
 
 
 def test_stand_ins_without_a_device_are_counted_as_kempnerforges_tests_expect(tmp_path, capsys):
@@ -145,8 +161,13 @@ def test_each_kernel_counts_once():
     assert found["achieved_tflops"] == pytest.approx(2.0 / 0.012)  # 2 TFLOP in 12 ms
     assert found["kernel_efficiency_pct"] == pytest.approx(100 * 2.0 / 0.012 / 989)
     assert {name: us for name, us in breakdown.by_category(STEP).items() if us} == {
-        "matmul": 4_000, "attention": 1_000, "normalisation": 500, "communication": 6_000, "memory copy": 200,
-        "triton": 300}  # fmt: skip
+        "matmul": 4_000,
+        "attention": 1_000,
+        "normalisation": 500,
+        "communication": 6_000,
+        "memory copy": 200,
+        "triton": 300,
+    }
 
 
 def test_kempner_v0_counts_as_the_published_reports_do():
@@ -160,10 +181,12 @@ def test_kempner_v0_counts_as_the_published_reports_do():
 def test_the_13b_report_of_kempnerforge_turns_from_balanced_to_bound_by_communication():
     """Its rows, in milliseconds: benchmarks/profiling/13b_24gpu_profiling.md, the other 14.6 s left out."""
     report = [
-        row("record_param_comms", 24_818_600, DeviceType.CPU), row("ncclDevKernel_AllGather_RING_LL", 24_751_000),
-        row("nccl:_all_gather_base", 24_750_700, is_user_annotation=True), row("aten::mm", 7_684_600, DeviceType.CPU),
+        row("record_param_comms", 24_818_600, DeviceType.CPU),
+        row("ncclDevKernel_AllGather_RING_LL", 24_751_000),
+        row("nccl:_all_gather_base", 24_750_700, is_user_annotation=True),
+        row("aten::mm", 7_684_600, DeviceType.CPU),
         row("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 6_890_300),
-    ]  # fmt: skip
+    ]
     old, new = breakdown.figures(report, classifier="kempner_v0"), breakdown.figures(report)
     assert old["matmul_pct"] == pytest.approx(44.3, abs=0.1) and old["comm_pct"] == pytest.approx(55.7, abs=0.1)
     assert new["comm_pct"] == pytest.approx(78.2, abs=0.1)  # of what is listed: 24.751 of 31.641 s
@@ -176,7 +199,12 @@ def test_the_summary_has_kempnerforges_headings_tables_and_rows(tmp_path):
     lines = (tmp_path / "summary.md").read_text().splitlines()
     headings = [line for line in lines if line.startswith("#")]
     assert headings == [
-        "# Profiling Summary", "## GPU Time Breakdown", "## Efficiency", "## Top CUDA Kernels", "## Viewing Traces"]  # fmt: skip
+        "# Profiling Summary",
+        "## GPU Time Breakdown",
+        "## Efficiency",
+        "## Top CUDA Kernels",
+        "## Viewing Traces",
+    ]
     first = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
     assert first["MatMul/GEMM"] == "| MatMul/GEMM | 0.004 | 33.3 |"
     assert first["Communication (NCCL)"] == "| Communication (NCCL) | 0.006 | 50.0 |"

@@ -66,7 +66,11 @@ def test_the_traces_of_both_ranks_are_analysed(raced):
     found = analysis.analyze(load.find(folder))
     assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
     for rank in found["ranks"].values():
-        assert (rank["profiler_steps"], rank["profiler_steps_left_out"]) == ([11, 12, 13], [14]) and rank["cut"] is None and rank["num_bad_events"] == 0
+        assert (
+            (rank["profiler_steps"], rank["profiler_steps_left_out"]) == ([11, 12, 13], [14])
+            and rank["cut"] is None
+            and rank["num_bad_events"] == 0
+        )
         phases = {line["phase"]: line["host_us"] for line in rank["phases"]}
         assert phases["backward"] > phases["data"] > 0
         assert rank["operators"][0]["self_cpu_us"] == max(line["self_cpu_us"] for line in rank["operators"])
@@ -89,7 +93,11 @@ def test_kempners_window_writes_its_summary_and_changes_no_loss(raced):
     assert run["instruments"]["window"]["start_step"] == 5
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [(event["event"], event["rank"]) for event in events if event["event"].startswith("profile_")] == [
-        ("profile_start", 0), ("profile_stop", 0), ("profile_start", 1), ("profile_stop", 1)]  # fmt: skip
+        ("profile_start", 0),
+        ("profile_stop", 0),
+        ("profile_start", 1),
+        ("profile_stop", 1),
+    ]
 
 
 def test_nanochats_stages_leave_their_files_and_change_no_loss(raced):

@@ -49,8 +49,7 @@ def test_the_modded_recipe_waits_5_warms_up_5_and_records_4():
 
 
 @pytest.mark.parametrize(
-    ("start_step", "end_step", "expected"),
-    [(5, 8, (5, 6, 8)), (2, 5, (2, 3, 5)), (1, 3, (1, 2, 3)), (0, 2, (1, 1, 2))],
+    ("start_step", "end_step", "expected"), [(5, 8, (5, 6, 8)), (2, 5, (2, 3, 5)), (1, 3, (1, 2, 3)), (0, 2, (1, 1, 2))]
 )
 def test_kempners_window_records_from_start_plus_1_to_end(start_step, end_step, expected):
     window = kempner_window(chosen(window={"start_step": start_step, "end_step": end_step})["window"])
@@ -124,8 +123,10 @@ def test_both_programs_take_nanochats_word(capsys):
         ({"trace": {"windows": [5]}}, r"windows\[0\]=5: give \{name:NAME"),
         ({"trace": {"windows": [{"frist_step": 5}]}}, r"unknown setting instruments.trace.windows\[0\].frist_step=5"),
         ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows are called so"),
-        ({"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
-         "window b, steps 9 to 11 after warm-up from step 7: it overlaps with window a, steps 5 to 7 after warm-up from step 3"),
+        (
+            {"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
+            "window b, steps 9 to 11 after warm-up from step 7: it overlaps with window a, steps 5 to 7 after warm-up from step 3",
+        ),
         ({"window": {}, "trace": {"first_step": 10}}, "window trace, steps 10 to 12 .* overlaps with window window"),
         ({"window": {"end_step": 5}}, "end_step=5: end_step must be greater than start_step, which is 5"),
         ({"window": {"classifier": "old"}}, "classifier=old: choose from fixed, kempner_v0"),
@@ -137,7 +138,7 @@ def test_both_programs_take_nanochats_word(capsys):
         ({"stages": {"stacks": "c"}}, "stacks=c: choose from python, all"),
         ({"stages": {"with_stack": None}}, "with_stack=None: use true or false"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused_with_what_the_value_and_what_to_try(changes, message):
     with pytest.raises(ValueError, match=message):
         chosen(**changes)
@@ -176,4 +177,6 @@ def test_an_experiment_may_name_some_settings_only():
 
 
 def test_the_rules_need_no_torch(repo):
-    assert not re.search(r"^\s*(import|from) torch", (repo / "bench" / "config" / "profiler_windows.py").read_text(), re.M)
+    assert not re.search(
+        r"^\s*(import|from) torch", (repo / "bench" / "config" / "profiler_windows.py").read_text(), re.M
+    )

@@ -52,7 +52,11 @@ def test_each_stage_holds_what_it_is_called(staged):
     assert names(evaluation).count("validation") == 1 and "aten::gelu" in names(evaluation, "cpu_op")
     found = names(micro_steps)
     assert {name: found.count(name) for name in ("ProfilerStep#2", "data", "forward", "backward")} == {
-        "ProfilerStep#2": 1, "data": 2, "forward": 2, "backward": 2}  # fmt: skip
+        "ProfilerStep#2": 1,
+        "data": 2,
+        "forward": 2,
+        "backward": 2,
+    }
     assert "optimizer" not in found and not any("AdamW" in name for name in found)
     found = names(optimizer)
     assert "optimizer" in found and "forward" not in found
@@ -83,11 +87,16 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
     race(watch)
     summary = watch.ask("summary")["stages"]
     assert {phase: found["status"] for phase, found in summary.items()} == {
-        "model_init": "recorded", "eval_bpb": "recorded", "training_microsteps": "not reached",
-        "optimizer_step": "not reached"}  # fmt: skip
+        "model_init": "recorded",
+        "eval_bpb": "recorded",
+        "training_microsteps": "not reached",
+        "optimizer_step": "not reached",
+    }
     assert "training_microsteps]\033[0m was not reached: the race has no step 50" in spy.said[-2]
     assert sorted(path.name for path in (tmp_path / "traces").rglob("*.gz")) == [
-        "stage1-model_init_trace.json.gz", "stage2-eval_bpb_trace.json.gz"]  # fmt: skip
+        "stage1-model_init_trace.json.gz",
+        "stage2-eval_bpb_trace.json.gz",
+    ]
 
 
 def test_a_rank_above_0_records_only_if_asked_and_has_its_number_in_the_names(tmp_path):
@@ -137,13 +146,21 @@ def test_what_is_alive_is_followed_and_the_peak_is_taken_apart():
     assert [alive / MIB for _, alive in timeline.points] == [11, 13, 11, 15, 7, 3, 0]
     assert (timeline.peak_bytes / MIB, timeline.start_bytes / MIB) == (15, 3)
     assert [(phase, num_bytes / MIB, count) for phase, _, _, num_bytes, count in timeline.at_peak] == [
-        ("forward", 8, 1), ("backward", 4, 1)]  # fmt: skip
+        ("forward", 8, 1),
+        ("backward", 4, 1),
+    ]
 
 
 def test_the_page_is_whole_without_network_and_without_scripts():
     hostile = "</title><script>alert(1)</script>"
-    timeline = Timeline("cpu", [(0, MIB), (500_000, 3 * MIB), (1_000_000, 0)], 500_000, 3 * MIB, 0,
-                        [("forward", hostile, "a.py(1): f", 3 * MIB, 7)])  # fmt: skip
+    timeline = Timeline(
+        "cpu",
+        [(0, MIB), (500_000, 3 * MIB), (1_000_000, 0)],
+        500_000,
+        3 * MIB,
+        0,
+        [("forward", hostile, "a.py(1): f", 3 * MIB, 7)],
+    )
     text = memory_page.page("stage: memory", hostile, {"cpu": timeline}, [("forward", 0, 1_000_000)])
     assert "<script" not in text and "://" not in text and "&lt;script&gt;" in text
     assert "at most 3.0 MiB" in text and "<td>a.py(1): f</td>" in text
@@ -164,7 +181,9 @@ def test_the_page_opens_in_a_browser_offline(staged):
         assert page.errors == []
 
 
-def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snapshot_names_no_private_path(tmp_path, monkeypatch):
+def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snapshot_names_no_private_path(
+    tmp_path, monkeypatch
+):
     """CUDA played by fake_cuda.py; the sister in test_profiling_gpu.py has the real one."""
     import dataclasses
     import warnings
@@ -181,7 +200,11 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
         watch.on_build_start()
         cuda.gpu.alloc(MIB, frames(f"{REPO}/models/gpt2.py:12 __init__"))
         watch.on_build_end()
-        assert cuda.history == [None, {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000}, None]
+        assert cuda.history == [
+            None,
+            {"enabled": "all", "context": "all", "stacks": "python", "max_entries": 1000},
+            None,
+        ]
         other = memory_recording.Recording("memory_history")
         other.start()  # somebody else's history stays on, and is what the stage writes
         watch.on_phase("validation")

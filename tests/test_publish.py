@@ -41,7 +41,9 @@ def house(tmp_path, repo, monkeypatch):
 
 
 def git(home, *words, code=0):
-    done = subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=home, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=home, capture_output=True, text=True
+    )
     assert done.returncode == code, done.stderr
     return done.stdout
 
@@ -73,7 +75,9 @@ def rows_of(capsys, *words):
 @pytest.fixture
 def raced(results, monkeypatch):
     chance = random.Random(3)
-    claimed.Racers(results, lambda arm, seed: 10 * (1 - 0.05 * (arm == "B")) * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+    claimed.Racers(results, lambda arm, seed: 10 * (1 - 0.05 * (arm == "B")) * (1 + chance.gauss(0, 0.002))).install(
+        monkeypatch
+    )
     assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
     (folder,) = (results.folder / "races").iterdir()
     return folder
@@ -94,8 +98,14 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     for run in folders:
         copy = folder / "cpu_nano" / run.name
         assert verification.report(copy)["passed"]
-        assert {path.relative_to(copy).as_posix() for path in copy.rglob("*")} == {"run.json", "config.yaml", "steps.csv"}
-        assert all((copy / name).read_bytes() == (run / name).read_bytes() for name in ("run.json", "config.yaml", "steps.csv"))
+        assert {path.relative_to(copy).as_posix() for path in copy.rglob("*")} == {
+            "run.json",
+            "config.yaml",
+            "steps.csv",
+        }
+        assert all(
+            (copy / name).read_bytes() == (run / name).read_bytes() for name in ("run.json", "config.yaml", "steps.csv")
+        )
     assert (folder / ledger.NAME).read_bytes() == (results.folder / ledger.NAME).read_bytes()
     shutil.rmtree(results.folder / "cpu_nano")
     (results.folder / ledger.NAME).unlink()
@@ -155,7 +165,9 @@ def refused(house, capsys, *words):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["..", "../x", "a/b", "/tmp/x", ".hidden", "-x", "published", "site", "a b", "x" * 101, "é"])
+@pytest.mark.parametrize(
+    "name", ["..", "../x", "a/b", "/tmp/x", ".hidden", "-x", "published", "site", "a b", "x" * 101, "é"]
+)
 def test_a_name_that_is_no_folder_of_its_own_is_refused(house, results, capsys, name):
     run = results.add(0)
     assert "--name" in refused(house, capsys, run, f"--name={name}")
@@ -164,7 +176,11 @@ def test_a_name_that_is_no_folder_of_its_own_is_refused(house, results, capsys, 
 
 def test_what_is_there_is_never_written_over(house, results, capsys):
     run = results.add(0)
-    for make in (lambda path: path.mkdir(), lambda path: path.write_text("mine"), lambda path: path.symlink_to("nowhere")):
+    for make in (
+        lambda path: path.mkdir(),
+        lambda path: path.write_text("mine"),
+        lambda path: path.symlink_to("nowhere"),
+    ):
         path = house / "results" / "published" / "taken"
         make(path)
         assert "is there already" in refused(house, capsys, run, "--name", "taken")
@@ -181,7 +197,11 @@ def test_a_run_or_a_race_that_is_not_over_is_refused(house, results, raced, caps
 
 def _running(results):
     folder = results.add(9)
-    run = run_folder.read_raw(folder) | {"status": "running", "launcher": {"boot_id_hash": "another machine"}, "heartbeat_at": "2999-01-01T00:00:00.000Z"}
+    run = run_folder.read_raw(folder) | {
+        "status": "running",
+        "launcher": {"boot_id_hash": "another machine"},
+        "heartbeat_at": "2999-01-01T00:00:00.000Z",
+    }
     (folder / "run.json").write_text(json.dumps(run))
     return folder
 
@@ -245,7 +265,9 @@ def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, r
     assert [row["seed"] for row in rows_of(capsys, str(house))] == [0, 1, 2]
     assert run_folder.locate(folders[1].name) == folders[1]  # one's own first
     (own, two) = arms.of_words(["results", "results/published/first"])
-    assert (len(own.rows), len(two.rows)) == (3, 3) and not any("/results/published/" in folder for folder in own.folders)
+    assert (len(own.rows), len(two.rows)) == (3, 3) and not any(
+        "/results/published/" in folder for folder in own.folders
+    )
 
 
 def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(house, results, capsys):
@@ -272,7 +294,10 @@ def test_the_leaderboard_takes_each_publication_with_its_own_ledger(house, resul
     assert publish.main([*map(str, others), "--name", "others"]) == 0
     text = (house / "results" / "README.md").read_text()
     standing = [line for line in text.splitlines() if line.startswith("| gpt2-adamw")]
-    assert sorted((line.split("|")[3].strip(), line.split("|")[8].strip()) for line in standing) == [("3", "repeats the record"), ("5", "record")]
+    assert sorted((line.split("|")[3].strip(), line.split("|")[8].strip()) for line in standing) == [
+        ("3", "repeats the record"),
+        ("5", "record"),
+    ]
 
 
 def test_committed_tables_do_not_depend_on_own_runs(house, results, capsys):
@@ -290,16 +315,34 @@ PUBLISHED_RUN = "results/published/first/cpu_nano/20261121T072021Z-gpt2-adamw-ec
 
 
 OWN = [
-    "results/ledger.jsonl", "results/cpu_nano/RUN/run.json", "results/cpu_nano/.index.json", "results/races/RACE/plan.json",
-    "results/site/index.html", "results/calibrations/a.json", "results/mlflow.db", "results/published/site/index.html",
-    "results/published/.first.7.tmp/run.json", f"{PUBLISHED_RUN}/report.html", f"{PUBLISHED_RUN}/logs/rank0.log", f"{PUBLISHED_RUN}/traces/a.json.gz",
-    f"{PUBLISHED_RUN}/memory/a.pickle", f"{PUBLISHED_RUN}/plots/a.png", "results/published/first/races/RACE/race.html", "results/published/first/site/index.html",
-]  # fmt: skip
+    "results/ledger.jsonl",
+    "results/cpu_nano/RUN/run.json",
+    "results/cpu_nano/.index.json",
+    "results/races/RACE/plan.json",
+    "results/site/index.html",
+    "results/calibrations/a.json",
+    "results/mlflow.db",
+    "results/published/site/index.html",
+    "results/published/.first.7.tmp/run.json",
+    f"{PUBLISHED_RUN}/report.html",
+    f"{PUBLISHED_RUN}/logs/rank0.log",
+    f"{PUBLISHED_RUN}/traces/a.json.gz",
+    f"{PUBLISHED_RUN}/memory/a.pickle",
+    f"{PUBLISHED_RUN}/plots/a.png",
+    "results/published/first/races/RACE/race.html",
+    "results/published/first/site/index.html",
+]
 EVIDENCE = [
-    *(f"{PUBLISHED_RUN}/{name}" for name in run_folder.ROLES if name not in ("code", "logs", "traces", "memory")), f"{PUBLISHED_RUN}/run.json",
-    f"{PUBLISHED_RUN}/code/diff.patch", f"{PUBLISHED_RUN}/code/commit.json", "results/README.md", "results/published/memory/README.md",
-    "results/published/first/ledger.jsonl", "results/published/first/claim.yaml", *(f"results/published/first/races/R/{name}" for name in publication.RACE_FILES),
-]  # fmt: skip
+    *(f"{PUBLISHED_RUN}/{name}" for name in run_folder.ROLES if name not in ("code", "logs", "traces", "memory")),
+    f"{PUBLISHED_RUN}/run.json",
+    f"{PUBLISHED_RUN}/code/diff.patch",
+    f"{PUBLISHED_RUN}/code/commit.json",
+    "results/README.md",
+    "results/published/memory/README.md",
+    "results/published/first/ledger.jsonl",
+    "results/published/first/claim.yaml",
+    *(f"results/published/first/races/R/{name}" for name in publication.RACE_FILES),
+]
 
 
 def test_git_does_not_see_a_machines_own_results_nor_pages_of_published_ones_and_sees_the_rest(house):
@@ -313,11 +356,23 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
         assert bench(["report", *words]) == 0
     assert git(house, "status", "--porcelain") == ""
     assert publish.main([raced.name, "--name", "raced"]) == 0
-    assert git(house, "status", "--porcelain").split("\n") == [" M README.md", " M results/README.md", "?? results/published/", ""]
+    assert git(house, "status", "--porcelain").split("\n") == [
+        " M README.md",
+        " M results/README.md",
+        "?? results/published/",
+        "",
+    ]
     commit(house)
     seen = set(git(house, "ls-files", "results").split())
-    assert {path.relative_to(house).as_posix() for path in (house / "results" / "published").rglob("*") if path.is_file()} <= seen
-    for words in (["results/published"], ["results/published/raced"], [f"results/published/raced/races/{raced.name}"], [str(next(run_folder.find_runs([house / "results/published"])))]):
+    assert {
+        path.relative_to(house).as_posix() for path in (house / "results" / "published").rglob("*") if path.is_file()
+    } <= seen
+    for words in (
+        ["results/published"],
+        ["results/published/raced"],
+        [f"results/published/raced/races/{raced.name}"],
+        [str(next(run_folder.find_runs([house / "results/published"])))],
+    ):
         assert bench(["report", *words]) == 0
     assert git(house, "status", "--porcelain") == ""
 

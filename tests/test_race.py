@@ -72,7 +72,11 @@ def test_the_record_names_nobody(first):
     import socket
     from pathlib import Path
 
-    files = [path for path in first.rglob("*") if path.is_file() and path.parent.name != "untracked" and "code" not in path.parts]
+    files = [
+        path
+        for path in first.rglob("*")
+        if path.is_file() and path.parent.name != "untracked" and "code" not in path.parts
+    ]
     text = "".join(path.read_text(errors="replace") for path in files)  # code/ holds the user's own words
     assert str(racing.REPO) not in text
     assert str(Path.home()) + "/" not in text
@@ -105,12 +109,19 @@ def test_all_instruments_together_change_no_bit(results, first):
     every = sorted(path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml"))
     chosen = [name for name in every if name not in ("window", "stages")]
     folder = racing.race(
-        results, "seed=5", f"instruments=[{','.join(chosen)}]", "instruments.trace.first_step=3", "instruments.trace.warmup_steps=1",
-        "instruments.trace.active_steps=2", "instruments.memory_history.first_step=3",
-    )  # fmt: skip
+        results,
+        "seed=5",
+        f"instruments=[{','.join(chosen)}]",
+        "instruments.trace.first_step=3",
+        "instruments.trace.warmup_steps=1",
+        "instruments.trace.active_steps=2",
+        "instruments.memory_history.first_step=3",
+    )
     assert racing.losses(folder) == racing.losses(first)
     run = racing.run_json(folder)
-    assert set(run["instruments"]) == set(chosen) and {"trace", "memory", "telemetry", "regions"} <= set(run["instrument_summaries"])
+    assert set(run["instruments"]) == set(chosen) and {"trace", "memory", "telemetry", "regions"} <= set(
+        run["instrument_summaries"]
+    )
     names = {artifact["path"] for artifact in run["artifacts"]}
     assert any(name.endswith(".pt.trace.json.gz") for name in names) and "telemetry.csv" in names
 
@@ -182,8 +193,9 @@ def has_every_ranks_steps(folder):
     run = racing.run_json(folder)
     assert len(run["skew"]["own_ms"]["late_steps_by_rank"]) == 2
     assert run["costs"]["late_rank"] == {
-        "count": run["skew"]["own_ms"]["num_late_steps"], "ms": run["skew"]["own_ms"]["late_ms_sum"],
-    }  # fmt: skip
+        "count": run["skew"]["own_ms"]["num_late_steps"],
+        "ms": run["skew"]["own_ms"]["late_ms_sum"],
+    }
     assert {event["rank"] for event in step_files.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
 
 
@@ -198,7 +210,9 @@ def numbers(folder):
 
 
 def test_a_race_stops_at_its_target(results):
-    folder = racing.race(results, "goal=target", "goal.target_val_loss=5.5", "goal.num_steps=30", "goal.val_every_steps=2")
+    folder = racing.race(
+        results, "goal=target", "goal.target_val_loss=5.5", "goal.num_steps=30", "goal.val_every_steps=2"
+    )
     run = racing.run_json(folder)
     assert run["metrics"]["target_reached"] is True
     assert 0 < run["metrics"]["num_steps"] < 30
@@ -211,5 +225,8 @@ def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
     )
     assert done.returncode == 0, done.stderr
     (folder,) = [path for path in racing.folders(results) if "-short-" in path.name]
-    assert racing.run_json(folder)["deviations"] == ["goal.num_steps: 4 instead of 120", "goal.val_tokens: 4096 instead of 32768"]
+    assert racing.run_json(folder)["deviations"] == [
+        "goal.num_steps: 4 instead of 120",
+        "goal.val_tokens: 4096 instead of 32768",
+    ]
     assert "open division, because goal.num_steps: 4 instead of 120" in done.stdout

@@ -73,7 +73,13 @@ def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
         for minute, place in enumerate(made["order"]):
             if not place["discarded"]:
                 train_s = 10 * (1 + drift * minute) * (1 + chance.gauss(0, 0.001))
-                row = row_of(run) | {"run_id": str(minute), "train_s": train_s, "started_at": claimed.at(minute), "seed": minute, "num_flagged_steps": 0}
+                row = row_of(run) | {
+                    "run_id": str(minute),
+                    "train_s": train_s,
+                    "started_at": claimed.at(minute),
+                    "seed": minute,
+                    "num_flagged_steps": 0,
+                }
                 rows[place["arm"]].append(row)
         found = comparison.of_rows(rows["A"], rows["B"], plan=made)
         assert "not-at-a-planned-look" not in found["flags"] and "order-confounded" not in found["flags"]
@@ -83,7 +89,15 @@ def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
 
 def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, monkeypatch, capsys):
     slow = {"data_ms": 0.25 / 1.05, "forward_ms": 0.25 / 1.05, "backward_ms": 0.25 / 1.05, "optimizer_ms": 0.30 / 1.05}
-    code, _ = go(results, monkeypatch, "A=", "B=optim.beta2=0.99", "n=5", time_of=noisy(2, B=5), shares_of=lambda arm: slow if arm == "B" else None)
+    code, _ = go(
+        results,
+        monkeypatch,
+        "A=",
+        "B=optim.beta2=0.99",
+        "n=5",
+        time_of=noisy(2, B=5),
+        shares_of=lambda arm: slow if arm == "B" else None,
+    )
     found = race_json(results)["result"]["against"]["B"]
     assert (code, found["verdict"]) == (0, "slower")
     assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
@@ -106,7 +120,14 @@ def test_the_plan_is_in_the_ledger_before_the_first_run_and_every_run_after_it(r
 def test_a_warm_up_run_is_kept_and_counts_nowhere(results, monkeypatch, capsys):
     """Its time would be seen: it took ten times as long."""
     first = set()
-    code, _ = go(results, monkeypatch, "A=", "B=", "n=2", time_of=lambda arm, seed: 10 + 0.01 * seed if arm in first else first.add(arm) or 100.0)
+    code, _ = go(
+        results,
+        monkeypatch,
+        "A=",
+        "B=",
+        "n=2",
+        time_of=lambda arm, seed: 10 + 0.01 * seed if arm in first else first.add(arm) or 100.0,
+    )
     found = race_json(results)
     assert [len(found["arms"][arm]["warm_up_runs"]) for arm in "AB"] == [1, 1]
     assert max(found["result"]["against"]["B"]["time"]["mean_s"]) < 11
@@ -149,7 +170,11 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
 def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_changed_plan(results, monkeypatch):
     _, arms = go(results, monkeypatch, "A=", "B=optim=muon", "n=2", hurt={1: "interrupt"})
     facts = arms.facts
-    for change, words in (({"source_sha256": "42" * 32}, "source_sha256"), ({"config_id": "12345678"}, "config_id"), ({"session_id": "0" * 16}, "another session")):
+    for change, words in (
+        ({"source_sha256": "42" * 32}, "source_sha256"),
+        ({"config_id": "12345678"}, "config_id"),
+        ({"session_id": "0" * 16}, "another session"),
+    ):
         monkeypatch.setattr(arm_process, "facts", lambda *args, change=change: facts(*args) | change)
         with pytest.raises(ValueError, match=words):
             race.main(["--resume"])
@@ -243,9 +268,8 @@ def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(result
 def test_two_races_at_once_are_refused(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
     (first,) = race_state.unfinished(results.folder)
-    with race_state.locked(first):
-        with pytest.raises(ValueError, match="is being raced at this moment"):
-            go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
+    with race_state.locked(first), pytest.raises(ValueError, match="is being raced at this moment"):
+        go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
     assert race.main(["--resume", first.name]) == 0
 
 
@@ -265,12 +289,20 @@ def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):
 def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=", "n=3")
     said = race_json(results)["result"]["against"]["B"]
-    monkeypatch.setattr(calibration, "of_runs", lambda rows: {"file": "x", "floor_pct": 25.0, "floor_n": 4, "cv_pct": 9.0, "exact": True})
+    monkeypatch.setattr(
+        calibration,
+        "of_runs",
+        lambda rows: {"file": "x", "floor_pct": 25.0, "floor_n": 4, "cv_pct": 9.0, "exact": True},
+    )
     monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
     race_id = race_json(results)["race_id"]
     for words in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
         ((_, found),) = comparison.of_arms(arms_of_words.of_words(words))
-        assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (said["time"]["floor_pct"], said["verdict"], None)
+        assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (
+            said["time"]["floor_pct"],
+            said["verdict"],
+            None,
+        )
 
 
 def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, monkeypatch, capsys):
@@ -279,7 +311,9 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
     found = race_json(results)
     assert (found["status"], found["result"]) == ("abandoned", None) and "given up" in found["why"]
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
-    ((_, compared),) = comparison.of_arms(arms_of_words.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]))
+    ((_, compared),) = comparison.of_arms(
+        arms_of_words.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
+    )
     assert "without-its-plan" in compared["flags"]
     with pytest.raises(ValueError, match="no race is unfinished"):
         race.main(["--abandon"])
@@ -309,7 +343,12 @@ def test_seeds_are_fresh_unless_they_are_given(results, monkeypatch):
 def test_the_race_leaves_a_page_and_a_text_that_say_the_verdict(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=3", time_of=noisy(6, B=5))
     (folder,) = (results.folder / "races").iterdir()
-    assert {path.name for path in folder.iterdir()} - {race_state.LOCK} == {"plan.json", "race.json", "race.md", "race.html"}
+    assert {path.name for path in folder.iterdir()} - {race_state.LOCK} == {
+        "plan.json",
+        "race.json",
+        "race.md",
+        "race.html",
+    }
     assert "**SLOWER**" in (folder / "race.md").read_text() and "slower" in (folder / "race.html").read_text()
 
 
@@ -358,14 +397,21 @@ def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypat
 # ---- whole races, as a user starts them
 
 
-SHORT = ["track=free", "goal.num_steps=4", "goal.val_tokens=1024", "goal.val_every_steps=4", "hardware=cpu", "model/size=nano"]
-SLOW_OPTIMIZER = '''
+SHORT = [
+    "track=free",
+    "goal.num_steps=4",
+    "goal.val_tokens=1024",
+    "goal.val_every_steps=4",
+    "hardware=cpu",
+    "model/size=nano",
+]
+SLOW_OPTIMIZER = """
     class Slowed(torch.optim.AdamW):
         def step(self, closure=None):
             time.sleep({seconds})
             return super().step(closure)
 
-    return Slowed(groups, lr'''
+    return Slowed(groups, lr"""
 
 
 @pytest.fixture
@@ -378,7 +424,9 @@ def checkout(tmp_path, repo):
     shutil.copy(repo / ".gitignore", copy)
 
     def git(*words):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=copy, check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=copy, check=True, capture_output=True
+        )
 
     git("init", "-q")
     git("add", ".")
@@ -396,9 +444,18 @@ def slow_down(copy, seconds):
 
 
 def start(checkout, *words, **options):
-    env = racing.environment(checkout / "results", SPEEDRUN_DATA=os.environ.get("SPEEDRUN_DATA", str(racing.REPO / ".data")))
-    return subprocess.Popen([sys.executable, "-m", "bench", "race", *words], cwd=checkout, env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
+    env = racing.environment(
+        checkout / "results", SPEEDRUN_DATA=os.environ.get("SPEEDRUN_DATA", str(racing.REPO / ".data"))
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench", "race", *words],
+        cwd=checkout,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,
+    )
 
 
 def wait_for(condition, timeout_s=120):
@@ -412,7 +469,12 @@ def wait_for(condition, timeout_s=120):
 def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
     words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
     killed = start(checkout, *words)
-    wait_for(lambda: len([line for line in ledger.read(checkout / "results") if line["event"] == "start"]) == 3 or killed.poll() is not None)
+    wait_for(
+        lambda: (
+            len([line for line in ledger.read(checkout / "results") if line["event"] == "start"]) == 3
+            or killed.poll() is not None
+        )
+    )
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     (path,) = (checkout / "results" / "races").glob("*/plan.json")
@@ -422,8 +484,13 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     assert resumed.returncode == 0, out
     assert path.read_bytes() == before
     found = json.loads((path.parent / "race.json").read_text())
-    runs = {arm: [json.loads((checkout / "results" / run / "run.json").read_text()) for run in found["arms"][arm]["runs"]] for arm in "AB"}
-    assert [{run["code"]["commit"] for run in runs[arm]} for arm in "AB"] == [{found["arms"][arm]["commit"]} for arm in "AB"]
+    runs = {
+        arm: [json.loads((checkout / "results" / run / "run.json").read_text()) for run in found["arms"][arm]["runs"]]
+        for arm in "AB"
+    }
+    assert [{run["code"]["commit"] for run in runs[arm]} for arm in "AB"] == [
+        {found["arms"][arm]["commit"]} for arm in "AB"
+    ]
     assert [len(arm) for arm in runs.values()] == [2, 2]
     assert sum(len(arm["interrupted_runs"]) for arm in found["arms"].values()) == 1
     assert ledger.faults(checkout / "results") == []

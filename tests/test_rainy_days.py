@@ -24,7 +24,12 @@ def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
     assert code == 1
     assert (run["status"], run["validity"]) == ("failed", "invalid")
     failure = run["failure"]
-    assert (failure["kind"], failure["rank"], failure["signal"], failure["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
+    assert (failure["kind"], failure["rank"], failure["signal"], failure["exit_code"]) == (
+        "rank_killed",
+        1,
+        "SIGKILL",
+        -9,
+    )
     assert failure["step"] >= 3
     assert "rank_killed" in out and failure["hint"] in out
     rows = step_files.read(race.folder)  # what was written before is kept
@@ -78,7 +83,9 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
 
 
 def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
-    done = racing.bench(tmp_path, "run", *racing.SHORT, "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50")
+    done = racing.bench(
+        tmp_path, "run", *racing.SHORT, "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50"
+    )
     assert done.returncode == 1
     (folder,) = racing.folders(tmp_path)
     failure = racing.run_json(folder)["failure"]
@@ -116,7 +123,9 @@ def test_a_stopped_rank_ends_the_race_within_the_timeout_and_the_record_says_whe
         os.kill(race.rank_pid(1), signal.SIGSTOP)
         started_s = time.monotonic()
         code, _ = race.end(timeout_s=60)
-        assert time.monotonic() - started_s < 25  # torch's agent alone would wait 30 s before it kills what does not end
+        assert (
+            time.monotonic() - started_s < 25
+        )  # torch's agent alone would wait 30 s before it kills what does not end
         assert race.all_gone()
         run = racing.run_json(race.folder)
     assert code == 1
@@ -135,7 +144,9 @@ def small_disk(tmp_path):
     folder.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"no small file system here: {done.stderr.strip()}")
     yield folder

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from bench.record import run_folder, step_files
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
-HEARTBEAT_S = datetime(2026, 11, 21, 3, 15, 5, tzinfo=timezone.utc).timestamp()  # of COMPLETE
+HEARTBEAT_S = datetime(2026, 11, 21, 3, 15, 5, tzinfo=UTC).timestamp()  # of COMPLETE
 
 
 @pytest.fixture
@@ -57,9 +57,18 @@ def test_the_kept_records_of_version_1_say_what_they_said():
         0,
     )
     assert step_files.read(COMPLETE)[3] == {
-        "step": 3, "flags": "profiled", "tokens": 3072, "lr": 0.003, "train_loss": 4.0, "val_loss": None,
-        "step_ms": 60.0, "data_ms": 1.0, "forward_ms": 15.0, "backward_ms": 25.0, "optimizer_ms": 5.0,
-    }  # fmt: skip
+        "step": 3,
+        "flags": "profiled",
+        "tokens": 3072,
+        "lr": 0.003,
+        "train_loss": 4.0,
+        "val_loss": None,
+        "step_ms": 60.0,
+        "data_ms": 1.0,
+        "forward_ms": 15.0,
+        "backward_ms": 25.0,
+        "optimizer_ms": 5.0,
+    }
     assert run_folder.read(FAILED)["failure"]["kind"] == "non_finite_loss"
 
 
@@ -148,12 +157,12 @@ def test_this_process_is_found_and_a_dead_one_is_not():
 
 
 def test_a_run_id_tells_time_name_config_and_seed():
-    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=timezone.utc)
+    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
     assert run_folder.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
 
 
 def test_launchers_at_the_same_time_never_share_a_folder(tmp_path):
-    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=timezone.utc)
+    utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
     made, start = [], threading.Barrier(8)
 
     def launch():
@@ -218,10 +227,7 @@ def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):
 
 def test_json_is_written_whole_and_nothing_else_is_left(tmp_path):
     atomic.write_json(tmp_path / "run.json", {"b": 1, "a": [1.5, None]})
-    assert list(json.loads((tmp_path / "run.json").read_text())) == [
-        "b",
-        "a",
-    ]  # order kept: schema_version stays first
+    assert list(json.loads((tmp_path / "run.json").read_text())) == ["b", "a"]  # order kept: schema_version stays first
     assert os.listdir(tmp_path) == ["run.json"]
 
 
@@ -357,9 +363,7 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
         ("odd.bin", "other", 0),
         ("steps.csv", "steps", 0),
     ]
-    assert (
-        found[1]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    )  # FIPS 180-2, "abc"
+    assert found[1]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, "abc"
 
 
 # ---- steps.csv and events.jsonl
@@ -367,11 +371,27 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
 
 def test_steps_come_back_as_they_were_written(tmp_path):
     rows = [
-        {"step": 0, "flags": "", "tokens": 0, "lr": None, "train_loss": None, "val_loss": 0.1 + 0.2, "step_ms": None,
-         "data_ms": None},
-        {"step": 1, "flags": "profiled;memory", "tokens": 1024, "lr": 3e-4, "train_loss": float("inf"),
-         "val_loss": None, "step_ms": 55.5, "data_ms": 0.25},
-    ]  # fmt: skip
+        {
+            "step": 0,
+            "flags": "",
+            "tokens": 0,
+            "lr": None,
+            "train_loss": None,
+            "val_loss": 0.1 + 0.2,
+            "step_ms": None,
+            "data_ms": None,
+        },
+        {
+            "step": 1,
+            "flags": "profiled;memory",
+            "tokens": 1024,
+            "lr": 3e-4,
+            "train_loss": float("inf"),
+            "val_loss": None,
+            "step_ms": 55.5,
+            "data_ms": 0.25,
+        },
+    ]
     step_files.write(tmp_path, rows)
     assert (tmp_path / "steps.csv").read_text().splitlines() == [
         "step,flags,tokens,lr,train_loss,val_loss,step_ms,data_ms",

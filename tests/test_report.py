@@ -32,7 +32,11 @@ def results(tmp_path):
 def add(results, seed, **changes):
     """One more complete run, of another seed."""
     run = json.loads((COMPLETE / "run.json").read_text())
-    run |= {"seed": seed, "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}", "started_at": f"2026-11-22T00:00:{seed:02d}.000Z"}
+    run |= {
+        "seed": seed,
+        "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}",
+        "started_at": f"2026-11-22T00:00:{seed:02d}.000Z",
+    }
     for key, value in changes.items():
         run[key] = run[key] | value if isinstance(run[key], dict) else value
     folder = results / "cpu_nano" / run["run_id"]
@@ -66,14 +70,19 @@ def test_a_step_ends_when_the_steps_before_it_and_the_validations_are_over():
 
 
 def test_a_flagged_step_is_drawn_apart_and_not_in_the_median():
-    rows = [{"step": num, "step_ms": ms, "flags": flag} for num, ms, flag in ((1, 10.0, ""), (2, 30.0, "profiled"), (3, 20.0, ""))]
+    rows = [
+        {"step": num, "step_ms": ms, "flags": flag}
+        for num, ms, flag in ((1, 10.0, ""), (2, 30.0, "profiled"), (3, 20.0, ""))
+    ]
     chart = run_charts.step_time(rows, {1: 0.01, 2: 0.04, 3: 0.06})
     assert [one["y"] for one in chart["series"]] == [[10.0, None, 20.0], [None, 30.0, None]]
     assert chart["caption"].startswith("median 15.00 ms")
 
 
 def test_the_distribution_counts_every_step_once():
-    chart = run_charts.distribution([{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)] + [{"step_ms": 999.0, "flags": "profiled"}])
+    chart = run_charts.distribution(
+        [{"step_ms": float(ms), "flags": ""} for ms in range(1, 101)] + [{"step_ms": 999.0, "flags": "profiled"}]
+    )
     assert sum(chart["series"][0]["y"]) == 100
     assert run_charts.distribution([{"step_ms": 5.0}] * 3)["series"][0]["y"][0] == 3  # all alike: one bar
 
@@ -107,7 +116,11 @@ def test_only_the_pages_own_scripts_may_run():
 def test_the_page_of_a_run_begins_with_its_verdict_and_fits_in_a_mail():
     html = run_page.of_run(COMPLETE)
     assert len(html.encode()) < 2 * 2**20
-    assert html.index("val_loss 4.2500 after 4 steps in 0.22 s") < html.index("data-chart") < html.index("Where and with what")
+    assert (
+        html.index("val_loss 4.2500 after 4 steps in 0.22 s")
+        < html.index("data-chart")
+        < html.index("Where and with what")
+    )
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html)
 
 
@@ -130,7 +143,12 @@ def test_a_run_that_recorded_its_memory_says_who_held_it(results):
 def test_a_run_without_a_gpu_shows_what_its_process_held(results):
     folder = results / "cpu_nano" / COMPLETE.name
     (folder / "memory").mkdir()
-    marks = {"marks": [[1000.0, "step 1"], [3000.0, "backward"]], "rss_bytes": [2**20, 3 * 2**20], "what": "rss", "rank": 0}
+    marks = {
+        "marks": [[1000.0, "step 1"], [3000.0, "backward"]],
+        "rss_bytes": [2**20, 3 * 2**20],
+        "what": "rss",
+        "rank": 0,
+    }
     (folder / "memory" / "steps_rank0.rss.json").write_text(json.dumps(marks))
     charts, html = run_memory.of_run(folder)
     assert (charts[0]["x"], charts[0]["series"][0]["y"]) == ([0.0, 2.0], [1.0, 3.0])
@@ -156,8 +174,12 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     new = add(results, 9)
     site.write(results, results / "site")
     after = {path: path.stat().st_mtime_ns for path in (results / "site" / "runs").glob("*.html")}
-    assert {path for path in after if after[path] != before.get(path)} == {results / "site" / "runs" / f"{new.name}.html"}
-    (new / "analysis.json").write_text(json.dumps({"ranks": {"0": {"kernels": [{"name": "sgemm", "count": 1, "sum_us": 5.0}]}}}))
+    assert {path for path in after if after[path] != before.get(path)} == {
+        results / "site" / "runs" / f"{new.name}.html"
+    }
+    (new / "analysis.json").write_text(
+        json.dumps({"ranks": {"0": {"kernels": [{"name": "sgemm", "count": 1, "sum_us": 5.0}]}}})
+    )
     site.write(results, results / "site")
     assert "sgemm" in (results / "site" / "runs" / f"{new.name}.html").read_text()
 
@@ -212,7 +234,9 @@ def test_a_runs_page_draws_its_charts_offline_and_says_nothing_on_the_console(br
     assert shown.js("document.documentElement.scrollWidth <= innerWidth")
     shown.js("document.querySelector('[data-chart=loss]').focus()")
     shown.press("ArrowRight")
-    shown.until("document.querySelector('[data-chart=loss] .u-legend').textContent.replace(/\\s+/g, '').startsWith('step0')")
+    shown.until(
+        "document.querySelector('[data-chart=loss] .u-legend').textContent.replace(/\\s+/g, '').startsWith('step0')"
+    )
     before = shown.js("getComputedStyle(document.body).backgroundColor")
     shown.click("#theme")
     assert shown.js("getComputedStyle(document.body).backgroundColor") != before
@@ -244,7 +268,11 @@ def test_the_site_filters_sorts_and_sets_two_runs_side_by_side(browser, results)
     assert shown.js("document.title") == "Results" and shown.js("document.querySelectorAll('img').length") == 0
     assert shown.errors == []
     run = browser.open(results / "site" / "runs" / "20261122T000003Z-gpt2-adamw-48623a63-s3.html")
-    assert run.errors == [] and run.js("document.title").startswith("</script>") and run.js("document.querySelectorAll('.u-over').length") >= 4
+    assert (
+        run.errors == []
+        and run.js("document.title").startswith("</script>")
+        and run.js("document.querySelectorAll('.u-over').length") >= 4
+    )
     assert step_files.read(COMPLETE)  # the page's numbers come from a record that has them
 
 
@@ -271,14 +299,39 @@ def test_every_kind_of_series_becomes_a_picture(tmp_path, kind):
 def test_the_page_of_a_race_begins_with_its_verdict_and_draws_its_runs_in_order(results):
     runs = [add(results, seed, metrics={"train_s": 5.0 + seed / 10, "val_loss": 4.0}) for seed in range(4)]
     race = {
-        "race_id": EVIL, "status": "complete", "why": None, "track": "cpu_nano", "peeked": True, "looks": [{"at": "now"}],
-        "plan": {"n": 2}, "plan_sha256": "ab" * 32, "baseline": "A",
-        "arms": {"A": {"overrides": [], "runs": [f"cpu_nano/{runs[num].name}" for num in (0, 3)]},
-                 "B": {"overrides": [EVIL], "runs": [f"cpu_nano/{runs[num].name}" for num in (1, 2)]}},
-        "result": {"baseline": "A", "against": {"B": {
-            "verdict": "slower", "words": "B is slower by 5 %", "flags": ["uncalibrated"], "differences": [],
-            "time": {"change_pct": 5.0, "ci95_pct": [4.0, 6.0], "p": 0.001, "n": [2, 2], "cv_pct": [0.1, None], "mde_pct": 0.5}}}},
-    }  # fmt: skip
+        "race_id": EVIL,
+        "status": "complete",
+        "why": None,
+        "track": "cpu_nano",
+        "peeked": True,
+        "looks": [{"at": "now"}],
+        "plan": {"n": 2},
+        "plan_sha256": "ab" * 32,
+        "baseline": "A",
+        "arms": {
+            "A": {"overrides": [], "runs": [f"cpu_nano/{runs[num].name}" for num in (0, 3)]},
+            "B": {"overrides": [EVIL], "runs": [f"cpu_nano/{runs[num].name}" for num in (1, 2)]},
+        },
+        "result": {
+            "baseline": "A",
+            "against": {
+                "B": {
+                    "verdict": "slower",
+                    "words": "B is slower by 5 %",
+                    "flags": ["uncalibrated"],
+                    "differences": [],
+                    "time": {
+                        "change_pct": 5.0,
+                        "ci95_pct": [4.0, 6.0],
+                        "p": 0.001,
+                        "n": [2, 2],
+                        "cv_pct": [0.1, None],
+                        "mde_pct": 0.5,
+                    },
+                }
+            },
+        },
+    }
     folder = results / "races" / "some-race"
     folder.mkdir(parents=True)
     (folder / "race.json").write_text(json.dumps(race))

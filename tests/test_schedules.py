@@ -60,8 +60,9 @@ def test_constant_stays_after_its_warmup():
 def test_no_step_is_wasted_and_none_is_above_the_peak(name):
     for num_steps in (1, 2, 3, 7, 50):
         for warmup_frac, cooldown_frac in ((0.0, 1.0), (0.5, 0.5), (0.02, 0.3), (1.0, 0.0)):
-            fracs = whole(SCHEDULES[name], num_steps, warmup_frac=warmup_frac, cooldown_frac=cooldown_frac,
-                          final_lr_frac=0.0)
+            fracs = whole(
+                SCHEDULES[name], num_steps, warmup_frac=warmup_frac, cooldown_frac=cooldown_frac, final_lr_frac=0.0
+            )
             assert all(0 < frac <= 1 for frac in fracs), (num_steps, warmup_frac, fracs)
 
 

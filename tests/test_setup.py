@@ -13,7 +13,27 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-TOOLS = "bash awk cat cksum cut df dirname env find grep head mkdir mv readlink rm sed sleep tail touch".split()
+TOOLS = [
+    "bash",
+    "awk",
+    "cat",
+    "cksum",
+    "cut",
+    "df",
+    "dirname",
+    "env",
+    "find",
+    "grep",
+    "head",
+    "mkdir",
+    "mv",
+    "readlink",
+    "rm",
+    "sed",
+    "sleep",
+    "tail",
+    "touch",
+]
 
 # A Python for the tests.  Questions (-c) are answered by the real one, after FAKE_HEAD told it what to believe; what
 # it is told to install or to run is only written down.

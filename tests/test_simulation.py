@@ -45,10 +45,19 @@ BASE = row_of(run_folder.read(COMPLETE))
 def rows(arm, times_s):
     """Rows of runs with these times, interleaved with those of the other arm."""
     return [
-        BASE | {"run_id": f"{arm}{number}", "config_id": arm, "seed": number, "train_s": float(train_s), "num_flagged_steps": 0,
-                "val_loss": None, "peak_mem_gib": None, "started_at": f"2026-11-21T{number:02d}:{(number % 2) ^ (arm == 'B')}0:00.000Z"}
+        BASE
+        | {
+            "run_id": f"{arm}{number}",
+            "config_id": arm,
+            "seed": number,
+            "train_s": float(train_s),
+            "num_flagged_steps": 0,
+            "val_loss": None,
+            "peak_mem_gib": None,
+            "started_at": f"2026-11-21T{number:02d}:{(number % 2) ^ (arm == 'B')}0:00.000Z",
+        }
         for number, train_s in enumerate(times_s)
-    ]  # fmt: skip
+    ]
 
 
 def verdict(a_s, b_s, plan=None):

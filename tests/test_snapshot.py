@@ -191,9 +191,16 @@ def test_fullness_tells_rounding_gaps_and_whole_free_segments_apart():
     found = segments.of_device(gpu.snapshot(), 0)
     tail = 20 * MIB - 19 * MIB - 512
     assert found == {
-        "num_segments": 2, "reserved": 40 * MIB, "used": 15 * MIB + 100, "rounding": 412, "waiting": 0, "free": 24 * MIB + tail,
-        "in_gaps": 4 * MIB + tail, "largest_gap": 4 * MIB, "largest_free": 20 * MIB,
-    }  # fmt: skip
+        "num_segments": 2,
+        "reserved": 40 * MIB,
+        "used": 15 * MIB + 100,
+        "rounding": 412,
+        "waiting": 0,
+        "free": 24 * MIB + tail,
+        "in_gaps": 4 * MIB + tail,
+        "largest_gap": 4 * MIB,
+        "largest_free": 20 * MIB,
+    }
 
 
 def test_torchs_own_reader_takes_these_snapshots_and_finds_the_same_sums():

@@ -167,7 +167,7 @@ def test_pysource_has_the_bytes_that_the_repository_promises():
 def test_pysource_names_the_versions_it_needs_and_those_it_found(monkeypatch):
     versions = {"hydra-core": "1.3.2", "omegaconf": "2.3.1", "antlr4-python3-runtime": "4.9.3"}
     monkeypatch.setattr(pysource.importlib.metadata, "version", versions.__getitem__)
-    monkeypatch.setattr(pysource, "read_packages", lambda packages: {name: b"x" * 200_000 for name in "ab"})
+    monkeypatch.setattr(pysource, "read_packages", lambda packages: dict.fromkeys("ab", b"x" * 200000))
     with pytest.raises(
         CheckFailed, match="made from hydra-core==1.3.8, .*found hydra-core==1.3.2, .*requirements.lock"
     ):

@@ -95,5 +95,5 @@ def test_no_false_alarm_in_1200_steps_that_only(kind):
 
 def test_excess_is_above_the_running_median_and_knows_only_rows_that_have_the_column():
     found = [{"step": num, "data_ms": 1.0} for num in range(1, 9)] + [{"step": 9, "data_ms": 51.0}, {"step": 10}]
-    assert stalls.excess(found, "data_ms") == {**{num: 0.0 for num in range(1, 9)}, 9: 50.0}
+    assert stalls.excess(found, "data_ms") == {**dict.fromkeys(range(1, 9), 0.0), 9: 50.0}
     assert stalls.excess(found, "cpu_ms") == {}

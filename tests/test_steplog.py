@@ -18,7 +18,12 @@ def make(num_steps=4):
     hand = Hand()
     seen = []
     log = StepLog(
-        HostMarks(hand), torch.device("cpu"), num_steps, on_row=seen.append, on_val=lambda *facts: seen.append(facts), now_ns=hand
+        HostMarks(hand),
+        torch.device("cpu"),
+        num_steps,
+        on_row=seen.append,
+        on_val=lambda *facts: seen.append(facts),
+        now_ns=hand,
     )
     return hand, log, seen
 
@@ -46,7 +51,14 @@ def test_train_s_runs_on_over_a_validation_but_does_not_count_it():
         {"step": 3, "t_ns": 9_300_000_000, "step_ms": 400.0, "train_s": pytest.approx(0.7), "train_loss": 0.5},
     ]
     assert log.val_losses == {0: 5.5, 2: 4.5, 3: 4.0}
-    assert [row["step"] if isinstance(row, dict) else row[:2] for row in seen] == [(0, 5.5), 1, 2, (2, 4.5), 3, (3, 4.0)]
+    assert [row["step"] if isinstance(row, dict) else row[:2] for row in seen] == [
+        (0, 5.5),
+        1,
+        2,
+        (2, 4.5),
+        3,
+        (3, 4.0),
+    ]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

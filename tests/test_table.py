@@ -51,11 +51,24 @@ def as_json(capsys, *argv):
 def test_a_row_of_a_complete_run_has_its_numbers_unrounded(capsys):
     (row,) = as_json(capsys, str(COMPLETE))
     wanted = {
-        "run_id": COMPLETE.name, "track": "cpu_nano", "status": "complete", "validity": "valid", "seed": 0,
-        "config_id": "48623a63", "model": "gpt2", "optim": "adamw", "world_size": 2, "num_steps": 4, "val_loss": 4.25,
-        "train_s": 0.22, "step_avg_ms": pytest.approx(160 / 3), "tokens_per_s": 19_200.0, "mfu": None, "peak_mem_gib": 0.5,
+        "run_id": COMPLETE.name,
+        "track": "cpu_nano",
+        "status": "complete",
+        "validity": "valid",
+        "seed": 0,
+        "config_id": "48623a63",
+        "model": "gpt2",
+        "optim": "adamw",
+        "world_size": 2,
+        "num_steps": 4,
+        "val_loss": 4.25,
+        "train_s": 0.22,
+        "step_avg_ms": pytest.approx(160 / 3),
+        "tokens_per_s": 19_200.0,
+        "mfu": None,
+        "peak_mem_gib": 0.5,
         "compile_s": None,
-    }  # fmt: skip
+    }
     assert {name: row[name] for name in wanted} == wanted
 
 
@@ -129,7 +142,10 @@ def test_the_terminal_view_marks_open_runs_and_doubt_and_fits_into_100_columns(r
 def test_what_does_not_fit_gives_way_from_the_right():
     run = run_folder.read(COMPLETE)
     run["metrics"]["mfu"] = 0.4512
-    wide, narrow = table_text.of_runs([row_of(run)], width=200).splitlines(), table_text.of_runs([row_of(run)], width=70).splitlines()
+    wide, narrow = (
+        table_text.of_runs([row_of(run)], width=200).splitlines(),
+        table_text.of_runs([row_of(run)], width=70).splitlines(),
+    )
     assert wide[0].split() == list(table_text.SHOWN)
     assert wide[2].split()[3:] == ["4.2500", "0.22", "53.33", "19,200", "0.451", "0.50"]
     assert narrow[0].split() == ["run_id", "track", "status", "val_loss"]
@@ -207,12 +223,7 @@ def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, a
 
 @pytest.mark.parametrize(
     ("order", "seeds"),
-    [
-        ("val_loss", [2, 0, 1, 3]),
-        ("-val_loss", [1, 0, 2, 3]),
-        ("status,-seed", [2, 1, 0, 3]),
-        ("run_id", [0, 1, 2, 3]),
-    ],
+    [("val_loss", [2, 0, 1, 3]), ("-val_loss", [1, 0, 2, 3]), ("status,-seed", [2, 1, 0, 3]), ("run_id", [0, 1, 2, 3])],
 )
 def test_sorting_by_columns_puts_empty_cells_last(results, capsys, order, seeds):
     for seed, val_loss in enumerate((4.2, 4.3, 4.1)):

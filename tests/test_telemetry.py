@@ -25,9 +25,18 @@ from bench.training.timers import HostMarks
 
 S = 10**9
 USUAL = {
-    "power_mw": 500_000, "energy_mj": 9_000_000_123, "clock_mhz": 1755, "temp_c": 61, "reasons": 0, "limit_mw": 700_000,
-    "lost": 0, "denied": 0, "slow_ms": 0, "unsupported": 0, "num_processes": 1,
-}  # fmt: skip
+    "power_mw": 500_000,
+    "energy_mj": 9_000_000_123,
+    "clock_mhz": 1755,
+    "temp_c": 61,
+    "reasons": 0,
+    "limit_mw": 700_000,
+    "lost": 0,
+    "denied": 0,
+    "slow_ms": 0,
+    "unsupported": 0,
+    "num_processes": 1,
+}
 
 
 def compiled(folder, *flags):
@@ -62,10 +71,14 @@ class Sampling:
         paces = {"interval_ms": interval_ms, "host_interval_ms": interval_ms}
         job = {"path": str(self.path), **paces, "uuids": uuids, "num_devices": len(uuids), "root_pid": os.getpid()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)], cwd=racing.REPO, text=True, bufsize=1,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)],
+            cwd=racing.REPO,
+            text=True,
+            bufsize=1,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env=os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(self.scenario)} | env,
-        )  # fmt: skip
+        )
         assert self.answer() == {"ready": True}
 
     def write(self):
@@ -133,7 +146,9 @@ def test_counters_become_rates_also_where_they_run_over(tmp_path, library):
         assert [row[column] * s for row, s in zip(rows[1:], seconds)] == pytest.approx([1] * len(seconds), rel=0.01)
 
 
-@pytest.mark.parametrize(("what", "column"), [("TotalEnergyConsumption", "energy_j"), ("82", "mem_temp_c"), ("MemoryInfo", "mem_gib")])
+@pytest.mark.parametrize(
+    ("what", "column"), [("TotalEnergyConsumption", "energy_j"), ("82", "mem_temp_c"), ("MemoryInfo", "mem_gib")]
+)
 def test_what_a_gpu_does_not_support_is_empty_in_every_row_and_named_once(tmp_path, library, what, column):
     rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=25, FAKE_NVML_UNSUPPORTED=f",{what},")
     assert all(row[column] is None and row["power_w"] == 500 for row in rows)
@@ -153,7 +168,9 @@ def test_a_board_without_instant_power_gives_its_usage(tmp_path, library):
 def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_path, old_library):
     gpus = {"GPU-a": {"reasons": 0x4, "num_processes": 2}}
     rows, told = sampled(tmp_path, old_library, gpus, num_rows=5)
-    assert {(row["throttle_reasons"], row["num_processes"], row["power_w"]) for row in rows} == {("sw_power_cap", 2, 500)}
+    assert {(row["throttle_reasons"], row["num_processes"], row["power_w"]) for row in rows} == {
+        ("sw_power_cap", 2, 500)
+    }
     assert told["foreign_processes"] == {"gpu0": 1}
     assert "power_average_w" in told["unsupported"]["gpu0"] and told["warnings"] == []
     env = os.environ | {"LD_LIBRARY_PATH": str(old_library), "FAKE_NVML": str(tmp_path / "gpus.txt")}
@@ -165,7 +182,9 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
 @pytest.mark.parametrize("rest", ["", "PowerUsage,"])
 def test_without_any_field_values_power_comes_from_the_older_call_and_each_is_named_once(tmp_path, library, rest):
     rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, FAKE_NVML_UNSUPPORTED=f",FieldValues,{rest}")
-    assert {row["power_w"] is None for row in rows} == {bool(rest)} and all(row["power_average_w"] is None for row in rows)
+    assert {row["power_w"] is None for row in rows} == {bool(rest)} and all(
+        row["power_average_w"] is None for row in rows
+    )
     names = told["unsupported"]["gpu0"]
     assert "power_average_w" in names and ("power_w" in names) == bool(rest) and len(names) == len(set(names))
 
@@ -222,7 +241,9 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
     spans = [(0, 149 * S)]
     told = join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}
     assert told["by_device"]["gpu0"]["slowed_frac"] == 2 / 150  # each alone would be below the limit
-    assert throttling.doubts(told) == ["gpu0 was slowed down by hw_power_brake, hw_slowdown, sw_thermal in 1.3 % of 150 samples (limit 1 %)"]
+    assert throttling.doubts(told) == [
+        "gpu0 was slowed down by hw_power_brake, hw_slowdown, sw_thermal in 1.3 % of 150 samples (limit 1 %)"
+    ]
     rows[3]["throttle_reasons"] = "none"
     assert throttling.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
 
@@ -265,13 +286,24 @@ def test_a_full_disk_ends_the_file_and_not_the_counters(tmp_path, library):
 
 def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path, library):
     read_end, write_end = os.pipe()
-    job = json.dumps({"path": str(tmp_path / "telemetry.csv"), "interval_ms": 20, "host_interval_ms": 20, "uuids": [], "num_devices": 0, "root_pid": 1})
+    job = json.dumps(
+        {
+            "path": str(tmp_path / "telemetry.csv"),
+            "interval_ms": 20,
+            "host_interval_ms": 20,
+            "uuids": [],
+            "num_devices": 0,
+            "root_pid": 1,
+        }
+    )
     code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-m', 'bench.telemetry.sampler', '{job}'], stdin={read_end}, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=racing.REPO, stdout=subprocess.PIPE, text=True, pass_fds=[read_end])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=racing.REPO, stdout=subprocess.PIPE, text=True, pass_fds=[read_end]
+    )
     sampler = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
@@ -304,7 +336,10 @@ def test_the_sampler_ends_when_its_pipe_closes(tmp_path, library):
 
 def gpu_rows(watts, **more):
     """One sample a second from second 0."""
-    return [{"t_ns": num * S, "read_ns": num * S, "device": "gpu0", "power_w": power_w, **more} for num, power_w in enumerate(watts)]
+    return [
+        {"t_ns": num * S, "read_ns": num * S, "device": "gpu0", "power_w": power_w, **more}
+        for num, power_w in enumerate(watts)
+    ]
 
 
 ENDS = {"t_ns": 0, "energy_j": {}}, {"t_ns": 3 * S, "energy_j": {}}
@@ -344,7 +379,9 @@ def test_new_memory_errors_are_those_since_the_race_began():
 
 
 def test_means_are_over_the_samples_and_then_over_the_devices():
-    rows = gpu_rows([100] * 4, sm_clock_mhz=1000.0) + [row | {"device": "gpu1"} for row in gpu_rows([100] * 2, sm_clock_mhz=1600.0)]
+    rows = gpu_rows([100] * 4, sm_clock_mhz=1000.0) + [
+        row | {"device": "gpu1"} for row in gpu_rows([100] * 2, sm_clock_mhz=1600.0)
+    ]
     rows[1]["sm_clock_mhz"] = 1400.0
     assert join.summary(rows, [(0, 3 * S)], *ENDS)["mean_sm_clock_mhz"] == (1100 + 1600) / 2
 
@@ -361,9 +398,14 @@ def test_steps_lie_where_the_device_had_them_between_synchronised_edges():
 
 
 def test_energies_of_the_steps_add_up_to_that_of_the_run():
-    rows = gpu_rows([100, 100, 300, 300], sm_clock_mhz=1000.0) + [row | {"device": "gpu1"} for row in gpu_rows([50] * 4, sm_clock_mhz=1200.0)]
+    rows = gpu_rows([100, 100, 300, 300], sm_clock_mhz=1000.0) + [
+        row | {"device": "gpu1"} for row in gpu_rows([50] * 4, sm_clock_mhz=1200.0)
+    ]
     found = join.columns(rows, {1: (0, S), 2: (S, 2 * S)}, {"energy_j": 800.0})
-    assert found == {"energy_j": {1: 300.0, 2: 500.0}, "sm_clock_mhz": {1: 1100.0, 2: 1100.0}}  # integrals of 150 and 250 J, doubled
+    assert found == {
+        "energy_j": {1: 300.0, 2: 500.0},
+        "sm_clock_mhz": {1: 1100.0, 2: 1100.0},
+    }  # integrals of 150 and 250 J, doubled
     assert join.columns(rows, {1: (0, S)}, {"energy_j": None}).keys() == {"sm_clock_mhz"}
 
 
@@ -409,17 +451,28 @@ def test_metrics_of_energy_and_of_the_clock_by_hand():
     told = {"energy_j": 800.0, "mean_power_w": 400.0, "mean_sm_clock_mhz": 915.0}
     name = "NVIDIA H100 80GB HBM3"
     run = {
-        "measured": {"batch_tokens": 100, "dtype": "bfloat16"}, "environment": {"gpus": [{"name": name}]}, "world_size": 1,
+        "measured": {"batch_tokens": 100, "dtype": "bfloat16"},
+        "environment": {"gpus": [{"name": name}]},
+        "world_size": 1,
         "instrument_summaries": {"telemetry": told},
-    }  # fmt: skip
-    assert metrics.energy(run, 4) == {"energy_j": 800.0, "energy_j_per_step": 200.0, "energy_j_per_token": 2.0, "mean_power_w": 400.0}
+    }
+    assert metrics.energy(run, 4) == {
+        "energy_j": 800.0,
+        "energy_j_per_step": 200.0,
+        "energy_j_per_token": 2.0,
+        "mean_power_w": 400.0,
+    }
     peak = peak_rates.peak_flops(name, "bfloat16")
-    assert metrics.mfu_at_clock(1e9, peak / 4e9, run, peak) == pytest.approx(0.5)  # a quarter of the peak at half the clock
+    assert metrics.mfu_at_clock(1e9, peak / 4e9, run, peak) == pytest.approx(
+        0.5
+    )  # a quarter of the peak at half the clock
     assert metrics.mfu_at_clock(1e9, 1e3, run | {"instrument_summaries": {}}, peak) is None
 
 
 def test_every_gpu_counts_alike_in_the_mean_also_one_that_was_lost_early():
-    rows = gpu_rows([1] * 3, sm_clock_mhz=1000.0) + [row | {"device": "gpu1"} for row in gpu_rows([1], sm_clock_mhz=2000.0)]
+    rows = gpu_rows([1] * 3, sm_clock_mhz=1000.0) + [
+        row | {"device": "gpu1"} for row in gpu_rows([1], sm_clock_mhz=2000.0)
+    ]
     assert join.summary(rows, [(0, 3 * S)], *ENDS)["mean_sm_clock_mhz"] == 1500
 
 
@@ -435,9 +488,14 @@ def test_processes_are_looked_for_seldom(monkeypatch):
 
 
 def test_the_bar_shows_the_power_of_all_gpus_at_the_last_tick(tmp_path):
-    rows = [{"t_ns": t_ns, "device": device, "power_w": watts} for t_ns, device, watts in ((1, "gpu0", 9.0), (2, "gpu0", 400.0), (2, "gpu1", 300.5))]
+    rows = [
+        {"t_ns": t_ns, "device": device, "power_w": watts}
+        for t_ns, device, watts in ((1, "gpu0", 9.0), (2, "gpu0", 400.0), (2, "gpu1", 300.5))
+    ]
     assert Progress(tmp_path, 10)._power_w() is None
-    (tmp_path / "telemetry.csv").write_text(line({name: name for name in FIELDS}) + line({}) + "".join(map(line, rows)) + "3,gpu0,,77")
+    (tmp_path / "telemetry.csv").write_text(
+        line({name: name for name in FIELDS}) + line({}) + "".join(map(line, rows)) + "3,gpu0,,77"
+    )
     assert Progress(tmp_path, 10)._power_w() == 700.5
 
 
@@ -447,12 +505,16 @@ def seen(tmp_path, library, monkeypatch):
 
     def make(gpus, interval_ms=20):
         scenario = tmp_path / "gpus.txt"
-        scenario.write_text("".join(f"{uuid} {' '.join(map(str, (USUAL | one).values()))}\n" for uuid, one in gpus.items()))
+        scenario.write_text(
+            "".join(f"{uuid} {' '.join(map(str, (USUAL | one).values()))}\n" for uuid, one in gpus.items())
+        )
         for name, value in (("LD_LIBRARY_PATH", library), ("FAKE_NVML", scenario)):
             monkeypatch.setenv(name, str(value))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         context = Context(tmp_path, 0, len(gpus), "cuda", 4, HostMarks())
-        (telemetry,), warnings = instruments.load({"telemetry": {"interval_ms": interval_ms, "host_interval_ms": interval_ms}}, context)
+        (telemetry,), warnings = instruments.load(
+            {"telemetry": {"interval_ms": interval_ms, "host_interval_ms": interval_ms}}, context
+        )
         assert not warnings
         return Watch([telemetry]), telemetry, context
 
@@ -483,7 +545,9 @@ def test_a_run_on_two_gpus_is_told_with_its_energy_by_step(seen):
     told, found = telemetry.summary(), telemetry.columns()
     timed_s = sum(end_ns - begin_ns for begin_ns, end_ns in telemetry._spans) / 1e9
     assert 0.6 <= timed_s < 5
-    assert told["energy_j"] == pytest.approx(800 * timed_s, rel=0.03) and told["mean_power_w"] == pytest.approx(800, rel=0.03)
+    assert told["energy_j"] == pytest.approx(800 * timed_s, rel=0.03) and told["mean_power_w"] == pytest.approx(
+        800, rel=0.03
+    )
     assert told["mean_sm_clock_mhz"] == 1705 and told["by_device"]["gpu1"]["mean_power_w"] == 300
     assert sum(found["energy_j"].values()) == pytest.approx(told["energy_j"])
     assert list(found["energy_j"]) == [1, 2, 3, 4] and list(found["sm_clock_mhz"].values()) == pytest.approx([1705] * 4)
@@ -498,13 +562,17 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
     def lose(step):
         if step == 1:
             gone = " ".join(map(str, (USUAL | {"lost": 1}).values()))
-            (tmp_path / "new").write_text(scenario.read_text().replace(f"GPU-a {' '.join(map(str, USUAL.values()))}", f"GPU-a {gone}"))
+            (tmp_path / "new").write_text(
+                scenario.read_text().replace(f"GPU-a {' '.join(map(str, USUAL.values()))}", f"GPU-a {gone}")
+            )
             (tmp_path / "new").replace(scenario)
 
     race(watch, context, after_step=lose)
     assert watch.instruments == [telemetry]
     (warning,) = watch.warnings
-    assert (warning["instrument"], warning["edge"]) == ("telemetry", "race") and warning["error"].startswith("gpu0 was lost")
+    assert (warning["instrument"], warning["edge"]) == ("telemetry", "race") and warning["error"].startswith(
+        "gpu0 was lost"
+    )
     assert telemetry.summary()["run_energy_j"] is None or telemetry.summary()["energy_from"] == "power"
 
 
@@ -520,7 +588,9 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
 
     race(watch, context, after_step=hang)
     assert process[0].poll() is not None  # killed
-    assert watch.warnings == [{"instrument": "telemetry", "edge": "race", "error": "the sampler of telemetry.csv gave no answer in 1 s"}]
+    assert watch.warnings == [
+        {"instrument": "telemetry", "edge": "race", "error": "the sampler of telemetry.csv gave no answer in 1 s"}
+    ]
     assert telemetry.summary()["energy_from"] == "power" and telemetry.doubts() == []
 
 
@@ -538,7 +608,9 @@ def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libr
     scenario = tmp_path / "gpus.txt"
     scenario.write_text("".join(f"GPU-{name} {' '.join(map(str, USUAL.values()))}\n" for name in "ab"))
     more = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}
-    seen = racing.race(tmp_path / "with", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more)
+    seen = racing.race(
+        tmp_path / "with", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more
+    )
     assert racing.losses(without) == racing.losses(seen)
     run = racing.run_json(seen)
     assert len(json.loads((seen / "environment.json").read_text())["gpus"]) == 2
@@ -546,7 +618,9 @@ def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libr
     assert told["source"] == "host" and run["environment"]["gpus"] == []
     assert len(samples.read(seen / "telemetry.csv")) == sum(told["num_samples"].values()) > 2
     assert 0 < told["num_timed_samples"] <= sum(told["num_samples"].values())
-    assert run["metrics"]["energy_j"] is None and not any(one["instrument"] == "telemetry" for one in run.get("warnings", ()))
+    assert run["metrics"]["energy_j"] is None and not any(
+        one["instrument"] == "telemetry" for one in run.get("warnings", ())
+    )
 
 
 @pytest.mark.slow

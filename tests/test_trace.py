@@ -36,7 +36,7 @@ needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others a
 # ---- real traces
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shared(name):
     return load_all(find(traces.SHARED / "files" / name))
 
@@ -49,10 +49,21 @@ def test_the_temporal_breakdown_of_a_real_trace_is_exact(key):
     rows = window.device_rows(rank)
     found = temporal.breakdown(rank, rows, kernels.types(rank, rows))
     exact = EXACT[key]["exact"]
-    pairs = {"span": "span_us", "idle": "idle_us", "compute": "compute_us", "noncompute": "non_compute_us", "comm": "comm_us"}
+    pairs = {
+        "span": "span_us",
+        "idle": "idle_us",
+        "compute": "compute_us",
+        "noncompute": "non_compute_us",
+        "comm": "comm_us",
+    }
     for theirs, ours in pairs.items():
         assert found[ours] == pytest.approx(exact[theirs], abs=0.5), theirs
-    for theirs, ours in {"idle_pct": "idle_pct", "compute_pct": "compute_pct", "noncompute_pct": "non_compute_pct", "overlap_pct": "overlap_pct"}.items():
+    for theirs, ours in {
+        "idle_pct": "idle_pct",
+        "compute_pct": "compute_pct",
+        "noncompute_pct": "non_compute_pct",
+        "overlap_pct": "overlap_pct",
+    }.items():
         assert found[ours] == (None if exact[theirs] is None else pytest.approx(exact[theirs], abs=0.01)), theirs
     assert len(rows) == exact["n"]
     assert found["idle_us"] + found["compute_us"] + found["non_compute_us"] == pytest.approx(found["span_us"], abs=1e-6)
@@ -74,9 +85,11 @@ def test_the_diff_of_two_real_traces_adds_up_to_the_change():
 def two_streams():
     """Compute 100 to 110 and 130 to 150, communication 105 to 140 on another stream, a copy 160 to 165."""
     return [
-        *launched("gemm", 100, 10, 90, 1), *launched("gemm", 130, 20, 92, 2),
-        *launched("ncclDevKernel_AllReduce", 105, 35, 94, 3, stream=9), *launched("Memcpy HtoD", 160, 5, 155, 4, cat="gpu_memcpy", bytes=5 * 2**20),
-    ]  # fmt: skip
+        *launched("gemm", 100, 10, 90, 1),
+        *launched("gemm", 130, 20, 92, 2),
+        *launched("ncclDevKernel_AllReduce", 105, 35, 94, 3, stream=9),
+        *launched("Memcpy HtoD", 160, 5, 155, 4, cat="gpu_memcpy", bytes=5 * 2**20),
+    ]
 
 
 def analysed(path, **options):
@@ -86,15 +99,30 @@ def analysed(path, **options):
 def test_two_streams_by_hand(tmp_path):
     found = analysed(write(tmp_path / "a.json", two_streams()))
     assert found["temporal"] | {"idle_pct": 0, "compute_pct": 0, "non_compute_pct": 0} == {
-        "span_us": 65.0, "idle_us": 10.0, "compute_us": 30.0, "non_compute_us": 25.0, "idle_pct": 0, "compute_pct": 0, "non_compute_pct": 0,
-    }  # fmt: skip
+        "span_us": 65.0,
+        "idle_us": 10.0,
+        "compute_us": 30.0,
+        "non_compute_us": 25.0,
+        "idle_pct": 0,
+        "compute_pct": 0,
+        "non_compute_pct": 0,
+    }
     assert found["overlap_pct"] == pytest.approx(100 * 15 / 35)  # 105-110 and 130-140
     assert found["exposed_comm_us"] == 20.0
     assert {line["type"]: line["sum_us"] for line in found["kernel_types"]} == {
-        "COMPUTATION": 15.0, "COMMUNICATION": 20.0, "MEMORY": 5.0, "COMPUTATION overlapping COMMUNICATION": 15.0,
-    }  # fmt: skip
+        "COMPUTATION": 15.0,
+        "COMMUNICATION": 20.0,
+        "MEMORY": 5.0,
+        "COMPUTATION overlapping COMMUNICATION": 15.0,
+    }
     gemm = next(line for line in found["kernels"] if line["name"] == "gemm")
-    assert (gemm["count"], gemm["sum_us"], gemm["mean_us"], gemm["min_us"], gemm["max_us"]) == (2, 30.0, 15.0, 10.0, 20.0)
+    assert (gemm["count"], gemm["sum_us"], gemm["mean_us"], gemm["min_us"], gemm["max_us"]) == (
+        2,
+        30.0,
+        15.0,
+        10.0,
+        20.0,
+    )
     assert gemm["std_us"] == pytest.approx(50**0.5)
     assert found["idle"][0] == {"device": 0, "stream": 7, "host_wait_us": 10.0, "kernel_wait_us": 20.0, "other_us": 0.0}
     (copy,) = found["copies"]
@@ -121,55 +149,105 @@ def test_queue_length_and_launch_delay_by_hand(tmp_path):
 
 def test_kernels_belong_to_the_operator_phase_and_module_that_launched_them(tmp_path):
     rows = [
-        event("user_annotation", "forward", 0, 100), event("user_annotation", "backward", 100, 100),
-        event("cpu_op", "aten::linear", 5, 30), event("cpu_op", "aten::addmm", 10, 20, **{"Input Dims": [[4], [8, 16], [16, 4]], "Input type": ["float"] * 3}),
+        event("user_annotation", "forward", 0, 100),
+        event("user_annotation", "backward", 100, 100),
+        event("cpu_op", "aten::linear", 5, 30),
+        event("cpu_op", "aten::addmm", 10, 20, **{"Input Dims": [[4], [8, 16], [16, 4]], "Input type": ["float"] * 3}),
         event("cpu_op", "aten::mm", 110, 20, tid=2, **{"Input Dims": [[8, 4], [4, 16]], "Input type": ["float"] * 2}),
-        event("python_function", "nn.Module: Linear_0", 2, 60), event("python_function", "train.py(12): step", 1, 90),
-        *launched("gemm", 50, 10, 15, 1), event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2),
+        event("python_function", "nn.Module: Linear_0", 2, 60),
+        event("python_function", "train.py(12): step", 1, 90),
+        *launched("gemm", 50, 10, 15, 1),
+        event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2),
         event("kernel", "gemm", 150, 20, pid=0, tid=7, stream=7, device=0, correlation=2),
-    ]  # fmt: skip
+    ]
     found = analysed(write(tmp_path / "a.json", rows))
     by_op = {line["name"]: line for line in found["operators"]}
-    assert (by_op["aten::addmm"]["device_us"], by_op["aten::linear"]["device_us"], by_op["aten::mm"]["device_us"]) == (10.0, 0.0, 20.0)
+    assert (by_op["aten::addmm"]["device_us"], by_op["aten::linear"]["device_us"], by_op["aten::mm"]["device_us"]) == (
+        10.0,
+        0.0,
+        20.0,
+    )
     assert (by_op["aten::linear"]["self_cpu_us"], by_op["aten::linear"]["cpu_us"]) == (10.0, 30.0)
-    assert by_op["aten::addmm"]["flop"] == 2 * 8 * 16 * 4 and by_op["aten::addmm"]["bytes"] == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert by_op["aten::addmm"]["flop"] == 2 * 8 * 16 * 4 and by_op["aten::addmm"]["bytes"] == 4 * (
+        8 * 16 + 16 * 4 + 8 * 4
+    )
     assert found["flop_known_frac"] == 1.0 and found["achieved"][0]["tflop_per_s"] == pytest.approx(1024 / 20e-6 / 1e12)
-    assert {line["phase"]: (line["device_us"], line["num_kernels"]) for line in found["phases"]} == {"forward": (10.0, 1), "backward": (20.0, 1)}
+    assert {line["phase"]: (line["device_us"], line["num_kernels"]) for line in found["phases"]} == {
+        "forward": (10.0, 1),
+        "backward": (20.0, 1),
+    }
     assert {line["module"]: line["device_us"] for line in found["modules"]} == {"Linear_0": 10.0, "unknown": 20.0}
-    assert {line["source"]: line["device_us"] for line in found["sources"]} == {"train.py(12): step": 10.0, "unknown": 20.0}
+    assert {line["source"]: line["device_us"] for line in found["sources"]} == {
+        "train.py(12): step": 10.0,
+        "unknown": 20.0,
+    }
 
 
 def test_the_critical_path_adds_up_to_the_span(tmp_path):
     found = analysed(write(tmp_path / "a.json", two_streams()))["critical_path"]
     assert sum(found[f"{kind}_us"] for kind in critical.KINDS) == found["span_us"] == 65.0
-    assert (found["memory_us"], found["host_us"], found["launch_us"]) == (5.0, 5.0, 5.0)  # the copy was called at 155, the rest ended at 150
+    assert (found["memory_us"], found["host_us"], found["launch_us"]) == (
+        5.0,
+        5.0,
+        5.0,
+    )  # the copy was called at 155, the rest ended at 150
 
 
 def test_each_step_has_a_critical_path_of_what_its_host_launched(tmp_path):
     """Step 1 runs 10 us of gemm; step 2 10 us, a gap in which the host had launched nothing until 145, and 5 us more."""
-    rows = [step(1, 80, 40), step(2, 120, 40), step(3, 160, 10), *launched("gemm", 100, 10, 90, 1),
-            *launched("gemm", 130, 10, 125, 2), *launched("gemm", 150, 5, 145, 3)]  # fmt: skip
+    rows = [
+        step(1, 80, 40),
+        step(2, 120, 40),
+        step(3, 160, 10),
+        *launched("gemm", 100, 10, 90, 1),
+        *launched("gemm", 130, 10, 125, 2),
+        *launched("gemm", 150, 5, 145, 3),
+    ]
     first, second = analysed(write(tmp_path / "a.json", rows))["critical_path_of_steps"]
     assert (first["step"], first["span_us"], first["compute_us"]) == (1, 10.0, 10.0)
-    assert (second["step"], second["span_us"], second["compute_us"], second["host_us"], second["launch_us"]) == (2, 25.0, 15.0, 5.0, 5.0)
+    assert (second["step"], second["span_us"], second["compute_us"], second["host_us"], second["launch_us"]) == (
+        2,
+        25.0,
+        15.0,
+        5.0,
+        5.0,
+    )
 
 
 def test_the_largest_gap_says_what_the_host_was_doing(tmp_path):
     rows = [*two_streams()[:-2], *launched("Memcpy HtoD", 160, 5, 157, 4), event("cpu_op", "aten::item", 148, 12)]
     gap = analysed(write(tmp_path / "a.json", rows))["gaps"][0]
-    assert (gap["us"], gap["start_us"], gap["before"], gap["after"], gap["host"]) == (10.0, 50.0, "gemm", "Memcpy HtoD", "aten::item")
+    assert (gap["us"], gap["start_us"], gap["before"], gap["after"], gap["host"]) == (
+        10.0,
+        50.0,
+        "gemm",
+        "Memcpy HtoD",
+        "aten::item",
+    )
 
 
 def test_the_late_rank_is_the_one_with_the_shortest_collective(tmp_path):
     for number, (start, dur) in enumerate(((100, 50), (140, 10))):
-        write(tmp_path / f"rank{number}.json", launched("ncclDevKernel_AllReduce", start, dur, 90, 1), distributedInfo={"rank": number, "world_size": 2})
+        write(
+            tmp_path / f"rank{number}.json",
+            launched("ncclDevKernel_AllReduce", start, dur, 90, 1),
+            distributedInfo={"rank": number, "world_size": 2},
+        )
     overall = analysis.analyze(find(tmp_path))["overall"]
-    assert overall["collectives"]["waits"] == [{"rank": 0, "wait_us": 40.0, "num_last": 0}, {"rank": 1, "wait_us": 0.0, "num_last": 1}]
+    assert overall["collectives"]["waits"] == [
+        {"rank": 0, "wait_us": 40.0, "num_last": 0},
+        {"rank": 1, "wait_us": 0.0, "num_last": 1},
+    ]
     assert overall["missing_ranks"] == [] and overall["collectives"]["worst"][0]["late_rank"] == 1
 
 
 def test_two_devices_of_one_process_have_timelines_of_their_own(tmp_path):
-    rows = [*launched("gemm", 0, 10, 0, 1), *launched("gemm", 20, 10, 2, 2), *launched("gemm", 10, 10, 4, 3, device=1), *launched("gemm", 30, 10, 6, 4, device=1)]
+    rows = [
+        *launched("gemm", 0, 10, 0, 1),
+        *launched("gemm", 20, 10, 2, 2),
+        *launched("gemm", 10, 10, 4, 3, device=1),
+        *launched("gemm", 30, 10, 6, 4, device=1),
+    ]
     found = analysed(write(tmp_path / "a.json", rows))["devices"]
     assert [found[device]["idle_us"] for device in ("0", "1")] == [10.0, 10.0]
 
@@ -180,7 +258,11 @@ def test_two_devices_of_one_process_have_timelines_of_their_own(tmp_path):
         ("aten::mm", [[2, 3], [3, 5]], 60),
         ("aten::bmm", [[7, 2, 3], [7, 3, 5]], 420),
         ("aten::addmm", [[5], [2, 3], [3, 5], [], []], 60),
-        ("aten::_scaled_dot_product_flash_attention", [[2, 4, 8, 16], [2, 4, 8, 16], [2, 4, 8, 16]], 4 * 2 * 4 * 8 * 8 * 16),
+        (
+            "aten::_scaled_dot_product_flash_attention",
+            [[2, 4, 8, 16], [2, 4, 8, 16], [2, 4, 8, 16]],
+            4 * 2 * 4 * 8 * 8 * 16,
+        ),
         ("aten::mm", [[2, 3], [4, 5]], None),
         ("aten::mm", None, None),
         ("aten::add", [[2, 3], [2, 3]], None),
@@ -209,7 +291,10 @@ def test_interval_arithmetic_is_that_of_a_brute_force(seed):
         assert (merged[0][1:] > merged[1][:-1]).all()  # what touches is one
     assert intervals.intersection_length(sets[0], sets[1]) == (pictures[0] & pictures[1]).sum()
     masks = pictures[0] * 1 + pictures[1] * 2 + pictures[2] * 4
-    assert intervals.combinations(sets) == {mask: n for mask in range(1, 8) if (n := int((masks == mask).sum()))} or not masks.any()
+    assert (
+        intervals.combinations(sets) == {mask: n for mask in range(1, 8) if (n := int((masks == mask).sum()))}
+        or not masks.any()
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -227,7 +312,13 @@ def test_the_innermost_range_is_that_of_a_brute_force(seed, tmp_path):
             at = end + draw.randrange(2)
 
     nest(0, 200, 4)
-    rank = load(write(tmp_path / "a.json", [event("cpu_op", f"op{num}", start, end - start) for num, (start, end) in enumerate(ranges)] or [event("cpu_op", "x", 0, 1)]))
+    rank = load(
+        write(
+            tmp_path / "a.json",
+            [event("cpu_op", f"op{num}", start, end - start) for num, (start, end) in enumerate(ranges)]
+            or [event("cpu_op", "x", 0, 1)],
+        )
+    )
     nested = attribution.Nest(rank, np.flatnonzero(rank.is_kind(events.CPU_OP)))
     times = np.arange(0, 200_000, 500)
     for time, row in zip(times, nested.innermost(times)):
@@ -256,7 +347,10 @@ def test_nanoseconds_are_exact_however_large_the_stamp(tmp_path):
 
 
 def test_numbers_as_text_are_numbers(tmp_path):
-    rows = [{key: str(value) if isinstance(value, (int, float)) else value for key, value in one.items()} for one in two_streams()]
+    rows = [
+        {key: str(value) if isinstance(value, (int, float)) else value for key, value in one.items()}
+        for one in two_streams()
+    ]
     for one in rows:
         one["args"] = {key: str(value) for key, value in one["args"].items()}
     assert analysed(write(tmp_path / "a.json", rows))["temporal"]["span_us"] == 65.0
@@ -308,7 +402,12 @@ def test_a_cut_file_is_read_as_far_as_it_goes_and_says_so(tmp_path):
 @pytest.mark.parametrize("seed", range(60))
 def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, seed):
     draw = random.Random(seed)
-    data = bytearray(write(tmp_path / "a.json", [step(1, 0, 50), *two_streams(), event("cpu_op", "aten::mm", 0, 10, **{"Input Dims": [[2, 3], [3, 4]]})]).read_bytes())
+    data = bytearray(
+        write(
+            tmp_path / "a.json",
+            [step(1, 0, 50), *two_streams(), event("cpu_op", "aten::mm", 0, 10, **{"Input Dims": [[2, 3], [3, 4]]})],
+        ).read_bytes()
+    )
     for _ in range(draw.randrange(1, 8)):
         place, what = draw.randrange(len(data)), draw.randrange(4)
         if what == 0:
@@ -316,7 +415,9 @@ def test_a_damaged_file_is_refused_or_read_but_never_breaks_anything(tmp_path, s
         elif what == 1:
             del data[place : place + draw.randrange(40)]
         elif what == 2:
-            data[place:place] = draw.choice([b"{", b"}", b"]", b'"', b"NaN", b"1e400", b"-", b"null", b"99999999999999999999999"])
+            data[place:place] = draw.choice(
+                [b"{", b"}", b"]", b'"', b"NaN", b"1e400", b"-", b"null", b"99999999999999999999999"]
+            )
         else:
             del data[place:]
             data += b" "
@@ -358,7 +459,12 @@ def test_a_file_made_to_exhaust_memory_is_left_early(tmp_path, monkeypatch):
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(bomb))
     read = source.Source(tmp_path / "a.json.gz")
     assert list(read.chunks()) == [] and read.cut == "there is no end of an event in 1 MiB"
-    (tmp_path / "b.json").write_bytes(b'{"traceEvents": [{"ph": "X", "args": ' + b"[" * 100_000 + b"]" * 100_000 + b'}, {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}]}')
+    (tmp_path / "b.json").write_bytes(
+        b'{"traceEvents": [{"ph": "X", "args": '
+        + b"[" * 100_000
+        + b"]" * 100_000
+        + b'}, {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}]}'
+    )
     assert len(load(tmp_path / "b.json").ts) <= 1
 
 
@@ -373,22 +479,42 @@ def test_blocks_may_end_anywhere(tmp_path, monkeypatch):
 
 
 def test_advice_has_its_figure_and_there_is_none_without_need(tmp_path):
-    starved = analysed(write(tmp_path / "a.json", [row for num in range(150) for row in launched("gemm", 100 * num, 5, 100 * num - 4, num + 1)]))
-    assert any("busy 5.0 % of the time (under 80 %)" in sentence and "waits for the host" in sentence for sentence in starved["advice"])
+    starved = analysed(
+        write(
+            tmp_path / "a.json",
+            [row for num in range(150) for row in launched("gemm", 100 * num, 5, 100 * num - 4, num + 1)],
+        )
+    )
+    assert any(
+        "busy 5.0 % of the time (under 80 %)" in sentence and "waits for the host" in sentence
+        for sentence in starved["advice"]
+    )
     assert any("150 of 150 kernels take under 10 us" in sentence for sentence in starved["advice"])
-    busy = analysed(write(tmp_path / "b.json", [row for num in range(50) for row in launched("gemm", 100 * num, 99, 0, num + 1)]))
+    busy = analysed(
+        write(tmp_path / "b.json", [row for num in range(50) for row in launched("gemm", 100 * num, 99, 0, num + 1)])
+    )
     assert busy["advice"] == []
 
 
 def test_a_diff_names_what_appeared_and_vanished(tmp_path):
-    paths = [write(tmp_path / f"{name}.json", [*launched(name, 0, 1000, 0, 1), *launched("gemm", 1000, gemm_us, 1, 2)]) for name, gemm_us in (("old", 500), ("new", 700))]
+    paths = [
+        write(tmp_path / f"{name}.json", [*launched(name, 0, 1000, 0, 1), *launched("gemm", 1000, gemm_us, 1, 2)])
+        for name, gemm_us in (("old", 500), ("new", 700))
+    ]
     found = diff.compare(*(diff.profile(load(path)) for path in paths))
-    assert [(line["what"], line["status"], round(line["change_ms"], 6)) for line in found["lines"]] == [("new", "appeared", 1.0), ("old", "vanished", -1.0), ("gemm", "changed", 0.2)]
+    assert [(line["what"], line["status"], round(line["change_ms"], 6)) for line in found["lines"]] == [
+        ("new", "appeared", 1.0),
+        ("old", "vanished", -1.0),
+        ("gemm", "changed", 0.2),
+    ]
     assert found["change_ms"] == pytest.approx(0.2) and found["rest_ms"] == pytest.approx(0.0)
 
 
 def test_skew_is_of_own_work():
-    lines = {0: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 60.0}], 1: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 10.0}]}
+    lines = {
+        0: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 60.0}],
+        1: [{"step": 1, "busy_us": 100.0, "exposed_comm_us": 10.0}],
+    }
     assert skew.steps(lines) == [{"step": 1, "fastest": 0, "slowest": 1, "skew_us": 50.0}]
 
 
@@ -403,7 +529,9 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
     assert (run / "summary.md").read_text().startswith("# Trace analysis")
     assert analyze.main([str(run), "--json"]) == 0
     shape = json.loads(capsys.readouterr().out)["ranks"]["0"]
-    assert {"profiler_steps", "temporal", "overlap_pct", "exposed_comm_us", "idle", "kernel_types", "kernels"} <= set(shape)
+    assert {"profiler_steps", "temporal", "overlap_pct", "exposed_comm_us", "idle", "kernel_types", "kernels"} <= set(
+        shape
+    )
     assert analyze.main(["diff", str(run), str(run)]) == 0
     assert "+0.000 ms" in capsys.readouterr().out
     with pytest.raises(ValueError, match="there is no trace in it"):

@@ -11,7 +11,9 @@ from bench.trace import analysis, diff, flops, operators, window
 from bench.trace.load import find, load
 from bench.trace.text import as_text, diff_text
 
-needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout")
+needs_shared = pytest.mark.skipif(
+    not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout"
+)
 
 
 def analysed(path, **options):
@@ -34,11 +36,19 @@ def op(name, ts, dur, *dims, kind="float", **more):
         ("aten::matmul", [[2, 3], [4, 3, 5]], 240),
         ("aten::linear", [[4, 2, 3], [5, 3], [5]], 240),
         # queries [B, H, T, K] = [2, 4, 8, 16], keys of 6, values of 10 numbers: 2 * 2 * 4 * 8 * 6 * (16 + 10)
-        ("aten::_scaled_dot_product_efficient_attention", [[2, 4, 8, 16], [2, 4, 6, 16], [2, 4, 6, 10]], 2 * 2 * 4 * 8 * 6 * 26),
+        (
+            "aten::_scaled_dot_product_efficient_attention",
+            [[2, 4, 8, 16], [2, 4, 6, 16], [2, 4, 6, 10]],
+            2 * 2 * 4 * 8 * 6 * 26,
+        ),
         # FlashAttention's own operators have time before heads: [B, T, H, K]
         ("aten::_flash_attention_forward", [[2, 8, 4, 16], [2, 6, 4, 16], [2, 6, 4, 16]], 2 * 2 * 4 * 8 * 6 * 32),
         ("flash_attn::_flash_attn_forward", [[2, 8, 4, 16], [2, 6, 1, 16], [2, 6, 1, 16]], 2 * 2 * 4 * 8 * 6 * 32),
-        ("aten::_flash_attention_backward", [[2, 8, 4, 16], [2, 8, 4, 16], [2, 6, 4, 16], [2, 6, 4, 16]], 2 * 2 * 4 * 8 * 6 * 80),
+        (
+            "aten::_flash_attention_backward",
+            [[2, 8, 4, 16], [2, 8, 4, 16], [2, 6, 4, 16], [2, 6, 4, 16]],
+            2 * 2 * 4 * 8 * 6 * 80,
+        ),
         ("aten::_flash_attention_forward", [[64, 4, 16], [64, 4, 16], [64, 4, 16], [5], [5]], None),  # packed sequences
         ("aten::mm", [[2, 3], [4, 5]], None),
         ("aten::mm", [[2, -3], [-3, 5]], None),
@@ -62,35 +72,70 @@ def test_bytes_are_those_of_the_factors_and_the_result_at_their_own_widths():
 def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
     """linear holds addmm holds mm: one product of 2 * 100 * 200 * 50 in the innermost's 40 us; 60 of 100 us are known."""
     rows = [
-        op("aten::linear", 0, 60, [100, 200], [50, 200]), op("aten::addmm", 5, 50, [50], [100, 200], [200, 50]), op("aten::mm", 10, 40, [100, 200], [200, 50]),
-        event("cpu_op", "aten::empty", 20, 5), op("aten::mm", 60, 20, [10, 10], [10, 10]), event("cpu_op", "aten::add", 80, 20),
-    ]  # fmt: skip
+        op("aten::linear", 0, 60, [100, 200], [50, 200]),
+        op("aten::addmm", 5, 50, [50], [100, 200], [200, 50]),
+        op("aten::mm", 10, 40, [100, 200], [200, 50]),
+        event("cpu_op", "aten::empty", 20, 5),
+        op("aten::mm", 60, 20, [10, 10], [10, 10]),
+        event("cpu_op", "aten::add", 80, 20),
+    ]
     found = analysed(write(tmp_path / "a.json", rows))
-    assert {(line["name"], line["flop"], line["time_us"]) for line in found["achieved"]} == {("aten::mm", 2_000_000, 40.0), ("aten::mm", 2000, 20.0)}
+    assert {(line["name"], line["flop"], line["time_us"]) for line in found["achieved"]} == {
+        ("aten::mm", 2_000_000, 40.0),
+        ("aten::mm", 2000, 20.0),
+    }
     assert found["achieved"][0]["tflop_per_s"] == pytest.approx(2e6 / 40e-6 / 1e12)
-    assert found["achieved_whole"] == {"of": "cpu", "flop": 2_002_000, "time_us": 60.0, "tflop_per_s": pytest.approx(2_002_000 / 60e-6 / 1e12), "known_frac": 0.6}
+    assert found["achieved_whole"] == {
+        "of": "cpu",
+        "flop": 2_002_000,
+        "time_us": 60.0,
+        "tflop_per_s": pytest.approx(2_002_000 / 60e-6 / 1e12),
+        "known_frac": 0.6,
+    }
     assert all(line["pct_of_peak"] is None for line in found["achieved"])
     text = as_text(analysis.analyze([tmp_path / "a.json"]), "x")
-    assert "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time on the CPU" in text
+    assert (
+        "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time on the CPU"
+        in text
+    )
 
 
 def test_rates_of_a_device_are_of_its_own_kernels_and_its_own_peak(tmp_path):
     """2 * 1024^3 in 20 us is 107 TFLOP/s: of an H100's 989 in bfloat16 10.9 %.  In float32 it can only be TF32."""
     size = 1024
     for kind, peak, precision in (("c10::BFloat16", 989, "bfloat16"), ("float", 494, "tf32")):
-        rows = [op("aten::mm", 0, 20, [size, size], [size, size], kind=kind), *launched("nvjet", 30, 20, 5, 1), *launched("add", 50, 20, 25, 2)]
-        found = analysed(write(tmp_path / "a.json", rows, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]))
+        rows = [
+            op("aten::mm", 0, 20, [size, size], [size, size], kind=kind),
+            *launched("nvjet", 30, 20, 5, 1),
+            *launched("add", 50, 20, 25, 2),
+        ]
+        found = analysed(
+            write(tmp_path / "a.json", rows, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
+        )
         (line,) = found["achieved"]
         assert (line["precision"], line["tflop_per_s"]) == (precision, pytest.approx(2 * size**3 / 20e-6 / 1e12))
         assert line["pct_of_peak"] == pytest.approx(100 * line["tflop_per_s"] / peak, rel=0.01)
-        assert found["flop_known_frac"] == 0.5 and found["achieved_whole"]["of"] == "device"  # no operator launched the sum
-        assert line["flop_per_byte"] == pytest.approx(size / (3 if kind == "c10::BFloat16" else 6)) and line["bound"] == "compute"
+        assert (
+            found["flop_known_frac"] == 0.5 and found["achieved_whole"]["of"] == "device"
+        )  # no operator launched the sum
+        assert (
+            line["flop_per_byte"] == pytest.approx(size / (3 if kind == "c10::BFloat16" else 6))
+            and line["bound"] == "compute"
+        )
     tall = [op("aten::mm", 0, 20, [size, 1], [1, size], kind="float"), *launched("gemv", 30, 20, 5, 1)]
-    assert analysed(write(tmp_path / "b.json", tall, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]))["achieved"][0]["bound"] == "memory"
+    assert (
+        analysed(write(tmp_path / "b.json", tall, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]))[
+            "achieved"
+        ][0]["bound"]
+        == "memory"
+    )
 
 
 def test_kernels_that_are_linked_to_no_operator_give_no_rates_of_the_host(tmp_path):
-    rows = [op("aten::mm", 0, 20, [64, 64], [64, 64]), event("kernel", "gemm", 30, 20, pid=0, tid=7, device=0, stream=7, correlation=9)]
+    rows = [
+        op("aten::mm", 0, 20, [64, 64], [64, 64]),
+        event("kernel", "gemm", 30, 20, pid=0, tid=7, device=0, stream=7, correlation=9),
+    ]
     found = analysed(write(tmp_path / "a.json", rows))
     assert found["achieved"] == [] and found["flop_known_frac"] == 0.0
 
@@ -101,22 +146,53 @@ def test_kernels_that_are_linked_to_no_operator_give_no_rates_of_the_host(tmp_pa
 def test_a_kernel_is_traced_to_its_operator_annotation_module_and_line(tmp_path):
     """In backward autograd's thread launches; the annotation is that in which the main thread stands then."""
     rows = [
-        step(1, 0, 300), event("user_annotation", "forward", 0, 100), event("user_annotation", "backward", 100, 100),
-        event("python_function", "train.py(12): step", 1, 190), event("python_function", "nn.Module: Block_3", 2, 60),
-        event("python_function", "torch/nn/modules/linear.py(134): forward", 3, 50), event("cpu_op", "aten::addmm", 10, 20),
-        *launched("gemm", 50, 10, 15, 1), event("cpu_op", "AddmmBackward0", 108, 30, tid=2), event("cpu_op", "aten::mm", 110, 20, tid=2),
-        event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2), event("kernel", "gemm", 150, 20, pid=0, tid=7, stream=7, device=0, correlation=2),
-    ]  # fmt: skip
+        step(1, 0, 300),
+        event("user_annotation", "forward", 0, 100),
+        event("user_annotation", "backward", 100, 100),
+        event("python_function", "train.py(12): step", 1, 190),
+        event("python_function", "nn.Module: Block_3", 2, 60),
+        event("python_function", "torch/nn/modules/linear.py(134): forward", 3, 50),
+        event("cpu_op", "aten::addmm", 10, 20),
+        *launched("gemm", 50, 10, 15, 1),
+        event("cpu_op", "AddmmBackward0", 108, 30, tid=2),
+        event("cpu_op", "aten::mm", 110, 20, tid=2),
+        event("cuda_runtime", "cudaLaunchKernel", 115, 2, tid=2, correlation=2),
+        event("kernel", "gemm", 150, 20, pid=0, tid=7, stream=7, device=0, correlation=2),
+    ]
     assert analysed(write(tmp_path / "a.json", rows))["launchers"] == [
-        {"kernel": "gemm", "operator": "aten::mm", "annotation": "backward", "module": None, "source": None, "count": 1, "device_us": 20.0},
-        {"kernel": "gemm", "operator": "aten::addmm", "annotation": "forward", "module": "Block_3", "source": "train.py(12): step", "count": 1, "device_us": 10.0},
+        {
+            "kernel": "gemm",
+            "operator": "aten::mm",
+            "annotation": "backward",
+            "module": None,
+            "source": None,
+            "count": 1,
+            "device_us": 20.0,
+        },
+        {
+            "kernel": "gemm",
+            "operator": "aten::addmm",
+            "annotation": "forward",
+            "module": "Block_3",
+            "source": "train.py(12): step",
+            "count": 1,
+            "device_us": 10.0,
+        },
     ]
 
 
 def test_modules_of_a_cpu_trace_have_their_own_time(tmp_path):
-    rows = [event("python_function", "nn.Module: Net_0", 0, 100), event("python_function", "nn.Module: Linear_0", 10, 30), event("python_function", "nn.Module: Linear_1", 50, 40)]
+    rows = [
+        event("python_function", "nn.Module: Net_0", 0, 100),
+        event("python_function", "nn.Module: Linear_0", 10, 30),
+        event("python_function", "nn.Module: Linear_1", 50, 40),
+    ]
     found = analysed(write(tmp_path / "a.json", [*rows, event("cpu_op", "aten::mm", 12, 5)]))
-    assert found["modules"] == [{"module": "Linear_1", "cpu_us": 40.0, "num_calls": 1}, {"module": "Net_0", "cpu_us": 30.0, "num_calls": 1}, {"module": "Linear_0", "cpu_us": 30.0, "num_calls": 1}]
+    assert found["modules"] == [
+        {"module": "Linear_1", "cpu_us": 40.0, "num_calls": 1},
+        {"module": "Net_0", "cpu_us": 30.0, "num_calls": 1},
+        {"module": "Linear_0", "cpu_us": 30.0, "num_calls": 1},
+    ]
 
 
 def test_the_last_step_is_left_out_of_everything_alike(tmp_path):
@@ -124,16 +200,34 @@ def test_the_last_step_is_left_out_of_everything_alike(tmp_path):
     for start in (0, 100):
         rows += [event("user_annotation", "forward", start + 1, 90), event("cpu_op", "aten::mm", start + 2, 50)]
     found = analysed(write(tmp_path / "a.json", rows))
-    assert (found["phases"][0]["host_us"], found["operators"][0]["count"], [line["step"] for line in found["steps"]]) == (90.0, 1, [1])
+    assert (
+        found["phases"][0]["host_us"],
+        found["operators"][0]["count"],
+        [line["step"] for line in found["steps"]],
+    ) == (90.0, 1, [1])
     assert {line["name"]: line["count"] for line in found["annotations"]} == {"forward": 1, "ProfilerStep#1": 1}
     whole = analysed(tmp_path / "a.json", include_last_step=True)
-    assert (whole["phases"][0]["host_us"], whole["operators"][0]["count"], whole["profiler_steps"]) == (180.0, 2, [1, 2])
+    assert (whole["phases"][0]["host_us"], whole["operators"][0]["count"], whole["profiler_steps"]) == (
+        180.0,
+        2,
+        [1, 2],
+    )
 
 
 def test_operators_that_lead_by_any_measure_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "MAX_OPERATORS", 1)
-    rows = [op("aten::mm", 0, 10, [9, 9], [9, 9]), event("cpu_op", "slow", 10, 50), event("cpu_op", "gpu", 60, 5), *launched("k", 90, 30, 61, 1), event("cpu_op", "neither", 80, 20)]
-    assert [line["name"] for line in analysed(write(tmp_path / "a.json", rows))["operators"]] == ["gpu", "slow", "aten::mm"]
+    rows = [
+        op("aten::mm", 0, 10, [9, 9], [9, 9]),
+        event("cpu_op", "slow", 10, 50),
+        event("cpu_op", "gpu", 60, 5),
+        *launched("k", 90, 30, 61, 1),
+        event("cpu_op", "neither", 80, 20),
+    ]
+    assert [line["name"] for line in analysed(write(tmp_path / "a.json", rows))["operators"]] == [
+        "gpu",
+        "slow",
+        "aten::mm",
+    ]
 
 
 # ---- advice
@@ -149,8 +243,12 @@ def said(path):
 
 def test_advice_on_copies_knows_pageable_from_pinned_and_hidden_from_exposed(tmp_path):
     kernel = launched("gemm", 100, 900, 90, 2)
-    assert "overlap with nothing take 10.0 % of the time (over 5 %): pin the host's memory" in said(write(tmp_path / "a.json", [*kernel, *copy(0, 100)]))
-    assert "copy the next batch earlier" in said(write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy HtoD (Pinned -> Device)")]))
+    assert "overlap with nothing take 10.0 % of the time (over 5 %): pin the host's memory" in said(
+        write(tmp_path / "a.json", [*kernel, *copy(0, 100)])
+    )
+    assert "copy the next batch earlier" in said(
+        write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy HtoD (Pinned -> Device)")])
+    )
     assert said(write(tmp_path / "a.json", [*kernel, *copy(300, 100)])) == ""
     assert said(write(tmp_path / "a.json", [*kernel, *copy(0, 100, "Memcpy DtoD (Device -> Device)")])) == ""
 
@@ -159,18 +257,29 @@ def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
     """Two reads launch a copy, one is of a tensor of the host."""
     rows = [*launched("gemm", 0, 1000, 0, 1)]
     for num, ts in enumerate((100, 300)):
-        rows += [event("cpu_op", "aten::_local_scalar_dense", ts, 100), *launched("Memcpy DtoH (Device -> Pageable)", ts + 50, 2, ts + 5, num + 2, cat="gpu_memcpy")]
+        rows += [
+            event("cpu_op", "aten::_local_scalar_dense", ts, 100),
+            *launched("Memcpy DtoH (Device -> Pageable)", ts + 50, 2, ts + 5, num + 2, cat="gpu_memcpy"),
+        ]
     found = analysed(write(tmp_path / "a.json", [*rows, event("cpu_op", "aten::_local_scalar_dense", 600, 10)]))
     assert found["items"] == {"count": 2, "sum_us": 200.0}
-    assert "The host read 2 values from the device" in " ".join(found["advice"]) and "0.20 ms" in " ".join(found["advice"])
+    assert "The host read 2 values from the device" in " ".join(found["advice"]) and "0.20 ms" in " ".join(
+        found["advice"]
+    )
 
 
 def test_the_profilers_own_synchronisation_at_the_end_is_nobodys_fault(tmp_path):
-    rows = [step(1, 0, 1000), *launched("gemm", 10, 980, 5, 1), event("cuda_runtime", "cudaDeviceSynchronize", 1001, 500)]
+    rows = [
+        step(1, 0, 1000),
+        *launched("gemm", 10, 980, 5, 1),
+        event("cuda_runtime", "cudaDeviceSynchronize", 1001, 500),
+    ]
     found = analysed(write(tmp_path / "a.json", rows))
     assert found["synchronisations"] == [] and found["advice"] == []
     inside = [*rows, event("cuda_runtime", "cudaStreamSynchronize", 500, 100)]
-    assert "waited 0.10 ms in cudaStreamSynchronize (10.0 % of its time, over 5 %)" in said(write(tmp_path / "a.json", inside))
+    assert "waited 0.10 ms in cudaStreamSynchronize (10.0 % of its time, over 5 %)" in said(
+        write(tmp_path / "a.json", inside)
+    )
 
 
 # ---- diff
@@ -190,25 +299,49 @@ def adds_up(found):
 
 def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_path):
     """A: 1 ms of gemm and 1 ms of copy one after the other in a step of 3.  B: both at once, gemm 1.5, in a step of 2."""
-    a = [step(1, 0, 3000), step(2, 3000, 10), *launched("gemm", 100, 1000, 10, 1), *launched("copy", 1100, 1000, 20, 2, stream=9)]
-    b = [step(1, 0, 2000), step(2, 2000, 10), *launched("gemm", 100, 1500, 10, 1), *launched("copy", 200, 1000, 20, 2, stream=9)]
+    a = [
+        step(1, 0, 3000),
+        step(2, 3000, 10),
+        *launched("gemm", 100, 1000, 10, 1),
+        *launched("copy", 1100, 1000, 20, 2, stream=9),
+    ]
+    b = [
+        step(1, 0, 2000),
+        step(2, 2000, 10),
+        *launched("gemm", 100, 1500, 10, 1),
+        *launched("copy", 200, 1000, 20, 2, stream=9),
+    ]
     found = compared(write(tmp_path / "a.json", a), write(tmp_path / "b.json", b))
     assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
     assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
     adds_up(found)
     text = diff_text(found, "a", "b")
-    assert "-1.000 ms" in text and "+0.500 ms in kernels" in text and "-0.500 ms in which none of them ran" in text and "-1.000 ms by running" in text
+    assert (
+        "-1.000 ms" in text
+        and "+0.500 ms in kernels" in text
+        and "-0.500 ms in which none of them ran" in text
+        and "-1.000 ms by running" in text
+    )
 
 
 def test_cpu_traces_are_compared_by_operator_and_shape(tmp_path, capsys):
     def trace(name, size, dur):
-        rows = [step(1, 0, 5000), step(2, 5000, 10), op("aten::linear", 0, dur + 100, [size, 8], [8, 8]), op("aten::mm", 50, dur, [size, 8], [8, 8]), event("cpu_op", "aten::add", 4000, 500)]
+        rows = [
+            step(1, 0, 5000),
+            step(2, 5000, 10),
+            op("aten::linear", 0, dur + 100, [size, 8], [8, 8]),
+            op("aten::mm", 50, dur, [size, 8], [8, 8]),
+            event("cpu_op", "aten::add", 4000, 500),
+        ]
         return write(tmp_path / name, rows)
 
     a, b = trace("a.json", 16, 1000), trace("b.json", 32, 3000)
     found = compared(a, b)
     assert found["by"] == "operator" and found["change_ms"] == 0.0 and found["idle_change_ms"] == -2.0
-    assert [(line["what"], line["status"], line["change_ms"]) for line in found["lines"][:2]] == [("aten::mm [[32, 8], [8, 8]]", "appeared", 3.0), ("aten::mm [[16, 8], [8, 8]]", "vanished", -1.0)]
+    assert [(line["what"], line["status"], line["change_ms"]) for line in found["lines"][:2]] == [
+        ("aten::mm [[32, 8], [8, 8]]", "appeared", 3.0),
+        ("aten::mm [[16, 8], [8, 8]]", "vanished", -1.0),
+    ]
     adds_up(found)
     assert analyze.main(["diff", str(a), str(b)]) == 0
     assert "operators, the lines below" in capsys.readouterr().out
@@ -217,9 +350,15 @@ def test_cpu_traces_are_compared_by_operator_and_shape(tmp_path, capsys):
 
 
 def test_kernels_that_no_operator_launched_have_a_line_too(tmp_path):
-    a = write(tmp_path / "a.json", [event("cpu_op", "aten::mm", 0, 20), *launched("gemm", 50, 1000, 5, 1), *launched("lost", 1050, 500, 30, 2)])
+    a = write(
+        tmp_path / "a.json",
+        [event("cpu_op", "aten::mm", 0, 20), *launched("gemm", 50, 1000, 5, 1), *launched("lost", 1050, 500, 30, 2)],
+    )
     found = compared(a, a, "operator")
-    assert {line["what"]: line["a_ms"] for line in found["lines"]} == {"aten::mm": 1.0, "(launched by no recorded operator)": 0.5}
+    assert {line["what"]: line["a_ms"] for line in found["lines"]} == {
+        "aten::mm": 1.0,
+        "(launched by no recorded operator)": 0.5,
+    }
     adds_up(found)
 
 
@@ -268,9 +407,26 @@ def test_a_world_of_a_billion_ranks_is_not_believed(tmp_path):
 @needs_shared
 def test_every_part_of_the_answer_is_printed_for_a_real_trace():
     text = as_text(analysis.analyze(find(traces.SHARED / "files" / "hta_nccl_parser_config")), "x")
-    for title in ("Time of the device", "What it means", "Kernels by type", "Categories", "Kernels", "Who launched them", "Operators by device time", "Operators by own CPU time",
-                  "Steps", "Annotations of the host", "Annotations of the GPU", "Idle time by stream", "launches: a call takes", "Queued launches", "Copies and their bandwidth",
-                  "Critical path", "Largest gaps of the device", "1258 device rows of the last step, 6, are not counted"):  # fmt: skip
+    for title in (
+        "Time of the device",
+        "What it means",
+        "Kernels by type",
+        "Categories",
+        "Kernels",
+        "Who launched them",
+        "Operators by device time",
+        "Operators by own CPU time",
+        "Steps",
+        "Annotations of the host",
+        "Annotations of the GPU",
+        "Idle time by stream",
+        "launches: a call takes",
+        "Queued launches",
+        "Copies and their bandwidth",
+        "Critical path",
+        "Largest gaps of the device",
+        "1258 device rows of the last step, 6, are not counted",
+    ):
         assert title in text, title
 
 

@@ -18,21 +18,37 @@ from bench.trace import events, kernels, launches, temporal, window
 from bench.trace.load import find, load, load_all
 
 FOLDER = traces.SHARED / "expected"
-EXPECTED = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))} if FOLDER.is_dir() else {}
+EXPECTED = (
+    {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))} if FOLDER.is_dir() else {}
+)
 MODES = {"exclude_last_step": False, "include_last_step": True}
 CASES = [(name, mode) for name in EXPECTED for mode in MODES]
 # Triton's ranges of the host carry a stream, so HTA takes them for device time; it takes events' synchronisation for it too.
 HOST_ROWS_COUNTED = ("hta_triton_example", "tl_compile_triton")
 SYNC_ROWS_COUNTED = ("hta_cp_event_sync",)
 CRASHES = ("tl_h100_qwen",)  # its rounding makes compute longer than busy, and it asserts that this cannot be
-STATISTICS_OF = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync", "cudaMemsetAsync")  # the launches HTA knows there
-QUEUES_OF = (*STATISTICS_OF, "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel", "hipExtModuleLaunchKernel", "hipMemcpyAsync", "hipMemsetAsync", "hipMemcpyWithStream")
+STATISTICS_OF = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)  # the launches HTA knows there
+QUEUES_OF = (
+    *STATISTICS_OF,
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "hipLaunchKernel",
+    "hipExtModuleLaunchKernel",
+    "hipMemcpyAsync",
+    "hipMemsetAsync",
+    "hipMemcpyWithStream",
+)
 KINDS = {events.KERNEL: "kernel", events.MEMCPY: "gpu_memcpy", events.MEMSET: "gpu_memset"}
 
 pytestmark = pytest.mark.skipif(not EXPECTED, reason="the real traces of others are not beside this checkout")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def raw_events(path):
     with gzip.open(path) as file:
         return json.load(file)["traceEvents"]
@@ -50,7 +66,7 @@ def as_hta_reads(rank):
     return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def ranks_of(name):
     return {rank.rank: as_hta_reads(rank) for rank in load_all(find(traces.SHARED / "files" / name))}
 
@@ -72,12 +88,16 @@ def test_the_same_rows_and_steps_count(name, mode):
         counts = {word: n for kind, word in KINDS.items() if (n := int((rank.kind[rows] == kind).sum()))}
         theirs = expected["gpu_row_categories"][str(number)]
         assert counts == {word: n for word, n in theirs.items() if word in KINDS.values()}
-        assert set(theirs) - set(counts) == ({"cpu_op"} if name in HOST_ROWS_COUNTED else {"cuda_sync"} if name in SYNC_ROWS_COUNTED else set())
+        assert set(theirs) - set(counts) == (
+            {"cpu_op"} if name in HOST_ROWS_COUNTED else {"cuda_sync"} if name in SYNC_ROWS_COUNTED else set()
+        )
         assert [step for step, _, _ in window.steps(rank, MODES[mode])] == expected["profiler_steps"]
         assert expected["duplicated_gpu_rows"][str(number)] == 0
 
 
-@pytest.mark.parametrize("name, mode", [case for case in CASES if case[0] not in (*HOST_ROWS_COUNTED, *SYNC_ROWS_COUNTED)])
+@pytest.mark.parametrize(
+    "name, mode", [case for case in CASES if case[0] not in (*HOST_ROWS_COUNTED, *SYNC_ROWS_COUNTED)]
+)
 def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
     expected = EXPECTED[name][mode]
     by_type, table = {}, {}
@@ -88,7 +108,11 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
         else:
             same_times(found, of_rank(expected["temporal_breakdown"], number)[0])
         (overlap,) = of_rank(expected["comm_comp_overlap"], number)
-        assert found["overlap_pct"] == (None if overlap["comp_comm_overlap_pctg"] is None else pytest.approx(overlap["comp_comm_overlap_pctg"], abs=0.00501))
+        assert found["overlap_pct"] == (
+            None
+            if overlap["comp_comm_overlap_pctg"] is None
+            else pytest.approx(overlap["comp_comm_overlap_pctg"], abs=0.00501)
+        )
         for line in kernels.by_type(rank, rows, kinds):
             by_type[line["type"]] = by_type.get(line["type"], 0) + line["sum_us"]
         table |= {(number, line["name"], line["type"]): line for line in kernels.by_name(rank, rows, kinds)}
@@ -97,7 +121,12 @@ def test_times_types_and_kernels_are_htas_to_the_last_digit(name, mode):
 
 
 def same_times(ours, theirs):
-    pairs = {"idle_us": "idle_time(us)", "compute_us": "compute_time(us)", "non_compute_us": "non_compute_time(us)", "span_us": "kernel_time(us)"}
+    pairs = {
+        "idle_us": "idle_time(us)",
+        "compute_us": "compute_time(us)",
+        "non_compute_us": "non_compute_time(us)",
+        "span_us": "kernel_time(us)",
+    }
     assert {key: ours[key] for key in pairs} == {key: theirs[word] for key, word in pairs.items()}
     for key in ("idle", "compute", "non_compute"):
         assert ours[f"{key}_pct"] == pytest.approx(theirs[f"{key}_time_pctg"], abs=0.00501), key
@@ -113,8 +142,14 @@ def same_kernels(table, theirs):
     assert set(table) == {(line["rank"], line["name"], line["kernel_type"]) for line in theirs}
     for line in theirs:
         ours = table[line["rank"], line["name"], line["kernel_type"]]
-        assert (ours["sum_us"], ours["max_us"], ours["min_us"]) == (line["sum (us)"], line["max (us)"], line["min (us)"]), line["name"]
-        assert (ours["mean_us"], ours["std_us"]) == pytest.approx((line["mean (us)"], line["stddev"]), rel=1e-9), line["name"]
+        assert (ours["sum_us"], ours["max_us"], ours["min_us"]) == (
+            line["sum (us)"],
+            line["max (us)"],
+            line["min (us)"],
+        ), line["name"]
+        assert (ours["mean_us"], ours["std_us"]) == pytest.approx((line["mean (us)"], line["stddev"]), rel=1e-9), line[
+            "name"
+        ]
 
 
 @pytest.mark.parametrize("name", HOST_ROWS_COUNTED + SYNC_ROWS_COUNTED)
@@ -126,7 +161,9 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
         args = one.get("args", {})
         if one.get("cat") == "cpu_op" and "stream" in args:  # HTA shows them by their host name, as kernels
             one = one | {"cat": "kernel", "args": args | {"device": 0}}
-        elif one.get("cat") == "cuda_sync" and int(args.get("stream", -1)) != -1:  # and these as time that is no computation
+        elif (
+            one.get("cat") == "cuda_sync" and int(args.get("stream", -1)) != -1
+        ):  # and these as time that is no computation
             one = one | {"cat": "gpu_memset", "args": args | {"device": 0}}
         (steps if "ProfilerStep" in one["name"] else rows).append(one)
     rank = as_hta_reads(load(traces.write(tmp_path / "a.json", rows)))
@@ -134,8 +171,14 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
     kinds = kernels.types(rank, rows)
     same_times(temporal.breakdown(rank, rows, kinds), expected["temporal_breakdown"][0])
     if name in HOST_ROWS_COUNTED:
-        same_types({line["type"]: line["sum_us"] for line in kernels.by_type(rank, rows, kinds)}, expected["kernel_breakdown_all"]["by_type"])
-        same_kernels({(0, line["name"], line["type"]): line for line in kernels.by_name(rank, rows, kinds)}, expected["kernel_breakdown_all"]["by_kernel"])
+        same_types(
+            {line["type"]: line["sum_us"] for line in kernels.by_type(rank, rows, kinds)},
+            expected["kernel_breakdown_all"]["by_type"],
+        )
+        same_kernels(
+            {(0, line["name"], line["type"]): line for line in kernels.by_name(rank, rows, kinds)},
+            expected["kernel_breakdown_all"]["by_kernel"],
+        )
 
 
 def idle_as_hta_does(rank, rows, first_event_ns):
@@ -155,7 +198,10 @@ def idle_as_hta_does(rank, rows, first_event_ns):
     return found
 
 
-IDLE_DIFFERS = {("hta_trace_diff_test", 1): [(7, "kernel_wait")], ("tl_h100_qwen", 0): [(7, "host_wait"), (7, "kernel_wait")]}
+IDLE_DIFFERS = {
+    ("hta_trace_diff_test", 1): [(7, "kernel_wait")],
+    ("tl_h100_qwen", 0): [(7, "host_wait"), (7, "kernel_wait")],
+}
 IDLE_DIFFERS |= {("param_dlrm_8rank", number): [(7, "host_wait"), (7, "kernel_wait")] for number in (1, 3)}
 
 
@@ -163,7 +209,9 @@ IDLE_DIFFERS |= {("param_dlrm_8rank", number): [(7, "host_wait"), (7, "kernel_wa
 def test_idle_time_by_stream_is_htas_but_for_its_faults(name, mode):
     for number, rank, rows, _ in chosen(name, mode):
         path = rank.path if rank.path.is_absolute() else traces.SHARED / "files" / name / rank.path.name
-        first = next(one for one in raw_events(path) if one.get("dur") is not None and one.get("cat") not in (None, "Trace"))
+        first = next(
+            one for one in raw_events(path) if one.get("dur") is not None and one.get("cat") not in (None, "Trace")
+        )
         reference = idle_as_hta_does(rank, rows, int(np.ceil(first["ts"])) * 1000)
         ours = {line["stream"]: line for line in temporal.idle(rank, rows)}
         differ = []
@@ -185,15 +233,27 @@ def test_launches_and_queues_are_htas_for_the_calls_it_knows(name, mode):
         found = launches.statistics(rank, rows[np.isin(called, STATISTICS_OF)])
         theirs = EXPECTED[name][mode]["launch_stats"][str(number)]
         pairs = {
-            "num_launches": "n", "call_us_sum": "cpu_duration_sum", "run_us_sum": "gpu_duration_sum", "delay_us_sum": "launch_delay_sum", "delay_us_p50": "launch_delay_p50",
-            "delay_us_max": "launch_delay_max", "num_short_kernels": "short_kernels", "num_slow_calls": "runtime_outliers", "num_long_delays": "launch_delay_outliers",
-        }  # fmt: skip
+            "num_launches": "n",
+            "call_us_sum": "cpu_duration_sum",
+            "run_us_sum": "gpu_duration_sum",
+            "delay_us_sum": "launch_delay_sum",
+            "delay_us_p50": "launch_delay_p50",
+            "delay_us_max": "launch_delay_max",
+            "num_short_kernels": "short_kernels",
+            "num_slow_calls": "runtime_outliers",
+            "num_long_delays": "launch_delay_outliers",
+        }
         assert {key: found[key] or 0 for key in pairs} == {key: theirs[word] or 0 for key, word in pairs.items()}
         longest = {line["stream"]: line["max"] for line in launches.queues(rank, rows[np.isin(called, QUEUES_OF)])}
-        assert longest == {line["stream"]: line["queue_length_max"] for line in EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()}
+        assert longest == {
+            line["stream"]: line["queue_length_max"]
+            for line in EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()
+        }
 
 
-LAGGING = {("hta_ns_resolution", "exclude_last_step")}  # on the GPU a range of a counted step may begin after the last step has
+LAGGING = {
+    ("hta_ns_resolution", "exclude_last_step")
+}  # on the GPU a range of a counted step may begin after the last step has
 
 
 @pytest.mark.parametrize("name, mode", CASES)
@@ -208,9 +268,16 @@ def test_annotations_are_htas_to_the_last_digit(name, mode, where):
         for line in theirs:
             one = ours[line["name"]]
             if lagging and one["sum_us"] != line["sum (us)"]:
-                assert one["sum_us"] > line["sum (us)"] and line["name"] in ("## backward ##", "Optimizer.step#SGD.step")
+                assert one["sum_us"] > line["sum (us)"] and line["name"] in (
+                    "## backward ##",
+                    "Optimizer.step#SGD.step",
+                )
                 continue
-            assert (one["sum_us"], one["max_us"], one["min_us"]) == (line["sum (us)"], line["max (us)"], line["min (us)"]), line["name"]
+            assert (one["sum_us"], one["max_us"], one["min_us"]) == (
+                line["sum (us)"],
+                line["max (us)"],
+                line["min (us)"],
+            ), line["name"]
             assert (one["mean_us"], one["std_us"]) == pytest.approx((line["mean (us)"], line["stddev"]), rel=1e-9)
 
 

@@ -83,7 +83,11 @@ def test_seeds_are_fresh(monkeypatch):
     class Job:
         config, config_id = Config, "aaaaaaaa"
 
-    known = [{"seed": 0, "config_id": "aaaaaaaa"}, {"seed": 4, "config_id": "aaaaaaaa"}, {"seed": 9, "config_id": "bbbbbbbb"}]
+    known = [
+        {"seed": 0, "config_id": "aaaaaaaa"},
+        {"seed": 4, "config_id": "aaaaaaaa"},
+        {"seed": 9, "config_id": "bbbbbbbb"},
+    ]
     monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: known)
     assert list(speedrun.fresh_seeds(Job, [])) == [5, 6, 7]
     assert list(speedrun.fresh_seeds(Job, ["seed=5"])) == [5, 6, 7]

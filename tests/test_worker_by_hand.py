@@ -30,11 +30,22 @@ def finished(tmp_path_factory):
 
 def torchrun(folder, temp, num_processes=2, **env):
     """As a user types it, but on a free port."""
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}", "-m", "bench.training.worker"]
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={num_processes}",
+        "-m",
+        "bench.training.worker",
+    ]
     return subprocess.run(
-        [sys.executable, *words, str(folder)], cwd=racing.REPO, env=os.environ | {"TMPDIR": str(temp)} | env,
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        [sys.executable, *words, str(folder)],
+        cwd=racing.REPO,
+        env=os.environ | {"TMPDIR": str(temp)} | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 def test_no_variable_says_who_started_a_worker(tmp_path):

@@ -4,7 +4,9 @@ import gzip
 import json
 from pathlib import Path
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"  # real ones, beside a checkout that has them
+SHARED = (
+    Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
+)  # real ones, beside a checkout that has them
 
 
 def event(cat, name, ts, dur, pid=1, tid=1, **args):
@@ -14,7 +16,12 @@ def event(cat, name, ts, dur, pid=1, tid=1, **args):
 def launched(name, ts, dur, call_ts, correlation, stream=7, cat="kernel", call_dur=2, device=0, **args):
     """A device row and the call that launched it."""
     call = event("cuda_runtime", "cudaLaunchKernel", call_ts, call_dur, correlation=correlation)
-    return [call, event(cat, name, ts, dur, pid=device, tid=stream, device=device, stream=stream, correlation=correlation, **args)]
+    return [
+        call,
+        event(
+            cat, name, ts, dur, pid=device, tid=stream, device=device, stream=stream, correlation=correlation, **args
+        ),
+    ]
 
 
 def write(path, events, indent=None, **meta):

@@ -1,7 +1,7 @@
 """A claim as a folder that can be sent, committed and judged anywhere: it is a results folder with a claim in it.
 
-    claim.yaml     track, n, races: what is claimed            README.md     a generated table, and what its author says
-    <track>/<run_id>/ ...   every run of the claim and of its races       races/<race_id>/ ...       ledger.jsonl   the whole
+claim.yaml     track, n, races: what is claimed            README.md     a generated table, and what its author says
+<track>/<run_id>/ ...   every run of the claim and of its races       races/<race_id>/ ...       ledger.jsonl   the whole
 """
 
 from pathlib import Path
@@ -63,7 +63,9 @@ def write(folder, claim, results):
     """Make the claim's folder, or its README's table again.  Raises ValueError where something else is in the way."""
     folder = Path(folder).absolute()
     if folder.is_relative_to(Path(results).absolute()):
-        raise ValueError(f"--claim {folder}: it lies in {results}, where the copies would be counted as runs: name a folder outside")
+        raise ValueError(
+            f"--claim {folder}: it lies in {results}, where the copies would be counted as runs: name a folder outside"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}
@@ -91,7 +93,9 @@ def content(folder):
     try:
         texts = {name: (folder / name).read_text() for name in (FILE, "README.md")}
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder}: {FILE} or README.md cannot be read ({error}): ./run.sh judge says what is missing") from None
+        raise ValueError(
+            f"{folder}: {FILE} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
+        ) from None
     runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
     races = [path.name for path in sorted(folder.glob("races/*")) if path.is_dir()]
     return publication.Content(folder, runs, races, folder.resolve().name, texts)
@@ -101,10 +105,15 @@ def summary(claim):
     """The generated block: every run with its numbers, means, and what it was raced against."""
     parts = []
     for part, runs in (("claimed", claim.runs), ("raced against", claim.others)):
-        rows = sorted((rows_of_runs.row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
+        rows = sorted(
+            (rows_of_runs.row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"])
+        )
         if rows:
             cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
-            parts += [f"{part}, {len(rows)} runs: {_means(rows)}", text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")]
+            parts += [
+                f"{part}, {len(rows)} runs: {_means(rows)}",
+                text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github"),
+            ]
     for race in claim.races:
         for name, found in ((race.result or {}).get("result") or {"against": {}})["against"].items():
             if name == race.arm:
@@ -133,4 +142,8 @@ def _table_fault(folder, claim):
         return f"README.md cannot be read ({error.strerror})"
     if COMMAND not in markdown_blocks.commands(text):
         return "README.md has no generated table"
-    return "README.md's table is stale: it is not what the runs say" if markdown_blocks.stale(text, lambda command: summary(claim)) else None
+    return (
+        "README.md's table is stale: it is not what the runs say"
+        if markdown_blocks.stale(text, lambda command: summary(claim))
+        else None
+    )

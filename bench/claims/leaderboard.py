@@ -22,7 +22,13 @@ RECORDS = ("record", "since", "entry", "config_id", "train_s", "change", "measur
 
 def main(args):
     """./run.sh table --leaderboard [FOLDER...] [--md]"""
-    print(text(args.folder, "github" if args.md else "simple", lambda message: print(f"table: left out: {message}", file=sys.stderr)))
+    print(
+        text(
+            args.folder,
+            "github" if args.md else "simple",
+            lambda message: print(f"table: left out: {message}", file=sys.stderr),
+        )
+    )
     return 0
 
 
@@ -67,13 +73,19 @@ def text(folders=(), form="github", on_error=None):
     """The leaderboard of results/, or of these folders, in Markdown or for a terminal."""
     paths = [run_folder.locate(folder) for folder in folders] or [results_root()]
     parts = []
-    for track, entries in sorted(by_track(index.read_rows([path for path in paths if Path(path).is_dir()], on_error)).items()):
+    for track, entries in sorted(
+        by_track(index.read_rows([path for path in paths if Path(path).is_dir()], on_error)).items()
+    ):
         law = claims.law(track)
         if law.rules.num_runs is None:
             continue  # nothing to win there
         records = progression(entries, law, races_of(paths))
         parts += [_heading(track, law, form), _standing(entries, form), _records(records, form)]
-    return "\n\n".join(parts) if parts else "no runs yet; ./run.sh table --leaderboard results/published shows the published"
+    return (
+        "\n\n".join(parts)
+        if parts
+        else "no runs yet; ./run.sh table --leaderboard results/published shows the published"
+    )
 
 
 def by_track(found):
@@ -153,7 +165,9 @@ def _order(entries, law, races):
     def order(entry):
         row = (entry.counted or entry.rows)[: law.rules.num_runs][-1]
         race_id = row["race_id"]
-        return (begun[race_id], row["arm"] != baselines.get(race_id)) if race_id in begun else (row["started_at"], False)
+        return (
+            (begun[race_id], row["arm"] != baselines.get(race_id)) if race_id in begun else (row["started_at"], False)
+        )
 
     return order
 
@@ -161,7 +175,9 @@ def _order(entries, law, races):
 def _why_no_record(entry, law, before, judge):
     if len(entry.times_s) < law.rules.num_runs:
         suspect = len(entry.rows) - len(entry.times_s)
-        return f"too few runs, {len(entry.times_s)} of {law.rules.num_runs}" + (f" ({suspect} suspect)" if suspect else "")
+        return f"too few runs, {len(entry.times_s)} of {law.rules.num_runs}" + (
+            f" ({suspect} suspect)" if suspect else ""
+        )
     if entry.reaches(law) is False:
         return "target not reached"
     if before is not None and _thing(entry) == _thing(before):
@@ -205,7 +221,11 @@ def comparison(before, entry, races):
     for race in reversed(races):
         kinds = {name: (arm["config_id"], arm["source_sha256"]) for name, arm in race["arms"].items()}
         for name, found in race["result"]["against"].items():
-            if kinds.get(name) == entry.kind and kinds.get(race["baseline"]) == before.kind and found["time"]["ci95_pct"]:
+            if (
+                kinds.get(name) == entry.kind
+                and kinds.get(race["baseline"]) == before.kind
+                and found["time"]["ci95_pct"]
+            ):
                 low, high = found["time"]["ci95_pct"]
                 return {"change_pct": found["time"]["change_pct"], "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}"}
     same = entry.first["comparability_id"] == before.first["comparability_id"]
@@ -243,7 +263,9 @@ def _standing(entries, form):
         ]
         for entry in ordered[:MAX_ENTRIES]
     ]
-    shown = text_table.render(COLUMNS, cells, [False, False, True, True, True, True, True, False, False, False, False], form)
+    shown = text_table.render(
+        COLUMNS, cells, [False, False, True, True, True, True, True, False, False, False, False], form
+    )
     return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
 
 

@@ -13,12 +13,7 @@ from pathlib import Path
 
 from bench import atomic
 from bench.paths import of_user
-from bench.trace import (
-    analysis,
-    categories,
-    diff,
-    load,
-)
+from bench.trace import analysis, categories, diff, load
 from bench.trace.text import as_markdown, as_text, diff_text
 
 
@@ -67,7 +62,11 @@ def _diff(argv):
     parser = argparse.ArgumentParser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
     parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
     parser.add_argument("b", metavar="B")
-    parser.add_argument("--by", choices=["kernel", "operator"], help="match kernels by name, or operators by name and shape; kernels where there are some")
+    parser.add_argument(
+        "--by",
+        choices=["kernel", "operator"],
+        help="match kernels by name, or operators by name and shape; kernels where there are some",
+    )
     parser.add_argument("--rank", type=int, help="of a folder with several ranks; the lowest without it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
@@ -100,9 +99,15 @@ def _locate(word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh analyze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh analyze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", nargs="+", metavar="PATH")
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories, tried first")
-    parser.add_argument("--include-last-step", action="store_true", help="count the last ProfilerStep too: its kernels may be cut off")
+    parser.add_argument(
+        "--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories, tried first"
+    )
+    parser.add_argument(
+        "--include-last-step", action="store_true", help="count the last ProfilerStep too: its kernels may be cut off"
+    )
     return parser

@@ -41,7 +41,10 @@ def show(rows, as_json=False):
     else:
         from tabulate import tabulate
 
-        cells = [[row["what"], row["measured"], _interval(row), f"{row['sign']} {row['target']}", verdict(row)] for row in rows]
+        cells = [
+            [row["what"], row["measured"], _interval(row), f"{row['sign']} {row['target']}", verdict(row)]
+            for row in rows
+        ]
         print(tabulate(cells, headers=["what", "measured", "95 %", "target", ""], floatfmt=".4g"))
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
@@ -115,7 +118,9 @@ def memory():
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"SPEEDRUN_RESULTS": folder}
         words = ["run", "track=free", "experiment=smoke"]
-        subprocess.run([sys.executable, "-m", "bench", *words], cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "bench", *words], cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL
+        )
         (path,) = Path(folder).glob("*/*/run.json")
         peak_mib = json.loads(path.read_text())["measured"]["launcher_peak_mem_gib"] * 1024
     return [row("launcher peak memory, MiB", peak_mib, "<=", 200)]

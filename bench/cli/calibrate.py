@@ -47,8 +47,14 @@ def main(argv):
     else:
         print(text(found, "github" if args.md else "simple"))
         if "suspect-runs" in found["aa"]["flags"]:
-            print("\nother programs disturbed these runs: the floor is that of a busy machine; calibrate again when it is quiet")
-        used = "verdicts of session {session_id} use it".format(**found) if found["session_id"] else "no verdict uses it: the runs do not say their session"
+            print(
+                "\nother programs disturbed these runs: the floor is that of a busy machine; calibrate again when it is quiet"
+            )
+        used = (
+            "verdicts of session {session_id} use it".format(**found)
+            if found["session_id"]
+            else "no verdict uses it: the runs do not say their session"
+        )
         print(f"\nkept in {path}: {used}")
     return 0
 
@@ -132,7 +138,13 @@ def text(found, form="simple"):
         "",
         text_table.render(
             ["to show a change of", "runs a side"],
-            [[f"{pct} %", "none can" if n is None and float(pct) < MIN_FLOOR_PCT else "too many" if n is None else str(n)] for pct, n in found["needed_n"].items()],
+            [
+                [
+                    f"{pct} %",
+                    "none can" if n is None and float(pct) < MIN_FLOOR_PCT else "too many" if n is None else str(n),
+                ]
+                for pct, n in found["needed_n"].items()
+            ],
             [True, True],
             form,
         ),

@@ -24,8 +24,13 @@ def main(argv):
     fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
     arms = arms_of_words.of_words(args.runs, lambda message: print(f"compare: left out: {message}", file=sys.stderr))
     _refuse_open_races(arms)
-    against = comparison.of_arms(arms, force=args.force, target_val_loss=args.target, loss_margin_nats=args.margin,
-                      diagnose=not args.no_diagnosis)  # fmt: skip
+    against = comparison.of_arms(
+        arms,
+        force=args.force,
+        target_val_loss=args.target,
+        loss_margin_nats=args.margin,
+        diagnose=not args.no_diagnosis,
+    )
     if args.json:
         results = [{"names": [arms[0].name, name]} | result for name, result in against]
         print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
@@ -33,7 +38,11 @@ def main(argv):
         print(csv_text.text([(name, result) for name, result in against]), end="")
     else:
         form = "md" if args.md else "terminal"
-        print("\n\n".join(compare_text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against))
+        print(
+            "\n\n".join(
+                compare_text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against
+            )
+        )
     return max(exit_code(result, fail_on) for _, result in against)
 
 
@@ -41,7 +50,9 @@ def _refuse_open_races(arms):
     """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
     for arm in arms:
         for race_id in arms_of_words.open_races(arm):
-            raise ValueError(f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look; --abandon {race_id} gives it up")
+            raise ValueError(
+                f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look; --abandon {race_id} gives it up"
+            )
 
 
 def exit_code(result, fail_on=()):
@@ -94,8 +105,13 @@ def _parser():
     parser.add_argument(
         "runs", nargs="+", metavar="A B", help="the baseline first; several B are judged together (Holm)"
     )
-    parser.add_argument("--fail-on", action="append", default=[], metavar="slower:0.5%",
-                        help="exit code 1 if B is slower and by more than that; also inconclusive, loss")  # fmt: skip
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="slower:0.5%",
+        help="exit code 1 if B is slower and by more than that; also inconclusive, loss",
+    )
     parser.add_argument(
         "--force", action="store_true", help="numbers although the runs are not comparable; never a verdict"
     )

@@ -136,7 +136,9 @@ def _silent(num_processes, num_told, failed, ended, output, timeout_s):
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         last = next((line for line in lines if TELLING.search(line)), lines[-1] if lines else "they said nothing")
-        why = f"the processes {'did not end in time' if ended is None else f'ended with exit code {ended}'}: {last[:300]}"
+        why = (
+            f"the processes {'did not end in time' if ended is None else f'ended with exit code {ended}'}: {last[:300]}"
+        )
         hint = "the same with more words: NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL ./run.sh doctor"
     if "timed out" in why.lower() or "timeout" in why.lower():
         hint = f"is a firewall, a dead rank or a broken NVLink between them? --timeout-s={2 * timeout_s:g} waits longer"
@@ -179,8 +181,14 @@ def _parser():
         description="Is this machine fit to measure?  A table of checks, each failure with its remedy.",
         epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use.",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware=cpu hardware.num_processes=4")
-    parser.add_argument("--json", action="store_true", help="for programs: {fit, checks: [{name, status, found, remedy}]}")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware=cpu hardware.num_processes=4"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: {fit, checks: [{name, status, found, remedy}]}"
+    )
     parser.add_argument("--quick", action="store_true", help="only what every race checks: no processes are started")
-    parser.add_argument("--timeout-s", type=float, default=PROBE_TIMEOUT_S, help="of one collective (default %(default)g)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=PROBE_TIMEOUT_S, help="of one collective (default %(default)g)"
+    )
     return parser

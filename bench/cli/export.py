@@ -30,7 +30,16 @@ def main(argv):
     elif args.to == "csv":
         _put(tables.as_csv(tables.rows_of(folders, args.steps)), out)
     elif args.to == "mllog":
-        _put("".join(line + "\n" for folder in folders for line in mllog.lines(run_folder.read(folder), step_files.read(folder), step_files.read_events(folder))), out)
+        _put(
+            "".join(
+                line + "\n"
+                for folder in folders
+                for line in mllog.lines(
+                    run_folder.read(folder), step_files.read(folder), step_files.read_events(folder)
+                )
+            ),
+            out,
+        )
     else:
         if len(folders) != 1:
             raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
@@ -56,7 +65,9 @@ def _put(text, out):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, or folders of runs")
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument("--steps", action="store_true", help="csv, parquet: a line a step instead of a run")

@@ -25,12 +25,22 @@ def main(argv):
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
     args = _parser().parse_args(argv)
     files = importers.files([of_user(word) for word in args.path])
-    summary = {"files": 0, "runs": 0, "complete": 0, "incomplete": 0, "not_a_run": 0, "unmatched_metric_lines": 0, "duplicates": 0}
+    summary = {
+        "files": 0,
+        "runs": 0,
+        "complete": 0,
+        "incomplete": 0,
+        "not_a_run": 0,
+        "unmatched_metric_lines": 0,
+        "duplicates": 0,
+    }
     told, seen, written = {"unread": [], "unmatched": [], "no run": [], "repeated": [], "same run": []}, set(), 0
     where = {}  # same_run_id -> the first file with that run
     for done, (path, part_of) in enumerate(files, 1):
         if sys.stderr.isatty():
-            print(f"\r{done} of {len(files)} files", end="\n" if done == len(files) else "", file=sys.stderr, flush=True)
+            print(
+                f"\r{done} of {len(files)} files", end="\n" if done == len(files) else "", file=sys.stderr, flush=True
+            )
         try:
             found, facts = importers.read(path, args.format, part_of)
         except ValueError as error:
@@ -50,7 +60,11 @@ def main(argv):
         print(json.dumps(summary))
     else:
         print("\n".join(f"{key.replace('_', ' '):<23} {value:>9,}" for key, value in summary.items()))
-        print("nothing was written" if args.dry_run else f"{written} new run folders in {results_root()}; ./run.sh table shows them")
+        print(
+            "nothing was written"
+            if args.dry_run
+            else f"{written} new run folders in {results_root()}; ./run.sh table shows them"
+        )
     return 1 if told["unmatched"] or told["unread"] else 0
 
 
@@ -76,7 +90,9 @@ def _tell_of_same_runs(told, path, found, where):
     for run, _ in found:
         same = run["imported"]["same_run_id"]
         if same is not None and where.setdefault(same, path) != path:
-            told["same run"].append(f"{path}: its run ({same}) is also in {where[same]}: compare and table --group count it once")
+            told["same run"].append(
+                f"{path}: its run ({same}) is also in {where[same]}: compare and table --group count it once"
+            )
 
 
 def _print_told(told, form):
@@ -104,7 +120,9 @@ def _why_no_run(path, form, unmatched):
         return f"no run: it has no step's line of {form}, but some of {other}: ./run.sh import {other} {path}"
     lines = (line[:100] for line in re.split(rb"[\r\n]", data[:MAX_LOOKED_AT]))
     foreign = next((line for line in lines if all(word.search(line) for word in FOREIGN)), None)
-    return "no run: it has no step's line" + (f" of {form}; another program's are in it: {foreign.decode('utf-8', 'replace')!r}" if foreign else "")
+    return "no run: it has no step's line" + (
+        f" of {form}; another program's are in it: {foreign.decode('utf-8', 'replace')!r}" if foreign else ""
+    )
 
 
 def write(run, rows, results):
@@ -118,12 +136,16 @@ def write(run, rows, results):
         step_files.write(folder, rows)
         atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.artifacts(folder)}, durable=False)
     except OSError as error:
-        raise ValueError(f"{folder}: cannot be written ({error.strerror}); free space, or name another place with SPEEDRUN_RESULTS") from None
+        raise ValueError(
+            f"{folder}: cannot be written ({error.strerror}); free space, or name another place with SPEEDRUN_RESULTS"
+        ) from None
     return True
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("format", choices=importers.FORMATS)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
     parser.add_argument("--json", action="store_true", help="the counts, for programs")

@@ -45,7 +45,9 @@ def _claims(words):
         if claim_folder.is_one(folder):
             return [(words[0], claim_folder.read(folder))]
         if claim_folder.was_one(folder):
-            raise ValueError(f"{folder}: its README.md has a claim's table and {claim_folder.FILE} is not there: a claim without it is none")
+            raise ValueError(
+                f"{folder}: its README.md has a claim's table and {claim_folder.FILE} is not there: a claim without it is none"
+            )
     folders = [run for word in words for run in run_folder.find_runs([run_folder.locate(word)])]
     if not folders:
         raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
@@ -79,9 +81,11 @@ def text(verdict):
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
     parser = argparse.ArgumentParser(
-        prog="./run.sh judge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="./run.sh judge",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"rules:\n{lines}\n\nA track's numbers are in conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
-    )  # fmt: skip
+    )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="make a claim folder of it: runs, races, ledger, README")
     parser.add_argument("--json", action="store_true", help="an object instead of text")

@@ -56,13 +56,21 @@ def facts_of(snapshot):
     for device in timeline.devices(snapshot):
         found = timeline.of_device(snapshot, device)
         places = sorted(found.at_peak.items(), key=lambda one: -one[1])
-        devices.append({
-            "device": device, "num_events": found.num_entries, "peak_bytes": found.peak_bytes, "end_bytes": found.end_bytes,
-            "unexplained_bytes": found.unexplained_bytes,
-            "places_at_peak": [{"place": place, "bytes": size} for place, size in places],
-            "segments": {f"{key}_bytes" if key != "num_segments" else key: value for key, value in segments.of_device(snapshot, device).items()},
-            "ooms": [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in found.ooms],
-        })  # fmt: skip
+        devices.append(
+            {
+                "device": device,
+                "num_events": found.num_entries,
+                "peak_bytes": found.peak_bytes,
+                "end_bytes": found.end_bytes,
+                "unexplained_bytes": found.unexplained_bytes,
+                "places_at_peak": [{"place": place, "bytes": size} for place, size in places],
+                "segments": {
+                    f"{key}_bytes" if key != "num_segments" else key: value
+                    for key, value in segments.of_device(snapshot, device).items()
+                },
+                "ooms": [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in found.ooms],
+            }
+        )
     return {"devices": devices}
 
 
@@ -72,8 +80,10 @@ def _words(place, facts):
         lines.append(f"  {facts['what']}; largest {format_bytes(facts['peak_bytes'])}")
     for one in facts.get("devices", ()):
         full = one["segments"]
-        lines.append(f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {format_bytes(full['reserved_bytes'])}, "
-                     f"lost to gaps {format_bytes(full['in_gaps_bytes'])}, {one['num_events']} events")  # fmt: skip
+        lines.append(
+            f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {format_bytes(full['reserved_bytes'])}, "
+            f"lost to gaps {format_bytes(full['in_gaps_bytes'])}, {one['num_events']} events"
+        )
         lines += [f"  {held['bytes'] / MIB:12,.2f} MiB  {held['place']}" for held in one["places_at_peak"][:NUM_SHOWN]]
     return "\n".join(lines)
 

@@ -12,18 +12,10 @@ import argparse
 from pathlib import Path
 
 from bench.paths import results_root
-from bench.race import (
-    planning as race_plan,
-)
-from bench.race import (
-    request as race_request,
-)
-from bench.race import (
-    runner,
-)
-from bench.race import (
-    state as race_state,
-)
+from bench.race import planning as race_plan
+from bench.race import request as race_request
+from bench.race import runner
+from bench.race import state as race_state
 
 
 def main(argv):
@@ -59,14 +51,35 @@ def _chosen(results, word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh race", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="exit codes: 0 over, 1 interrupted or abandoned, 2 wrong use or not comparable")  # fmt: skip
-    parser.add_argument("words", nargs="*", metavar="WORD", help="A=overrides, A.rev=REVISION, n=5, looks=3,5, alpha=0.05, margin=0.002 "
-                        "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms")  # fmt: skip
-    parser.add_argument("--resume", nargs="?", const="", metavar="RACE", help="go on with this race, or with the latest that has no end")
-    parser.add_argument("--look", nargs="?", const="", metavar="RACE", help="show the interim state; that is written into the ledger")
-    parser.add_argument("--abandon", nargs="?", const="", metavar="RACE", help="give it up without a verdict: one that cannot be resumed, say; it stays in the ledger")
-    parser.add_argument("--show", action="store_true", help="show every run's numbers as they come; written into the ledger as a look")
+    parser = argparse.ArgumentParser(
+        prog="./run.sh race",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit codes: 0 over, 1 interrupted or abandoned, 2 wrong use or not comparable",
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="A=overrides, A.rev=REVISION, n=5, looks=3,5, alpha=0.05, margin=0.002 "
+        "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms",
+    )
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="RACE", help="go on with this race, or with the latest that has no end"
+    )
+    parser.add_argument(
+        "--look", nargs="?", const="", metavar="RACE", help="show the interim state; that is written into the ledger"
+    )
+    parser.add_argument(
+        "--abandon",
+        nargs="?",
+        const="",
+        metavar="RACE",
+        help="give it up without a verdict: one that cannot be resumed, say; it stays in the ledger",
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="show every run's numbers as they come; written into the ledger as a look"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print race.json")
     form.add_argument("--md", action="store_true", help="print race.md")

@@ -32,7 +32,9 @@ def main(argv):
     try:
         index = site.write(folder, out, say=_progress)
     except OSError as error:
-        raise ValueError(f"{error.filename or out}: cannot be written ({error.strerror}): name another place with --out") from None
+        raise ValueError(
+            f"{error.filename or out}: cannot be written ({error.strerror}): name another place with --out"
+        ) from None
     _say(index)
     return 0
 
@@ -83,7 +85,9 @@ def _progress(done, total):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", metavar="FOLDER", help="of a run, a race or many; without it results/")
     parser.add_argument("--out", metavar="PATH", help="the page (run, race), or the folder of the site or the pictures")
     parser.add_argument("--png", action="store_true", help="pictures instead of a page; needs matplotlib")

@@ -43,7 +43,9 @@ def as_yaml(overrides):
 
 def _sweep(jobs, argv):
     """Every job in a process group of its own; one that fails is recorded and the rest go on."""
-    prepared = [prepare(overrides, say=lambda text: say("data", text)) for overrides in jobs]  # refuse all before racing any
+    prepared = [
+        prepare(overrides, say=lambda text: say("data", text)) for overrides in jobs
+    ]  # refuse all before racing any
     num_complete, failed = 0, []
     for number, job in enumerate(prepared, 1):
         words = " ".join(job.overrides)
@@ -61,7 +63,9 @@ def _sweep(jobs, argv):
             failed.append(words)
         if run["status"] == "aborted":
             break
-    say("sweep", f"{num_complete} of {len(jobs)} complete" + "".join(f"\n          failed: {words}" for words in failed))
+    say(
+        "sweep", f"{num_complete} of {len(jobs)} complete" + "".join(f"\n          failed: {words}" for words in failed)
+    )
     return 0 if num_complete == len(jobs) else 1
 
 
@@ -72,8 +76,16 @@ def already_complete(job):
     for run in run_folder.read_all([results_root() / job.config.track.name]):
         if (run.get("race") or {}).get("discarded"):
             continue  # a warm-up
-        same = (run["config_id"], run["seed"], run["code"]["source_sha256"]) == (job.config_id, job.config.seed, source_sha256)
-        if same and run["status"] == "complete" and {file["sha256"] for split in ("train", "val") for file in run["data"][split]} == data:
+        same = (run["config_id"], run["seed"], run["code"]["source_sha256"]) == (
+            job.config_id,
+            job.config.seed,
+            source_sha256,
+        )
+        if (
+            same
+            and run["status"] == "complete"
+            and {file["sha256"] for split in ("train", "val") for file in run["data"][split]} == data
+        ):
             return run
     return None
 
@@ -86,9 +98,18 @@ def _parser():
         epilog=f"groups:\n{groups}\n\ninstruments is a list: instruments=[regions] or instruments=[]\nprofile=window (stages, modded) adds one with its recipe\nsettings: --cfg job shows them all",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100")
-    parser.add_argument("-m", "--multirun", action="store_true", help="sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100"
+    )
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped",
+    )
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's word for profile=stages")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and stop")
-    parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's place in a race, JSON: bench/race/runner.py gives it
+    parser.add_argument(
+        "--race", help=argparse.SUPPRESS
+    )  # the run's place in a race, JSON: bench/race/runner.py gives it
     return parser

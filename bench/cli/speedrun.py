@@ -19,7 +19,9 @@ from bench.units import format_bytes
 def main(argv):
     """Race the track's repeats with fresh seeds and judge them."""
     if {"-h", "--help"} & set(argv):
-        print(f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}\nThe values are those of ./run.sh run --help; seed=N begins at N.")
+        print(
+            f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}\nThe values are those of ./run.sh run --help; seed=N begins at N."
+        )
         return 0
     overrides = compose.spelled(argv)
     say("data", "looking for it, making it where it can be made")
@@ -67,5 +69,3 @@ def fresh_seeds(job, overrides):
 
 def _without_seed(overrides):
     return [override for override in overrides if not override.startswith("seed=")]
-
-

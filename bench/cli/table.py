@@ -18,15 +18,23 @@ def main(argv):
     if args.check is not None or args.write is not None:
         from bench.report import markdown_blocks
 
-        return markdown_blocks.check(args.check, main) if args.write is None else markdown_blocks.write(args.write, main)
+        return (
+            markdown_blocks.check(args.check, main) if args.write is None else markdown_blocks.write(args.write, main)
+        )
     if args.leaderboard:
         from bench.claims import leaderboard
 
         return leaderboard.main(args)
     try:
         conditions = [table_filters.condition(words) for words in args.where]
-        rows = [row for row in listing.read_rows(args.folder) if all(table_filters.holds(row, *condition) for condition in conditions)]
-        columns, shown = (table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN) if args.group else (COLUMNS, table_text.SHOWN)
+        rows = [
+            row
+            for row in listing.read_rows(args.folder)
+            if all(table_filters.holds(row, *condition) for condition in conditions)
+        ]
+        columns, shown = (
+            (table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN) if args.group else (COLUMNS, table_text.SHOWN)
+        )
         rows = table_filters.sort(table_groups.groups(rows) if args.group else rows, args.sort, columns)
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
@@ -77,7 +85,9 @@ def _parser():
     )
     parser.add_argument("--group", action="store_true", help="repeats together, with mean and sd")
     parser.add_argument("--all-columns", action="store_true", help="every column, however wide")
-    parser.add_argument("--leaderboard", action="store_true", help="by track: what stands, and how the record came down")
+    parser.add_argument(
+        "--leaderboard", action="store_true", help="by track: what stands, and how the record came down"
+    )
     files = {"nargs": "*", "metavar": "FILE"}
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")
     parser.add_argument("--write", **files, help="write these tables again")

@@ -64,8 +64,13 @@ def of_rows(a_rows, b_rows, resolution_pct=None):
         "aa": aa["time"]
         | {"verdict": aa["verdict"], "flags": [flag for flag in aa["flags"] if flag != "uncalibrated"]},
         # no verdict says faster or slower within the least floor, however many runs there are
-        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, _pct(stats.smallest_difference((spread, spread), (n, n)))) for n in NS},
-        "needed_n": {f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread) for change in changes},
+        "smallest_change_pct": {
+            str(n): max(MIN_FLOOR_PCT, _pct(stats.smallest_difference((spread, spread), (n, n)))) for n in NS
+        },
+        "needed_n": {
+            f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread)
+            for change in changes
+        },
     }
 
 

@@ -39,7 +39,9 @@ def _one(a, b, diagnose, options):
         "identical_losses": identical_losses(a, b),
         "differing": differences.of_papers(_papers(a), _papers(b)),
     } | options
-    if of_one_race and b.told:  # the floor that was known when it ended: a later calibration does not change what a race said
+    if (
+        of_one_race and b.told
+    ):  # the floor that was known when it ended: a later calibration does not change what a race said
         options["floor_pct"] = None if "uncalibrated" in b.told["flags"] else b.told["time"]["floor_pct"]
         kept = b.told.get("calibration")
     result = verdict.of_rows(a.rows, b.rows, **options)

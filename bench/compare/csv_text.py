@@ -6,9 +6,21 @@ import io
 from bench.compare.text import METRICS
 
 COLUMNS = (
-    "against", "metric", "verdict", "a_mean", "b_mean", "change", "unit", "ci95_low", "ci95_high", "p", "p_holm", "n_a",
-    "n_b", "mde_pct",
-)  # fmt: skip
+    "against",
+    "metric",
+    "verdict",
+    "a_mean",
+    "b_mean",
+    "change",
+    "unit",
+    "ci95_low",
+    "ci95_high",
+    "p",
+    "p_holm",
+    "n_a",
+    "n_b",
+    "mde_pct",
+)
 
 
 def text(results):

@@ -88,11 +88,13 @@ def val_loss(a_rows, b_rows, target, margin_nats, identical, force):
     ]
     together = arms[0] + arms[1]
     refused = [
-        f"{what} differ" for what, values in (
+        f"{what} differ"
+        for what, values in (
             ("validation data", _val_data(together)),
             ("numbers of validation tokens", {row["val_tokens"] for row in together} - {None}),
-        ) if len(values) > 1
-    ]  # fmt: skip
+        )
+        if len(values) > 1
+    ]
     values = [[] if refused and not force else _by_seed(rows) for rows in arms]
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None

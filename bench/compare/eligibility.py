@@ -12,11 +12,22 @@ from bench import stats
 SITTING_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one sitting (assumed)
 MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
 NAMES = {
-    "gpus": "GPUs", "power_limits_w": "power limits (W)", "cpu_model": "CPU", "num_cpus": "CPU cores",
-    "num_threads": "threads a process", "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch",
-    "timing_protocol": "timing protocol", "timed_steps": "timed steps", "instruments": "instruments",
-    "train_data": "training data", "val_data": "validation data", "world_size": "world size",
-}  # fmt: skip
+    "gpus": "GPUs",
+    "power_limits_w": "power limits (W)",
+    "cpu_model": "CPU",
+    "num_cpus": "CPU cores",
+    "num_threads": "threads a process",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "nccl": "NCCL",
+    "torch": "torch",
+    "timing_protocol": "timing protocol",
+    "timed_steps": "timed steps",
+    "instruments": "instruments",
+    "train_data": "training data",
+    "val_data": "validation data",
+    "world_size": "world size",
+}
 
 
 class Answer(NamedTuple):
@@ -27,7 +38,12 @@ class Answer(NamedTuple):
 
 def is_timed(row):
     """Whether the run has a time that may count."""
-    return row["status"] == "complete" and row["validity"] != "invalid" and row["train_s"] is not None and row["train_s"] > 0
+    return (
+        row["status"] == "complete"
+        and row["validity"] != "invalid"
+        and row["train_s"] is not None
+        and row["train_s"] > 0
+    )
 
 
 def judge(a_rows, b_rows, interleaved=None):
@@ -168,7 +184,10 @@ def _finish_line(a, b):
     else:
         return
     if len(targets) != 1 or None in targets:
-        yield "refusal", f"{ran}, and they have no common target: times over different amounts of training are not comparable"
+        yield (
+            "refusal",
+            f"{ran}, and they have no common target: times over different amounts of training are not comparable",
+        )
         return
     (target,) = targets
     if all(row["stop_at_target"] for row in a + b):

@@ -25,7 +25,9 @@ class Arm:
     plan: dict | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
     peeked: bool = False  # somebody looked into the race when no look was planned
-    told: dict | None = None  # what the race itself said at its end of this arm; of the baseline, about the first candidate
+    told: dict | None = (
+        None  # what the race itself said at its end of this arm; of the baseline, about the first candidate
+    )
 
     def record_of(self, place):
         """The whole record of the run at this place of rows."""
@@ -64,8 +66,10 @@ def of_words(words, on_error=None):
     rows = dict(index.read_rows(everything, on_error, logs_too=True))  # at once, which is quicker than arm by arm
     arms = [_joined(group, paths, rows, on_error) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
-        raise ValueError(f"each of these {len(arms)} words is one run, and one run has no spread: "
-                         "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3")  # fmt: skip
+        raise ValueError(
+            f"each of these {len(arms)} words is one run, and one run has no spread: "
+            "put quotes around a glob ('results/*/*-s?'), or write A1 A2 A3 vs B1 B2 B3"
+        )
     return arms
 
 
@@ -191,9 +195,14 @@ def _arms_of_race(folder, on_error):
         folders = [_run_of_race(folder, run) for run in runs]
         rows = index.read_rows([path for path in folders if path is not None], on_error)
         arms[name] = Arm(
-            name, [row for _, row in rows], [path for path, _ in rows], plan=race.get("plan"), race=str(folder),
-            peeked=bool(race.get("peeked")), told=against.get(name) or next(iter(against.values()), None),
-        )  # fmt: skip
+            name,
+            [row for _, row in rows],
+            [path for path, _ in rows],
+            plan=race.get("plan"),
+            race=str(folder),
+            peeked=bool(race.get("peeked")),
+            told=against.get(name) or next(iter(against.values()), None),
+        )
     return arms
 
 
@@ -201,7 +210,9 @@ def _refuse_empty(word, folder, arm):
     """ValueError for an arm without a run, with why the race has no verdict in its own words."""
     if not arm.rows:
         why = json.loads((folder / "race.json").read_bytes()).get("why")
-        raise ValueError(f"{word}: no verdict: {why or 'its runs are not there'} (arm {arm.name} has no run to compare)")
+        raise ValueError(
+            f"{word}: no verdict: {why or 'its runs are not there'} (arm {arm.name} has no run to compare)"
+        )
 
 
 def open_races(arm):

@@ -17,10 +17,14 @@ def of_repeats(runs, p_value):
     A fixed number of steps is won when the mean val_loss is below the target, one-sided t test, p < p_value
     (modded-nanogpt's rule).  passed is None where there is nothing to decide: no target, or too few runs.
     """
-    losses = [run["metrics"]["val_loss"] for run in runs if run["status"] == "complete" and run["validity"] != "invalid"]
+    losses = [
+        run["metrics"]["val_loss"] for run in runs if run["status"] == "complete" and run["validity"] != "invalid"
+    ]
     missing = len(runs) - len(losses)
     num_suspect = sum(run["validity"] == "suspect" for run in runs)
-    doubt = f"; {num_suspect} of {len(runs)} runs are suspect: trust their losses, not their times" if num_suspect else ""
+    doubt = (
+        f"; {num_suspect} of {len(runs)} runs are suspect: trust their losses, not their times" if num_suspect else ""
+    )
     target_val_loss = target_of(runs[0])
     answer = {"n": len(losses), "mean": stats.mean(losses) if losses else None, "sd": None, "t": None, "p": None}
     if missing:

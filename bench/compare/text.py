@@ -88,8 +88,16 @@ def _code(change, is_md, patch):
     if change["unknown"]:
         return text_table.line(f"source: what changed is unknown: {change['unknown']}", is_md)
     files = sorted(change["files"], key=lambda one: -(one["added"] or 0) - (one["removed"] or 0))
-    cells = [[one["path"], *("binary" if one[key] is None else f"{sign}{one[key]}" for key, sign in (("added", "+"), ("removed", "-")))]
-             for one in files[:MAX_FILES]]  # fmt: skip
+    cells = [
+        [
+            one["path"],
+            *(
+                "binary" if one[key] is None else f"{sign}{one[key]}"
+                for key, sign in (("added", "+"), ("removed", "-"))
+            ),
+        ]
+        for one in files[:MAX_FILES]
+    ]
     more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
     found = _table(["source", "added", "removed"], cells, [False, True, True], is_md) + more
     if not patch:
@@ -178,8 +186,10 @@ def _loss_lines(loss):
     if loss["change_nats"] is None:
         return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss["reasons"] else []
     if loss["target"] is not None and any(p is not None for p in loss["p_target"]):
-        tests = [f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
-                 for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)]  # fmt: skip
+        tests = [
+            f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
+            for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)
+        ]
         lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, needed p < 0.01: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
     words = {

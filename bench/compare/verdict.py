@@ -43,8 +43,19 @@ def adjusted(against):
     return against
 
 
-def of_rows(a_rows, b_rows, floor_pct=None, plan=None, interleaved=None, identical_losses=None, target_val_loss=None,
-            loss_margin_nats=None, force=False, differing=(), peeked=False):  # fmt: skip
+def of_rows(
+    a_rows,
+    b_rows,
+    floor_pct=None,
+    plan=None,
+    interleaved=None,
+    identical_losses=None,
+    target_val_loss=None,
+    loss_margin_nats=None,
+    force=False,
+    differing=(),
+    peeked=False,
+):
     """Rows (bench/record/rows.py) of all started runs -> the comparison.
 
     floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha"} made before the

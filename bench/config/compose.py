@@ -47,7 +47,12 @@ def spelled(words):
 def compose(overrides, machine=None):
     """list[str] -> Config as asked, not resolved.  machine (a schema.Machine) chooses the track where none is named."""
     overrides = [quoted(refuse_add_or_delete(override)) for override in overrides]
-    if machine and machine.num_gpus and not _names(overrides, "track") and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
+    if (
+        machine
+        and machine.num_gpus
+        and not _names(overrides, "track")
+        and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides)
+    ):
         overrides = ["track=gpt2_small", *overrides]
     composed = _hydra_compose(overrides)
     _check_instruments(composed["instruments"])
@@ -90,7 +95,9 @@ def sweep(overrides):
 
 def refuse_add_or_delete(override):
     if override[:1] in "+~":
-        raise ValueError(f"{override}: settings are neither added nor deleted: write key=value, or key=null to leave one out")
+        raise ValueError(
+            f"{override}: settings are neither added nor deleted: write key=value, or key=null to leave one out"
+        )
     if override.startswith("hydra"):
         raise ValueError(f"{override}: Hydra only composes here; folders and launching are this program's own")
     if "=" not in override:
@@ -130,7 +137,11 @@ def _explain(error, overrides):
         if key in GROUPS:
             values = [part.strip() for part in value.strip("[]").split(",")]
             for name in values:
-                if name not in choices(key) and name != "null" and re.search(rf"Could not (find|load) '{re.escape(key)}/", text):
+                if (
+                    name not in choices(key)
+                    and name != "null"
+                    and re.search(rf"Could not (find|load) '{re.escape(key)}/", text)
+                ):
                     return f"{key}={value}: there is no {key} {name!r}; {_did_you_mean(name, choices(key))}choose from {', '.join(choices(key))}"
     unknown = re.search(r"Key '([^']+)' (?:is )?not in|Could not override '([^']+)'", text)
     where = re.search(r"full_key: (\S+)", text)
@@ -140,7 +151,9 @@ def _explain(error, overrides):
         if full and (key == full or key.split(".")[-1] == full or full.endswith("." + key)):
             if unknown or "not in" in text:
                 return f"unknown setting {override}: {_did_you_mean(key, known_keys())}`./run.sh run --cfg job` shows every setting"
-            return f"{override}: " + ("give a list, in brackets: [...]" if "DictConfig with ListConfig" in text else _first_line(error))
+            return f"{override}: " + (
+                "give a list, in brackets: [...]" if "DictConfig with ListConfig" in text else _first_line(error)
+            )
     return f"{' '.join(overrides)}: {_first_line(error)}"
 
 
@@ -176,11 +189,15 @@ def _names(overrides, group):
 def _check_track(track):
     """A track's rules are those of its file: all a run may choose is how often it is repeated."""
     if track["name"] not in choices("track"):
-        raise ValueError(f"track.name={track['name']}: there is no such track; choose from {', '.join(choices('track'))}")
+        raise ValueError(
+            f"track.name={track['name']}: there is no such track; choose from {', '.join(choices('track'))}"
+        )
     rules = _hydra_compose([f"track={track['name']}"])["track"]
     for key in rules:
         if key != "repeats" and track[key] != rules[key]:
-            raise ValueError(f"track.{key}={track[key]}: track {track['name']} says {rules[key]}; other rules are another file in conf/track/")
+            raise ValueError(
+                f"track.{key}={track[key]}: track {track['name']} says {rules[key]}; other rules are another file in conf/track/"
+            )
 
 
 def _check_instruments(instruments):
@@ -190,13 +207,19 @@ def _check_instruments(instruments):
     for name, settings in instruments.items():
         path = CONF / "instruments" / f"{name}.yaml"
         if not path.exists():
-            raise ValueError(f"instruments.{name}: there is no such instrument; choose from {', '.join(choices('instruments'))}")
+            raise ValueError(
+                f"instruments.{name}: there is no such instrument; choose from {', '.join(choices('instruments'))}"
+            )
         known = yaml.safe_load(path.read_text())[name]
         if not isinstance(settings, dict):
-            raise ValueError(f"instruments.{name}={settings}: it takes settings, {', '.join(known) or 'of which it has none'}")
+            raise ValueError(
+                f"instruments.{name}={settings}: it takes settings, {', '.join(known) or 'of which it has none'}"
+            )
         for key, value in settings.items():
             if key not in known:
-                raise ValueError(f"unknown setting instruments.{name}.{key}={value}: {name} has {', '.join(known) or 'no settings'}")
+                raise ValueError(
+                    f"unknown setting instruments.{name}.{key}={value}: {name} has {', '.join(known) or 'no settings'}"
+                )
             if known[key] is not None and value is not None and not _is_like(known[key], value):
                 raise ValueError(f"instruments.{name}.{key}={value!r}: it must be a {type(known[key]).__name__}")
             if key.endswith("_ms") and (value is None or value < 0):

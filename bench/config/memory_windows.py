@@ -47,8 +47,10 @@ def windows_of(settings):
     )
     for window, later in zip(windows, windows[1:]):
         if later.first_step <= window.last_step:
-            raise ValueError(f"{where}.windows: {later.name} begins at step {later.first_step} and {window.name} ends at step {window.last_step}: "
-                             f"there is one memory history only, let it begin after step {window.last_step}")  # fmt: skip
+            raise ValueError(
+                f"{where}.windows: {later.name} begins at step {later.first_step} and {window.name} ends at step {window.last_step}: "
+                f"there is one memory history only, let it begin after step {window.last_step}"
+            )
     names = [window.name for window in windows]
     for name in names:
         if names.count(name) > 1:

@@ -85,11 +85,15 @@ def check_ranks(instruments, num_processes):
     """Raises ValueError where ranks are chosen that the race has not: nothing would be recorded."""
     for name, settings in instruments.items():
         chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
-        chosen += [(f"instruments.{name}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()]
+        chosen += [
+            (f"instruments.{name}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()
+        ]
         for where, ranks in chosen:
             missing = [rank for rank in ranks or () if rank >= num_processes]
             if missing:
-                raise ValueError(f"{where}={list(ranks)}: the race has {num_processes} process{'es' * (num_processes > 1)}, ranks from 0: leave {missing[0]} out")
+                raise ValueError(
+                    f"{where}={list(ranks)}: the race has {num_processes} process{'es' * (num_processes > 1)}, ranks from 0: leave {missing[0]} out"
+                )
 
 
 def _refuse_overlap(window, other):
@@ -175,8 +179,16 @@ def kempner_window(settings):
     _check_switches(where, settings, "enable", "gzip")
     if not settings["enable"]:
         return None
-    return Window("window", start_step + 1, end_step - start_step, min(1, start_step), _ranks(where, settings["ranks"]),
-                  Options(None, **KEMPNER_FLAGS), settings["gzip"], settings["max_mib"])  # fmt: skip
+    return Window(
+        "window",
+        start_step + 1,
+        end_step - start_step,
+        min(1, start_step),
+        _ranks(where, settings["ranks"]),
+        Options(None, **KEMPNER_FLAGS),
+        settings["gzip"],
+        settings["max_mib"],
+    )
 
 
 def stage_options(settings):

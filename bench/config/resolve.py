@@ -48,7 +48,11 @@ def resolve_hardware(hardware, machine):
     if hardware.num_processes < 1:
         _refuse("hardware.num_processes", hardware.num_processes, "use 1 or more")
     if on_gpu and hardware.num_processes > machine.num_gpus:
-        _refuse("hardware.num_processes", hardware.num_processes, f"this machine has {machine.num_gpus} GPU(s), one process each")
+        _refuse(
+            "hardware.num_processes",
+            hardware.num_processes,
+            f"this machine has {machine.num_gpus} GPU(s), one process each",
+        )
     if hardware.num_threads is None:
         hardware.num_threads = max(1, machine.num_cpus // hardware.num_processes)
     if hardware.num_threads < 1:
@@ -73,7 +77,12 @@ def _resolve_collector(hardware):
         _refuse("hardware.gc", hardware.gc, "use freeze, on, off or manual")
     if hardware.gc_every_steps is not None and hardware.gc_every_steps < 1:
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, "use 1 or more")
-    _needed_or_refused("hardware.gc_every_steps", hardware.gc_every_steps, hardware.gc == "manual", f"hardware.gc={hardware.gc or 'freeze'}")
+    _needed_or_refused(
+        "hardware.gc_every_steps",
+        hardware.gc_every_steps,
+        hardware.gc == "manual",
+        f"hardware.gc={hardware.gc or 'freeze'}",
+    )
 
 
 def _resolve_batch(config):
@@ -84,8 +93,12 @@ def _resolve_batch(config):
     for name, tokens in (("data.batch_tokens", data.batch_tokens), ("goal.val_tokens", config.goal.val_tokens)):
         if tokens % step_tokens:
             near = max(1, round(tokens / step_tokens)) * step_tokens
-            _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {data.seq_len} * "
-                    f"{hardware.num_processes} = {step_tokens}; try {name}={near}")
+            _refuse(
+                name,
+                tokens,
+                f"it must be a multiple of seq_len * num_processes = {data.seq_len} * "
+                f"{hardware.num_processes} = {step_tokens}; try {name}={near}",
+            )
     rank_seqs = data.batch_tokens // step_tokens
     limit = min(hardware.micro_batch_seqs or rank_seqs, rank_seqs)
     hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
@@ -100,7 +113,11 @@ def _resolve_model(config, vocab_size):
     if model.vocab_size is None:
         model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304
     if model.vocab_size < vocab_size:
-        _refuse("model.vocab_size", model.vocab_size, f"the data uses tokens up to {vocab_size - 1}: use {vocab_size} or more")
+        _refuse(
+            "model.vocab_size",
+            model.vocab_size,
+            f"the data uses tokens up to {vocab_size - 1}: use {vocab_size} or more",
+        )
 
 
 def _check_optim(optim):
@@ -123,11 +140,17 @@ def _check_optim(optim):
     needs = {"constant": (), "cosine": ("final_lr_frac",), "trapezoid": ("cooldown_frac", "final_lr_frac")}
     if optim.schedule in needs:
         for name in ("cooldown_frac", "final_lr_frac"):
-            _needed_or_refused(f"optim.{name}", getattr(optim, name), name in needs[optim.schedule], f"optim.schedule={optim.schedule}")
+            _needed_or_refused(
+                f"optim.{name}", getattr(optim, name), name in needs[optim.schedule], f"optim.schedule={optim.schedule}"
+            )
     for name in ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_ns_steps"):
         _needed_or_refused(f"optim.{name}", getattr(optim, name), optim.name == "muon", f"optim={optim.name}")
     if optim.warmup_frac + (optim.cooldown_frac or 0) > 1:
-        _refuse("optim.warmup_frac", optim.warmup_frac, f"with cooldown_frac={optim.cooldown_frac} it is more than the whole race: make one smaller")
+        _refuse(
+            "optim.warmup_frac",
+            optim.warmup_frac,
+            f"with cooldown_frac={optim.cooldown_frac} it is more than the whole race: make one smaller",
+        )
 
 
 def _needed_or_refused(name, value, needed, by):
@@ -141,9 +164,17 @@ def _check_goal(config):
     goal = config.goal
     _positive(config, "goal.num_steps", "goal.val_every_steps", "goal.target_gap_nats", "track.repeats")
     if goal.target_val_loss is not None and goal.target_gap_nats is not None:
-        _refuse("goal.target_gap_nats", goal.target_gap_nats, f"target_val_loss={goal.target_val_loss} is set too: keep one of them")
+        _refuse(
+            "goal.target_gap_nats",
+            goal.target_gap_nats,
+            f"target_val_loss={goal.target_val_loss} is set too: keep one of them",
+        )
     if goal.target_gap_nats is not None and config.data.source != "markov":
-        _refuse("goal.target_gap_nats", goal.target_gap_nats, f"only data=markov has a known floor, this is data={config.data.source}")
+        _refuse(
+            "goal.target_gap_nats",
+            goal.target_gap_nats,
+            f"only data=markov has a known floor, this is data={config.data.source}",
+        )
     if goal.stop_at_target and goal.target_val_loss is None and goal.target_gap_nats is None:
         _refuse("goal.stop_at_target", True, "there is no target: set goal.target_val_loss or goal.target_gap_nats")
     if not 0 < config.track.p_value < 1:

@@ -169,7 +169,9 @@ def _checked(where, value, hint):
         raise ValueError(f"{where}={value}: it must be a finite number; null leaves it out")
     if value == MISSING or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
-    raise ValueError(f"{where}={value!r} is of type {type(value).__name__}: it must be of type {getattr(hint, '__name__', hint)}")
+    raise ValueError(
+        f"{where}={value!r} is of type {type(value).__name__}: it must be of type {getattr(hint, '__name__', hint)}"
+    )
 
 
 def to_dict(config):

@@ -176,9 +176,17 @@ def _words(found):
     if whole and inside and whole["change_ms"]:
         sign = math.copysign(1, whole["change_ms"])
         cancels = whole["share_frac"] is None
-        name, pair = max(inside.items(), key=lambda item: abs(item[1]["change_ms"]) if cancels else sign * item[1]["change_ms"])
-        part = "changes of the regions cancel each other, the largest is" if cancels else "the largest part of the change is"
-        words.append(f"{part} in {name.removesuffix('_ms')}: {pair['change_ms']:+.3f} ms of {whole['change_ms']:+.3f} ms a step")
+        name, pair = max(
+            inside.items(), key=lambda item: abs(item[1]["change_ms"]) if cancels else sign * item[1]["change_ms"]
+        )
+        part = (
+            "changes of the regions cancel each other, the largest is"
+            if cancels
+            else "the largest part of the change is"
+        )
+        words.append(
+            f"{part} in {name.removesuffix('_ms')}: {pair['change_ms']:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
+        )
     for kind, cost in found["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
             words.append(f"{kind.replace('_', ' ')}: {_per_run(cost, 0)} in A, {_per_run(cost, 1)} in B")

@@ -30,7 +30,11 @@ def of_folders(a_folder, b_folder, repo=REPO):
         try:
             git = _Git(repo, scratch)
             trees = [git.tree(Path(folder)) for folder in (a_folder, b_folder)]
-            files = [_counted(line) for line in git("diff", "--numstat", "--no-renames", "-z", *trees, *SHOWN).split("\0") if line]
+            files = [
+                _counted(line)
+                for line in git("diff", "--numstat", "--no-renames", "-z", *trees, *SHOWN).split("\0")
+                if line
+            ]
             patch = git("diff", "--no-color", "--no-ext-diff", "--no-textconv", *trees, *SHOWN)
         except Unknown as error:
             return {"files": [], "patch": "", "is_cut": False, "unknown": str(error)}
@@ -40,7 +44,11 @@ def of_folders(a_folder, b_folder, repo=REPO):
 
 def _counted(line):
     added, removed, path = line.split("\t", 2)
-    return {"path": path, "added": None if added == "-" else int(added), "removed": None if removed == "-" else int(removed)}
+    return {
+        "path": path,
+        "added": None if added == "-" else int(added),
+        "removed": None if removed == "-" else int(removed),
+    }
 
 
 class _Git:
@@ -58,7 +66,9 @@ class _Git:
     def __call__(self, *words, why=None, given=None):
         """Its output.  Raises Unknown with the reason, or with git's own words."""
         try:
-            done = subprocess.run(["git", *words], cwd=self._repo, env=self._env, input=given, capture_output=True, timeout=TIMEOUT_S)
+            done = subprocess.run(
+                ["git", *words], cwd=self._repo, env=self._env, input=given, capture_output=True, timeout=TIMEOUT_S
+            )
         except (OSError, subprocess.SubprocessError) as error:
             raise Unknown(f"git cannot be run: {error}") from None
         if done.returncode:
@@ -80,7 +90,14 @@ class _Git:
         self("cat-file", "-e", f"{commit}^{{commit}}", why=f"commit {commit[:12]} is not in this repository: fetch it")
         self("read-tree", commit)
         if patch.strip():
-            self("apply", "--cached", "--whitespace=nowarn", "-", given=patch, why=f"the patch of {folder.name} does not fit its commit")
+            self(
+                "apply",
+                "--cached",
+                "--whitespace=nowarn",
+                "-",
+                given=patch,
+                why=f"the patch of {folder.name} does not fit its commit",
+            )
         for name in untracked:
             self._add(folder, name)
         return self("write-tree").strip()

@@ -23,7 +23,10 @@ def of(folder, run, rows):
     """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
     events = step_files.read_events(folder)
     flagged = {row["step"] for row in rows if row.get("flags")}
-    by_rank = {name: [_without(flagged, of_rank) for of_rank in of_ranks] for name, of_ranks in step_files.read_by_rank(folder).items()}
+    by_rank = {
+        name: [_without(flagged, of_rank) for of_rank in of_ranks]
+        for name, of_ranks in step_files.read_by_rank(folder).items()
+    }
     found = stall_causes.explain(stalls.find(rows), rows, events, by_rank)
     skewed = rank_skew.summary(by_rank)
     costs = {"stall": {"count": len(found), "ms": sum(stall["ms"] for stall in found)}}

@@ -31,7 +31,10 @@ def _steps(found, is_md):
         for name, means in found["telemetry"].items()
     ]
     if known:
-        lines += ["", text_table.render(["telemetry, mean of runs", "A", "B"], known, [False, True, True], FORMS[is_md])]
+        lines += [
+            "",
+            text_table.render(["telemetry, mean of runs", "A", "B"], known, [False, True, True], FORMS[is_md]),
+        ]
     return lines
 
 
@@ -46,7 +49,9 @@ def _traces(found, is_md):
     ]
     more = found["num_lines"] - len(cells)
     lines = ["", text_table.line(f"traces {found['a']} and {found['b']}{change}", is_md)]
-    lines.append(text_table.render(["ms a step", "A", "B", "", found["by"]], cells, [True] * 3 + [False] * 2, FORMS[is_md]))
+    lines.append(
+        text_table.render(["ms a step", "A", "B", "", found["by"]], cells, [True] * 3 + [False] * 2, FORMS[is_md])
+    )
     return lines + ([f"and {more} more: ./run.sh analyze diff has all"] if more else [])
 
 

@@ -56,7 +56,5 @@ def _experiment(client, name, exported):
     found = client.get_experiment_by_name(name)
     if found is not None:
         return found.experiment_id
-    artifacts = (
-        results_root().resolve() / "mlflow-artifacts"
-    )  # nothing is put there; the default is where one stands
+    artifacts = results_root().resolve() / "mlflow-artifacts"  # nothing is put there; the default is where one stands
     return client.create_experiment(name, artifact_location=artifacts.as_uri())

@@ -18,9 +18,13 @@ def text(folder):
     patch = folder / "code" / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
     if patch.is_file() and patch.stat().st_size:
-        code += ["# changes that were not committed:"] + [f"# {line}" for line in patch.read_text(errors="replace").splitlines()]
+        code += ["# changes that were not committed:"] + [
+            f"# {line}" for line in patch.read_text(errors="replace").splitlines()
+        ]
     imported = run.get("imported") or {}
-    has_times = run["metrics"].get("train_s") is not None or (not imported and any(row.get("step_ms") is not None for row in rows))
+    has_times = run["metrics"].get("train_s") is not None or (
+        not imported and any(row.get("step_ms") is not None for row in rows)
+    )
     lines = list(_step_lines(rows, _num_planned(folder, run, rows), imported) if has_times else _llmc_lines(rows))
     lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
     lines += imported.get("other_lines") or ()
@@ -47,7 +51,11 @@ def _environment(run):
         yield f"Driver Version: {env['driver']}"
     if run["started_at"] is not None:
         is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
-        yield f"{datetime.fromisoformat(run['started_at']):%a %b %d %H:%M:%S %Y}" if is_local else f"Run UTC timestamp={run['started_at']}"
+        yield (
+            f"{datetime.fromisoformat(run['started_at']):%a %b %d %H:%M:%S %Y}"
+            if is_local
+            else f"Run UTC timestamp={run['started_at']}"
+        )
     if run["seed"] is not None:
         yield f"Using seed={run['seed']}"
 
@@ -60,13 +68,20 @@ def _num_planned(folder, run, rows):
 
         declared = (yaml.safe_load(config.read_text()).get("goal") or {}).get("max_steps")
     if declared is None and run["status"] != "complete":
-        raise ValueError(f"{run['run_id']}: status={run['status']}, and it does not say how many steps it was to have: export it --to csv")
+        raise ValueError(
+            f"{run['run_id']}: status={run['status']}, and it does not say how many steps it was to have: export it --to csv"
+        )
     return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
 
 
 def _step_lines(rows, total, imported):
     """One line a step and one a validation; step_avg as the record's log had it: see importers.modded_nanogpt.MEANINGS."""
-    meaning, tails, train_ms, before = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}, 0.0, (0, 0.0)
+    meaning, tails, train_ms, before = (
+        imported.get("step_avg_meaning") or "",
+        imported.get("line_tails") or {},
+        0.0,
+        (0, 0.0),
+    )
     for row in rows:
         step, known_ms = row["step"], row.get("train_time_ms")
         if known_ms is not None or (imported and row.get("step_ms") is None and step):
@@ -76,7 +91,9 @@ def _step_lines(rows, total, imported):
         untimed = 10 if "step-10" in meaning else 0
         average = f"{train_ms / (step - untimed):.2f}" if step > untimed else "nan"
         start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
-        of_its_own = known_ms is not None and (row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None)
+        of_its_own = known_ms is not None and (
+            row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
+        )
         if step and (of_its_own or row.get("train_loss") is not None or row.get("step_ms") is not None):
             loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
             yield f"{start}{loss} train_time:{train_ms:.0f}ms step_avg:{average}ms"
@@ -91,7 +108,11 @@ def _step_lines(rows, total, imported):
 def _llmc_lines(rows):
     for row in rows:
         if row.get("train_loss") is not None:
-            more = f" lr:{row['lr']!r} norm:{row['grad_norm']!r}" if None not in (row.get("lr"), row.get("grad_norm")) else ""
+            more = (
+                f" lr:{row['lr']!r} norm:{row['grad_norm']!r}"
+                if None not in (row.get("lr"), row.get("grad_norm"))
+                else ""
+            )
             yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
         if row.get("val_loss") is not None:
             yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"

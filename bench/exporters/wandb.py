@@ -20,15 +20,28 @@ def export(exported, settings):
     shutil.rmtree(folder / "wandb", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     quiet = wandb.Settings(
-        silent=True, console="off", disable_git=True, save_code=False, host="", x_disable_stats=True, x_disable_meta=True,
+        silent=True,
+        console="off",
+        disable_git=True,
+        save_code=False,
+        host="",
+        x_disable_stats=True,
+        x_disable_meta=True,
         x_disable_machine_info=True,
-    )  # fmt: skip
+    )
     run = wandb.init(
-        project=settings["project"], entity=settings["entity"], mode=settings["mode"], dir=str(folder), settings=quiet,
-        id=exported.run["run_id"], resume="allow" if settings["mode"] == "online" else None, name=exported.run["run_id"],
-        group=exported.run["config_id"], tags=[exported.run["track"], exported.run["status"], exported.run["validity"]],
+        project=settings["project"],
+        entity=settings["entity"],
+        mode=settings["mode"],
+        dir=str(folder),
+        settings=quiet,
+        id=exported.run["run_id"],
+        resume="allow" if settings["mode"] == "online" else None,
+        name=exported.run["run_id"],
+        group=exported.run["config_id"],
+        tags=[exported.run["track"], exported.run["status"], exported.run["validity"]],
         config={**exported.settings, "record": exported.tags},
-    )  # fmt: skip
+    )
     for step, _, values in exported.points:
         if values:
             run.log(values, step=step)

@@ -1,6 +1,6 @@
 """Training logs of other harnesses -> records.  One file a format; records.py makes records of what they find.
 
-    runs = load(["records/track_1_short/2026-02-28_TransposeCopyBackward/baseline"])     nothing is written
+runs = load(["records/track_1_short/2026-02-28_TransposeCopyBackward/baseline"])     nothing is written
 """
 
 import glob
@@ -23,13 +23,21 @@ def files(paths):
     """Words of a user, globs too -> [(file, folder it was found under, or None)], each once.  ValueError for what is not there."""
     found = {}
     for word in paths:
-        named = [Path(word)] if os.path.exists(word) else [Path(path) for path in sorted(glob.glob(str(word), recursive=True))]
+        named = (
+            [Path(word)]
+            if os.path.exists(word)
+            else [Path(path) for path in sorted(glob.glob(str(word), recursive=True))]
+        )
         if not named:
-            raise ValueError(f"{word}: there is no such file or folder; give logs ({', '.join(SUFFIXES)}) or folders of them")
+            raise ValueError(
+                f"{word}: there is no such file or folder; give logs ({', '.join(SUFFIXES)}) or folders of them"
+            )
         for path in named:
             below = _below(path) if path.is_dir() else [path]
             if not below and len(named) == 1:
-                raise ValueError(f"{word}: there is no log in there: none of its files ends in {', '.join(SUFFIXES)}; name a file to read it all the same")
+                raise ValueError(
+                    f"{word}: there is no log in there: none of its files ends in {', '.join(SUFFIXES)}; name a file to read it all the same"
+                )
             for file in below:
                 found.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
     return list(found.items())
@@ -64,7 +72,9 @@ def _bytes_of(path):
         if not path.is_file():
             raise ValueError(f"{path}: is no file")
         if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path}: has {path.stat().st_size / 2**30:.1f} GiB, which no training log has: take the part with the metric lines")
+            raise ValueError(
+                f"{path}: has {path.stat().st_size / 2**30:.1f} GiB, which no training log has: take the part with the metric lines"
+            )
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None

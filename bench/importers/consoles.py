@@ -15,7 +15,10 @@ from bench.importers.lines import COLUMNS
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
 GIB_MIB = 1024
-NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10  # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
+NUM_UNTIMED, NUM_UNTIMED_SFT = (
+    11,
+    10,
+)  # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 
 
 class NanoGpt:
@@ -56,15 +59,21 @@ class NanoChat:
     """
 
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
-    step = re.compile(rf"step (\d+)(?:/(\d+))? \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?")
+    step = re.compile(
+        rf"step (\d+)(?:/(\d+))? \([\d.]+%\) \| loss: {FLOAT}.*?\| dt: {FLOAT}ms(?:.*\| total time: {FLOAT}m)?"
+    )
     old_sft = re.compile(rf"Step (\d+)/(\d+) \| Training loss: {FLOAT}\|")
     val = re.compile(rf"Step (\d+) \| Validation (bpb|loss): {FLOAT}")
-    other = re.compile(r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+")  # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
+    other = re.compile(
+        r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+"
+    )  # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
     facts = {
-        "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"), "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
-        "world_size": re.compile(r"Distributed world size: (\d+)"), "peak_mib": re.compile(r"Peak memory usage: ([\d,.]+)MiB"),
+        "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"),
+        "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
+        "world_size": re.compile(r"Distributed world size: (\d+)"),
+        "peak_mib": re.compile(r"Peak memory usage: ([\d,.]+)MiB"),
         "total_min": re.compile(r"Total training time: ([\d.]+)m"),
-    }  # fmt: skip
+    }
 
     def row(self, line):
         if found := self.step.search(line):
@@ -93,10 +102,12 @@ class KempnerForge:
     looks_like = re.compile(r"\[step \d+\].*=")
     line = re.compile(r"\[step (\d+)\] (\S+=.*)$")
     facts = {
-        "num_tokens": re.compile(r"Training complete: \d+ steps, ([\d,]+) tokens"), "num_done": re.compile(r"Training complete: (\d{1,9}) steps"),
-        "total": re.compile(r"Starting training: step=\d+, max_steps=(\d{1,9})\b"), "world_size": re.compile(r"Starting training: .*world_size=(\d{1,6})\b"),
+        "num_tokens": re.compile(r"Training complete: \d+ steps, ([\d,]+) tokens"),
+        "num_done": re.compile(r"Training complete: (\d{1,9}) steps"),
+        "total": re.compile(r"Starting training: step=\d+, max_steps=(\d{1,9})\b"),
+        "world_size": re.compile(r"Starting training: .*world_size=(\d{1,6})\b"),
         "gpu_name": re.compile(r"Detected GPU: (.+?) (?:→|->)"),
-    }  # fmt: skip
+    }
     keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
 
     def row(self, line):
@@ -142,11 +153,16 @@ def read(data, form):
         runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
     facts = {name: found[found.re.groups] for name, pattern in reader.facts.items() if (found := pattern.search(text))}
     made = [_run(by_step, number, form, facts if len(runs) == 1 else {}) for number, by_step in enumerate(runs)]
-    return made, {"unmatched": unmatched, "num_repeated": 0, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
+    return made, {
+        "unmatched": unmatched,
+        "num_repeated": 0,
+        "num_tail_lines": 0,
+        "format_id": form if runs else "not_a_run",
+    }
 
 
 def _number(text):
-    """"1,234" -> 1234.0; None for what is none."""
+    """ "1,234" -> 1234.0; None for what is none."""
     try:
         return float(text.replace(",", ""))
     except ValueError:
@@ -176,7 +192,10 @@ def _run(by_step, number, form, facts):
     meaning, num_untimed = FORMS[form].clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
-    last, total = rows[-1]["step"], next((row["total"] for row in rows if "total" in row), int(facts["total"]) if "total" in facts else None)
+    last, total = (
+        rows[-1]["step"],
+        next((row["total"] for row in rows if "total" in row), int(facts["total"]) if "total" in facts else None),
+    )
     total = int(facts["max_iters"]) + 1 if "max_iters" in facts else total  # nanoGPT's last iteration has that number
     if "num_tokens" in facts:
         facts = facts | {"batch_tokens": _number(facts["num_tokens"]) / last}
@@ -186,23 +205,42 @@ def _run(by_step, number, form, facts):
         timed.append(60e3 * _number(facts["total_min"]))
     val_step = validated[-1]["step"] if validated else None
     diverged = next((row["step"] for row in rows if "diverged" in row), None)
-    peaks_mib = [row["peak_mib"] for row in rows if "peak_mib" in row] + [_number(facts[name]) for name in ("peak_mib",) if name in facts]
-    known = {"gpu_name": facts.get("gpu_name"), "world_size": int(facts["world_size"]) if "world_size" in facts else None, "peak_mib": max(peaks_mib, default=None)}
+    peaks_mib = [row["peak_mib"] for row in rows if "peak_mib" in row] + [
+        _number(facts[name]) for name in ("peak_mib",) if name in facts
+    ]
+    known = {
+        "gpu_name": facts.get("gpu_name"),
+        "world_size": int(facts["world_size"]) if "world_size" in facts else None,
+        "peak_mib": max(peaks_mib, default=None),
+    }
     return Run(
-        number=number, columns=columns, num_steps=last, declared_steps=total, val_step=val_step,
-        diverged_step=diverged, complete=diverged is None and _is_complete(form, last, val_step, total, facts),
-        val_loss=next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None), train_time_ms=timed[-1] if timed else None,
-        step_avg_ms=None, step_avg_meaning=meaning if timed else None, num_untimed_steps=num_untimed if timed else 0, facts=known, extras={}, model=form,
+        number=number,
+        columns=columns,
+        num_steps=last,
+        declared_steps=total,
+        val_step=val_step,
+        diverged_step=diverged,
+        complete=diverged is None and _is_complete(form, last, val_step, total, facts),
+        val_loss=next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None),
+        train_time_ms=timed[-1] if timed else None,
+        step_avg_ms=None,
+        step_avg_meaning=meaning if timed else None,
+        num_untimed_steps=num_untimed if timed else 0,
+        facts=known,
+        extras={},
+        model=form,
         headline={"val_bpb": str(validated[-1]["val_bpb"])} if validated and "val_bpb" in validated[-1] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
         batch_tokens=round(_number(str(facts["batch_tokens"]))) if "batch_tokens" in facts else None,
-    )  # fmt: skip
+    )
 
 
 def _is_complete(form, last, val_step, total, facts):
     """Whether the run went to its end: the log says so, or has its last step; without a number of steps, its last validation."""
     validates_last = val_step is not None and form == "nanochat"  # if it validates at all
-    if ("num_done" in facts or "total_min" in facts) and (not validates_last or val_step == last):  # printed when they are done
+    if ("num_done" in facts or "total_min" in facts) and (
+        not validates_last or val_step == last
+    ):  # printed when they are done
         return total is None or last >= min(total, int(facts.get("num_done", total)))
     if form == "nanogpt":  # validates before the last iteration, and prints every tenth
         return last >= total - 1 if total is not None else val_step is not None and val_step >= last - 1

@@ -17,14 +17,24 @@ from bench.importers.text import Text
 
 IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
 BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
-FIRST = re.compile(rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)")  # with a newline first, which is looked for quickly
+FIRST = re.compile(
+    rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)"
+)  # with a newline first, which is looked for quickly
 # in a line that is none: the middle of a metric line.  The words come first, what may not stand before them after: quick to search
-STRAYS = tuple(re.compile(pattern) for pattern in (
-    rb"step:(?<![\w./]step:)\d+/\d+ +\w+:", rb"s:(?<![\w./]s:)\d+ t[re]l:", rb"train_time:[\d.]", rb"step_avg:[\d.]",
-))  # fmt: skip
+STRAYS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rb"step:(?<![\w./]step:)\d+/\d+ +\w+:",
+        rb"s:(?<![\w./]s:)\d+ t[re]l:",
+        rb"train_time:[\d.]",
+        rb"step_avg:[\d.]",
+    )
+)
 LAST_DECIMALS = re.compile(rb"\.(\d*)\s*$")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
-BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)  # "[rank0]: ", "0: "
+BEHIND_PREFIX = re.compile(
+    rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M
+)  # "[rank0]: ", "0: "
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
 NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
 
@@ -36,7 +46,9 @@ class Metrics:
     columns: dict
     line_numbers: np.ndarray = None  # of each, from 0
     extras: dict = field(default_factory=dict)
-    unmatched: list = field(default_factory=list)  # (line number from 0, text) of what looks like one and could not be read
+    unmatched: list = field(
+        default_factory=list
+    )  # (line number from 0, text) of what looks like one and could not be read
     shapes: set = field(default_factory=set)  # what is left of metric lines without their numbers
     tails: list = field(default_factory=list)  # {key: text} of "tailavg" lines: read, and no steps of a run
     others: list = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
@@ -111,7 +123,9 @@ def _others(text, in_table):
 def _metrics(text, by_layout, words, is_metric):
     """Text, the tables of tables.read, {number: line} of the other metric lines, a mask of all -> Metrics."""
     line_numbers, place_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
-    found = Metrics({name: np.full(len(line_numbers), np.nan) for name in (*COLUMNS, *NOT_FINITE.values())}, line_numbers)
+    found = Metrics(
+        {name: np.full(len(line_numbers), np.nan) for name in (*COLUMNS, *NOT_FINITE.values())}, line_numbers
+    )
     for layout, (numbers, table) in by_layout.items():
         found.shapes.add(_shape(layout))
         places = place_of[numbers]
@@ -175,7 +189,9 @@ def same_again(found):
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
-STEP = re.compile(rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$")
+STEP = re.compile(
+    rb"(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9}))((?:\s+(?:[A-Za-z]\w*:|val_time: )\S+)+)(?:[ \t]+([a-z_]{3,}))?\s*$"
+)
 WORD = re.compile(rb"(\w+):(?:(?<=val_time:) )?(\S+)")  # elsewhere a blank may stand for a lost digit
 TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
 VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
@@ -194,14 +210,19 @@ def _one(line, place, found):
     match = STEP.match(line)
     pairs = WORD.findall(match[4]) if match else []
     words = dict(pairs)
-    if VAL_STEP.match(line) or (match and match[1] and not any(MEASURED.search(key) or key in LOSSES or key in NOT_TWICE for key in words)):
+    if VAL_STEP.match(line) or (
+        match and match[1] and not any(MEASURED.search(key) or key in LOSSES or key in NOT_TWICE for key in words)
+    ):
         found.others.append(line.decode("utf-8", "replace").rstrip())
         return "other"
     if len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
         return None
     values = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
     if match[1]:  # both stand in every such line: one without them was cut
-        values["train_time_ms"], values["step_avg_ms"] = _time_ms(words.pop(b"train_time", b"")), _time_ms(words.pop(b"step_avg", b""), (b"ms",))
+        values["train_time_ms"], values["step_avg_ms"] = (
+            _time_ms(words.pop(b"train_time", b"")),
+            _time_ms(words.pop(b"step_avg", b""), (b"ms",)),
+        )
     for key in [key for key in words if key in LOSSES or key in KEPT]:
         number = values[LOSSES.get(key) or KEPT[key]] = _number(words.pop(key))
         if number is not None and not math.isfinite(number):
@@ -213,7 +234,9 @@ def _one(line, place, found):
     for name, value in values.items():
         found.columns[name][place] = value
     if words or match[5]:
-        found.extras[place] = _texts(b"%s:%s" % item for item in words.items()) | ({match[5].decode(): ""} if match[5] else {})
+        found.extras[place] = _texts(b"%s:%s" % item for item in words.items()) | (
+            {match[5].decode(): ""} if match[5] else {}
+        )
     return "step"
 
 
@@ -226,7 +249,7 @@ def _number(text):
 
 
 def _time_ms(text, units=(b"ms", b"s")):
-    """"12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is no time in one of the units."""
+    """ "12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is no time in one of the units."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
     number = _number(text.removesuffix(unit)) if unit else None
     if number is None:

@@ -17,7 +17,9 @@ from bench.importers.foreign_run import Run
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")
 PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
 ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
-ON_DEVICES = re.compile(rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M)  # ./run.sh export
+ON_DEVICES = re.compile(
+    rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M
+)  # ./run.sh export
 SMI_GPU = re.compile(rb"\n\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|")
 SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
 SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
@@ -30,7 +32,11 @@ PYTHON = re.compile(rb'"""|\'\'\'|#|@|(?:import|from|def|class|if|try)\b')  # ho
 IMPORT = re.compile(rb"^(?:import|from) \w", re.M)
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 UNTIMED_STEPS = 10
-MEANINGS = ("cumulative: train_time/step", "cumulative, first steps untimed: train_time/(step-10)", "window since previous val")
+MEANINGS = (
+    "cumulative: train_time/step",
+    "cumulative, first steps untimed: train_time/(step-10)",
+    "window since previous val",
+)
 FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
 
 
@@ -48,7 +54,12 @@ def read(data, name):
     for number, facts in enumerate(_facts_of_runs(found, places, text, is_metric)):
         runs.append(_run(found, places[number], facts, source, number))
     unmatched = [(first_number + line, text) for line, text in found.unmatched]
-    return runs, {"unmatched": unmatched, "num_repeated": found.num_repeated, "num_tail_lines": len(found.tails), "format_id": _format(found)}
+    return runs, {
+        "unmatched": unmatched,
+        "num_repeated": found.num_repeated,
+        "num_tail_lines": len(found.tails),
+        "format_id": _format(found),
+    }
 
 
 def _split(found):
@@ -68,7 +79,9 @@ def _drop_told_again(found, text):
     for before, after in zip(places, places[1:]):
         if len(after) > len(before) or text[found.line_numbers[before[-1]]] != text[found.line_numbers[after[-1]]]:
             continue
-        if {text[number] for number in found.line_numbers[after]} <= {text[number] for number in found.line_numbers[before]}:
+        if {text[number] for number in found.line_numbers[after]} <= {
+            text[number] for number in found.line_numbers[before]
+        }:
             kept[after] = False
     if not kept.all():
         found.num_repeated += np.count_nonzero(~kept)
@@ -104,8 +117,18 @@ def _run(found, places, facts, source, number):
     final = int(val[-1]) if len(val) else None
     declared = None if np.isnan(total) else int(total)
     diverged = np.flatnonzero(~np.isnan(columns["train_diverged"]) | ~np.isnan(columns["val_diverged"]))
-    complete = not len(diverged) and final is not None and int(columns["step"][final]) == (last_step if declared is None else declared)
-    at = final if final is not None and final in timed and columns["step"][final] == last_step else timed[-1] if len(timed) else None
+    complete = (
+        not len(diverged)
+        and final is not None
+        and int(columns["step"][final]) == (last_step if declared is None else declared)
+    )
+    at = (
+        final
+        if final is not None and final in timed and columns["step"][final] == last_step
+        else timed[-1]
+        if len(timed)
+        else None
+    )
     printed = columns["step_avg_ms"][final] if final is not None else np.nan
     meaning, headline = _meaning(columns), {}
     for place in reversed(places if found.extras else ()):
@@ -113,13 +136,29 @@ def _run(found, places, facts, source, number):
             headline = {"val_ema_loss": found.extras[int(place)]["val_ema_loss"]}
             break
     return Run(
-        number=number, columns=columns, num_steps=last_step, declared_steps=declared, complete=bool(complete),
-        val_loss=None if final is None else float(columns["val_loss"][final]), val_step=None if final is None else int(columns["step"][final]),
-        train_time_ms=None if at is None else float(columns["train_time_ms"][at]), step_avg_ms=None if np.isnan(printed) else float(printed),
-        step_avg_meaning=meaning, num_untimed_steps=UNTIMED_STEPS if meaning == MEANINGS[1] else 0,
-        extras={str(int(columns["step"][place - places[0]])): extra for place, extra in found.extras.items() if places[0] <= place <= places[-1]},
-        headline=headline, facts=facts, tail_averages=found.tails, other_lines=found.others, source_sha256=source, diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
-    )  # fmt: skip
+        number=number,
+        columns=columns,
+        num_steps=last_step,
+        declared_steps=declared,
+        complete=bool(complete),
+        val_loss=None if final is None else float(columns["val_loss"][final]),
+        val_step=None if final is None else int(columns["step"][final]),
+        train_time_ms=None if at is None else float(columns["train_time_ms"][at]),
+        step_avg_ms=None if np.isnan(printed) else float(printed),
+        step_avg_meaning=meaning,
+        num_untimed_steps=UNTIMED_STEPS if meaning == MEANINGS[1] else 0,
+        extras={
+            str(int(columns["step"][place - places[0]])): extra
+            for place, extra in found.extras.items()
+            if places[0] <= place <= places[-1]
+        },
+        headline=headline,
+        facts=facts,
+        tail_averages=found.tails,
+        other_lines=found.others,
+        source_sha256=source,
+        diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
+    )
 
 
 def _meaning(columns):
@@ -127,7 +166,9 @@ def _meaning(columns):
     known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
     if not known.any():
         return None
-    step, time_ms, printed, val_loss = (columns[name][known] for name in ("step", "train_time_ms", "step_avg_ms", "val_loss"))
+    step, time_ms, printed, val_loss = (
+        columns[name][known] for name in ("step", "train_time_ms", "step_avg_ms", "val_loss")
+    )
     late, is_val = step > 2 * UNTIMED_STEPS, ~np.isnan(val_loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         averages = (
@@ -151,11 +192,18 @@ def _environment(data):
         gpus, powers = [_words(exported[2])] * int(exported[1]), [exported[3]] if exported[3] else []
     world_size = int(device[2]) if device else int(exported[4]) if exported and exported[4] else None
     return {
-        "torch": torch and _words(torch[1]), "cuda": torch and torch[2] and _words(torch[2]), "python": python and _words(python[1]),
-        "gpu_name": gpus[0] if gpus else device and _words(device[1]), "num_gpus": len(gpus) or world_size, "world_size": world_size,
-        "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None, "driver": driver and _words(driver[1]),
-        "seed": seed and int(seed[1]), "started_at": started_at, "started_zone": zone,
-    }  # fmt: skip
+        "torch": torch and _words(torch[1]),
+        "cuda": torch and torch[2] and _words(torch[2]),
+        "python": python and _words(python[1]),
+        "gpu_name": gpus[0] if gpus else device and _words(device[1]),
+        "num_gpus": len(gpus) or world_size,
+        "world_size": world_size,
+        "power_limit_w": float(powers[0]) if powers and len(set(powers)) == 1 else None,
+        "driver": driver and _words(driver[1]),
+        "seed": seed and int(seed[1]),
+        "started_at": started_at,
+        "started_zone": zone,
+    }
 
 
 def _words(text):
@@ -176,7 +224,9 @@ def _started(data):
         return at.astimezone(timezone.utc).strftime(STAMP), "UTC"
     if found := SMI_DATE.search(data):
         try:
-            return datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y").strftime(STAMP), "unknown: the machine's own"
+            return datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y").strftime(
+                STAMP
+            ), "unknown: the machine's own"
         except ValueError:
             return None, None
     return None, None

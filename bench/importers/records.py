@@ -19,38 +19,92 @@ def of_run(run, path, data_sha256, form, num_runs, told, part_of=None):
     track, name = _track_and_name(Path(path), part_of)
     facts, rows, doubts = run.facts, _rows(run), _doubts(told)
     num_gpus = facts.get("world_size") or facts.get("num_gpus")
-    gpu = {"name": facts.get("gpu_name"), "memory_gib": None, "power_limit_w": facts.get("power_limit_w"), "max_sm_clock_mhz": None, "uuid_hash": None}
+    gpu = {
+        "name": facts.get("gpu_name"),
+        "memory_gib": None,
+        "power_limit_w": facts.get("power_limit_w"),
+        "max_sm_clock_mhz": None,
+        "uuid_hash": None,
+    }
     record = {
         "schema_version": SCHEMA_VERSION,
         "run_id": _run_id(facts.get("started_at"), name, data_sha256, run.number),
         "provenance": "imported",
         "imported": {
-            "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None, "format": form, "format_id": told["format_id"], "file": _shown(Path(path), part_of), "sha256": data_sha256, "run_of_file": run.number,
-            "num_runs_of_file": num_runs, "declared_steps": run.declared_steps, "printed_step_avg_ms": run.step_avg_ms,
-            "step_avg_meaning": run.step_avg_meaning, "headline": run.headline, "num_gpus_of_machine": facts.get("num_gpus"),
-            "started_zone": facts.get("started_zone"), "line_tails": run.extras, "tail_averages": run.tail_averages, "other_lines": run.other_lines,
+            "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
+            "format": form,
+            "format_id": told["format_id"],
+            "file": _shown(Path(path), part_of),
+            "sha256": data_sha256,
+            "run_of_file": run.number,
+            "num_runs_of_file": num_runs,
+            "declared_steps": run.declared_steps,
+            "printed_step_avg_ms": run.step_avg_ms,
+            "step_avg_meaning": run.step_avg_meaning,
+            "headline": run.headline,
+            "num_gpus_of_machine": facts.get("num_gpus"),
+            "started_zone": facts.get("started_zone"),
+            "line_tails": run.extras,
+            "tail_averages": run.tail_averages,
+            "other_lines": run.other_lines,
         },
-        "name": name, "track": track, "deviations": [], "status": "complete" if run.complete else "failed",
+        "name": name,
+        "track": track,
+        "deviations": [],
+        "status": "complete" if run.complete else "failed",
         "validity": "invalid" if not run.complete else "suspect" if doubts else "valid",
         "validity_reasons": doubts if run.complete else ["the run did not complete"],
         "failure": None if run.complete else _failure(run),
-        "started_at": facts.get("started_at"), "heartbeat_at": None, "ended_at": None, "launcher": None, "command": [],
-        "seed": facts.get("seed"), "config_id": None, "comparability_id": None, "session_id": None, "world_size": facts.get("world_size"),
-        "model": {"arch": run.model}, "optim": "unknown",
-        "goal": {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None},
-        "hardware": {"device": "cuda" if gpu["name"] else None}, "instruments": {},
-        "timing_protocol": {
-            "id": f"{form}-log", "clock": "as printed by the log's own program; its lines are not synchronised with the device",
-            "excluded": [], "in_timed_region": [],
+        "started_at": facts.get("started_at"),
+        "heartbeat_at": None,
+        "ended_at": None,
+        "launcher": None,
+        "command": [],
+        "seed": facts.get("seed"),
+        "config_id": None,
+        "comparability_id": None,
+        "session_id": None,
+        "world_size": facts.get("world_size"),
+        "model": {"arch": run.model},
+        "optim": "unknown",
+        "goal": {
+            "target_val_loss": TARGETS.get(track),
+            "target_gap_nats": None,
+            "stop_at_target": False,
+            "val_tokens": None,
         },
-        "code": {"identity_version": None, "source_sha256": run.source_sha256, "commit": None, "dirty": None, "diff_sha256": None},
+        "hardware": {"device": "cuda" if gpu["name"] else None},
+        "instruments": {},
+        "timing_protocol": {
+            "id": f"{form}-log",
+            "clock": "as printed by the log's own program; its lines are not synchronised with the device",
+            "excluded": [],
+            "in_timed_region": [],
+        },
+        "code": {
+            "identity_version": None,
+            "source_sha256": run.source_sha256,
+            "commit": None,
+            "dirty": None,
+            "diff_sha256": None,
+        },
         "data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []},
         "environment": {
-            "python": facts.get("python"), "os": None, "torch": facts.get("torch"), "cuda": facts.get("cuda"), "nccl": None, "driver": facts.get("driver"),
-            "cpu_model": None, "num_cpus": None, "gpus": [gpu] * (num_gpus or 1) if gpu["name"] else [],
+            "python": facts.get("python"),
+            "os": None,
+            "torch": facts.get("torch"),
+            "cuda": facts.get("cuda"),
+            "nccl": None,
+            "driver": facts.get("driver"),
+            "cpu_model": None,
+            "num_cpus": None,
+            "gpus": [gpu] * (num_gpus or 1) if gpu["name"] else [],
         },
-        "measured": _measured(run), "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts], "warnings": [], "artifacts": [],
-    }  # fmt: skip
+        "measured": _measured(run),
+        "doubts": [{"instrument": "import", "doubt": doubt} for doubt in doubts],
+        "warnings": [],
+        "artifacts": [],
+    }
     record["metrics"] = metrics(record, rows)
     return record, rows
 
@@ -71,7 +125,9 @@ def _doubts(told):
     if not told["unmatched"]:
         return []
     number, text = told["unmatched"][0]
-    return [f"{len(told['unmatched'])} lines of the log look like metric lines and were not understood; the first is line {number}: {text[:80]!r}"]
+    return [
+        f"{len(told['unmatched'])} lines of the log look like metric lines and were not understood; the first is line {number}: {text[:80]!r}"
+    ]
 
 
 def _measured(run):
@@ -86,12 +142,28 @@ def _measured(run):
 
 def _failure(run):
     if run.diverged_step is not None:
-        return {"kind": "non_finite_loss", "rank": None, "step": run.diverged_step, "signal": None, "exit_code": None,
-                "message": f"the log prints a loss that is no number at step {run.diverged_step}", "hint": "nothing can be imported of it"}  # fmt: skip
+        return {
+            "kind": "non_finite_loss",
+            "rank": None,
+            "step": run.diverged_step,
+            "signal": None,
+            "exit_code": None,
+            "message": f"the log prints a loss that is no number at step {run.diverged_step}",
+            "hint": "nothing can be imported of it",
+        }
     is_last = run.num_steps == (run.declared_steps or run.num_steps)
-    words = f"the log ends at step {run.num_steps}" + (", without a validation of it" if is_last else f" of {run.declared_steps}")
-    return {"kind": "incomplete_log", "rank": None, "step": run.num_steps, "signal": None, "exit_code": None, "message": words,
-            "hint": "import the whole log, if there is one"}  # fmt: skip
+    words = f"the log ends at step {run.num_steps}" + (
+        ", without a validation of it" if is_last else f" of {run.declared_steps}"
+    )
+    return {
+        "kind": "incomplete_log",
+        "rank": None,
+        "step": run.num_steps,
+        "signal": None,
+        "exit_code": None,
+        "message": words,
+        "hint": "import the whole log, if there is one",
+    }
 
 
 def _rows(run):
@@ -104,18 +176,30 @@ def _rows(run):
     for step in steps:
         if step not in rows:
             flag = "untimed" if 0 < step <= run.num_untimed_steps else ""
-            rows[step] = {"step": step, "flags": run.flags.get(step, flag), "tokens": None if tokens is None else step * tokens}
+            rows[step] = {
+                "step": step,
+                "flags": run.flags.get(step, flag),
+                "tokens": None if tokens is None else step * tokens,
+            }
     for name in ("train_loss", "val_loss", "lr", "grad_norm", "train_time_ms", "step_ms"):
         values = columns.get(name, np.empty(0))
         for place in np.flatnonzero(~np.isnan(values)).tolist():
             rows[steps[place]].setdefault(name, float(values[place]))
     for place in np.flatnonzero(~np.isnan(columns["val_loss"]) & ~np.isnan(columns["train_time_ms"])).tolist():
         time_ms = float(columns["train_time_ms"][place])
-        if rows[steps[place]]["train_time_ms"] != time_ms:  # the clock had waited for the device, at the step's own line it had not
+        if (
+            rows[steps[place]]["train_time_ms"] != time_ms
+        ):  # the clock had waited for the device, at the step's own line it had not
             rows[steps[place]]["train_time_at_val_ms"] = time_ms
     ordered = [rows[step] for step in sorted(rows)]
     for before, row in zip(ordered, ordered[1:]):
-        if "step_ms" not in row and row["flags"] != "untimed" and row["step"] == before["step"] + 1 and "train_time_ms" in row and "train_time_ms" in before:
+        if (
+            "step_ms" not in row
+            and row["flags"] != "untimed"
+            and row["step"] == before["step"] + 1
+            and "train_time_ms" in row
+            and "train_time_ms" in before
+        ):
             step_ms = row["train_time_ms"] - before["train_time_ms"]
             if step_ms >= 0:  # where the clock was set back after untimed steps there is none
                 row["step_ms"] = step_ms

@@ -12,11 +12,14 @@ import numpy as np
 ZEROED = bytes(48 if chr(byte) in "0123456789" else byte for byte in range(256))
 BEGINNINGS = (b"step:0", b"s:0")
 NUMBER = rb"0{1,8}(?:\.0{0,7})?"  # 15 digits at most: below 2**53, so that one division by a power of ten rounds as float() does
-LAYOUTS = tuple(re.compile(pattern.replace(b"NUMBER", NUMBER)) for pattern in (
-    rb"step:(?P<step>0{1,9})/(?P<total>0{1,9})(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
-    rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s) step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms",
-    rb"s:(?P<step>0{1,9}) (?:tel:(?P<val_loss>NUMBER)|trl:(?P<train_loss>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)",
-))  # fmt: skip
+LAYOUTS = tuple(
+    re.compile(pattern.replace(b"NUMBER", NUMBER))
+    for pattern in (
+        rb"step:(?P<step>0{1,9})/(?P<total>0{1,9})(?: train_loss:(?P<train_loss>NUMBER)| val_loss:(?P<val_loss>NUMBER))?"
+        rb" train_time:(?:(?P<train_time_ms>NUMBER)ms|(?P<train_time_s>NUMBER)s) step_avg:(?:(?P<step_avg_ms>NUMBER)|nan)ms",
+        rb"s:(?P<step>0{1,9}) (?:tel:(?P<val_loss>NUMBER)|trl:(?P<train_loss>NUMBER)(?: lr:(?P<lr>NUMBER) norm:(?P<grad_norm>NUMBER))?)",
+    )
+)
 
 
 def read(text):
@@ -27,7 +30,9 @@ def read(text):
     for layout, start, stop in zip(layouts, [0, *stops], stops):
         if layout.startswith(BEGINNINGS) and (form := _form(layout)):
             numbers = by_layout[start:stop]
-            lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[text.starts[numbers]]
+            lines = np.ndarray(len(text.data) - len(layout) + 1, f"V{len(layout)}", text.data, strides=(1,))[
+                text.starts[numbers]
+            ]
             tables[layout] = numbers, _columns(lines.view(np.uint8).reshape(len(numbers), -1), *form)
     return tables
 

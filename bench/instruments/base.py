@@ -30,8 +30,12 @@ class Context:
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
     peaks: Any = None  # bench.memory.peaks, shared with the race: a peak that somebody else resets is lost to it
-    flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete when summary() is asked
-    rows: list = field(default_factory=list)  # of the race's own log: {"step", "t_ns", "step_ms", ...}; complete after on_run_end
+    flagged: set = field(
+        default_factory=set
+    )  # rows that an instrument of this rank disturbed; complete when summary() is asked
+    rows: list = field(
+        default_factory=list
+    )  # of the race's own log: {"step", "t_ns", "step_ms", ...}; complete after on_run_end
 
 
 class Instrument:

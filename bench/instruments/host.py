@@ -63,7 +63,10 @@ class Host(Instrument):
 
     def summary(self):
         """Sums over the steps of this rank that nothing disturbed; None: nothing was read."""
-        kept = {name: [ms for row, ms in rows.items() if row not in self.context.flagged] for name, rows in self.columns().items()}
+        kept = {
+            name: [ms for row, ms in rows.items() if row not in self.context.flagged]
+            for name, rows in self.columns().items()
+        }
         return {name: sum(found_ms) if found_ms else None for name, found_ms in kept.items()}
 
     def close(self):

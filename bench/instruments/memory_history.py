@@ -148,8 +148,10 @@ class MemoryHistory(Instrument):
         running = self._recording if self._open is not None else self._always
         running.dump(path, rank=self._rank, where=where, **asked)
         self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **asked)
-        self.context.say(f"rank {self._rank} ran out of memory ({where}): {format_bytes(requested_bytes)} asked for, {format_bytes(free_bytes)} free; "
-                         f"./run.sh memory {self.context.folder.name} shows who holds the rest")  # fmt: skip
+        self.context.say(
+            f"rank {self._rank} ran out of memory ({where}): {format_bytes(requested_bytes)} asked for, {format_bytes(free_bytes)} free; "
+            f"./run.sh memory {self.context.folder.name} shows who holds the rest"
+        )
 
     def flags(self):
         rows = range(1, self.context.num_steps + 1)

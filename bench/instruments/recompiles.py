@@ -28,7 +28,9 @@ class Recompiles(Instrument):
         self._num_new_breaks = 0
 
     def on_run_start(self):
-        if "torch._dynamo" not in sys.modules:  # importing it takes a second, and it compiles nothing before it is there
+        if (
+            "torch._dynamo" not in sys.modules
+        ):  # importing it takes a second, and it compiles nothing before it is there
             return
         from torch._dynamo.callback import callback_handler
 

@@ -47,7 +47,9 @@ class Regions(Instrument):
 
     def summary(self):
         """Mean milliseconds of each region over the steps of this rank that nothing disturbed."""
-        kept = {name: [ms for row, ms in rows.items() if row not in self.context.flagged] for name, rows in self._ms.items()}
+        kept = {
+            name: [ms for row, ms in rows.items() if row not in self.context.flagged] for name, rows in self._ms.items()
+        }
         return {name: sum(found_ms) / len(found_ms) for name, found_ms in kept.items() if found_ms}
 
 

@@ -88,7 +88,11 @@ class Telemetry(Instrument):
             try:
                 self._stopped = self._ask("stop")
             except (OSError, RuntimeError, TimeoutError) as error:  # what the file has is still worth something
-                self._stopped = {"t_ns": time.perf_counter_ns(), "energy_j": {}, "report": NOTHING | {"warnings": [str(error)]}}
+                self._stopped = {
+                    "t_ns": time.perf_counter_ns(),
+                    "energy_j": {},
+                    "report": NOTHING | {"warnings": [str(error)]},
+                }
             self.close()
 
     def _sync(self):

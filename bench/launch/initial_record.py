@@ -24,8 +24,10 @@ def folder_of(config, run, results):
         atomic.write_json(folder / "run.json", run)
         atomic.reserve(folder)
     except OSError as error:
-        raise ValueError(f"{results}: no record can be written there ({error.strerror}): free space, or name another "
-                         "folder with SPEEDRUN_RESULTS=/path") from None
+        raise ValueError(
+            f"{results}: no record can be written there ({error.strerror}): free space, or name another "
+            "folder with SPEEDRUN_RESULTS=/path"
+        ) from None
     return folder
 
 
@@ -83,7 +85,9 @@ def _data(job):
         for shard in shards:
             inside = shard.path.is_relative_to(root)
             name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
-            found.append({"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256})
+            found.append(
+                {"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256}
+            )
         return found
 
     return {

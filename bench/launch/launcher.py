@@ -43,7 +43,10 @@ def launch(job, command=(), results=None, brief=False, race=None):
 
     Raises ValueError where no record can be written at all.
     """
-    started_s, meter = time.time(), environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # git's too, which it starts
+    started_s, meter = (
+        time.time(),
+        environment.CpuMeter(own_s=lambda: sum(os.times()[:4])),
+    )  # git's too, which it starts
     results = Path(results or results_root())
     child_env = _child_env(job.config.hardware)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
@@ -84,7 +87,11 @@ def _watch(folder, job, run, child_env, brief):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     progress = Progress(folder, job.config.goal.num_steps, brief)
-    with open(folder / "logs" / "agent.log", "wb") as log, _child(folder, hardware, child_env, log) as process, progress:
+    with (
+        open(folder / "logs" / "agent.log", "wb") as log,
+        _child(folder, hardware, child_env, log) as process,
+        progress,
+    ):
         beat_s = time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not has_ended(process.pid, TICK_S):
@@ -159,7 +166,10 @@ def _finish(folder, run, exit_code, stopped, wall_s):
     run["ended_at"] = run["heartbeat_at"] = atomic.utc_now()
     run["model"] = result.get("model", run["model"])
     run["environment"] |= result.get("torch_facts", {})
-    run["measured"] = result.get("measured", {}) | {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}
+    run["measured"] = result.get("measured", {}) | {
+        "wall_s": wall_s,
+        "launcher_peak_mem_gib": environment.peak_rss_gib(),
+    }
     run["instrument_summaries"] = result.get("instrument_summaries", {})
     run["doubts"] = result.get("doubts", [])
     run["warnings"] = result.get("warnings", [])
@@ -194,7 +204,12 @@ def _costs(folder, run, rows):
     try:
         found = event_costs.of(folder, run, rows)
     except Exception as error:
-        what = {"rank": None, "instrument": "costs", "edge": "after the race", "error": f"{type(error).__name__}: {error}"}
+        what = {
+            "rank": None,
+            "instrument": "costs",
+            "edge": "after the race",
+            "error": f"{type(error).__name__}: {error}",
+        }
         run["warnings"].append(what)
         return []
     run["costs"], run["skew"] = found["costs"], found["skew"]

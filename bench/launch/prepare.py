@@ -47,6 +47,8 @@ def _check_names(config):
     """Names that a dict in models/ will look up; listed here by reading conf/, so that torch stays out."""
     for group, name in (("model", config.model.arch), ("optim", config.optim.name)):
         if name not in compose.choices(group):
-            raise ValueError(f"{group}={name}: there is no such {group}; choose from {', '.join(compose.choices(group))}")
+            raise ValueError(
+                f"{group}={name}: there is no such {group}; choose from {', '.join(compose.choices(group))}"
+            )
     if config.optim.schedule not in ("constant", "cosine", "trapezoid"):
         raise ValueError(f"optim.schedule={config.optim.schedule}: use constant, cosine or trapezoid")

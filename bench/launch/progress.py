@@ -53,12 +53,19 @@ class Progress:
         step = progress.get("step", 0)
         self._waiting += lines
         if self._bar is None and not step:
-            print(f"\r   start  loading, warming up ({time.monotonic() - self._started_s:.0f} s)", end="", file=self._out, flush=True)
+            print(
+                f"\r   start  loading, warming up ({time.monotonic() - self._started_s:.0f} s)",
+                end="",
+                file=self._out,
+                flush=True,
+            )
             return
         if self._bar is None:
             print("\r\033[K", end="", file=self._out)  # back to the line's beginning, and empty it
             tqdm.monitor_interval = 0  # no thread beside the race
-            self._bar = tqdm(total=self._num_steps, initial=step, unit="step", file=self._out, leave=False, dynamic_ncols=True)
+            self._bar = tqdm(
+                total=self._num_steps, initial=step, unit="step", file=self._out, leave=False, dynamic_ncols=True
+            )
         while self._waiting:
             self._bar.write(self._waiting.pop(0), file=self._out)
         facts = {}
@@ -86,7 +93,10 @@ class Progress:
             with open(self._folder / "telemetry.csv", "rb") as file:
                 columns = file.readline().decode().rstrip("\n").split(",")
                 file.seek(max(file.tell(), file.seek(0, 2) - TAIL_BYTES))
-                rows = [dict(zip(columns, line.split(","))) for line in file.read().decode(errors="replace").split("\n")[1:-1]]
+                rows = [
+                    dict(zip(columns, line.split(",")))
+                    for line in file.read().decode(errors="replace").split("\n")[1:-1]
+                ]
             watts = [float(row["power_w"]) for row in rows if row["t_ns"] == rows[-1]["t_ns"] and row.get("power_w")]
         except (OSError, ValueError, KeyError, IndexError):
             return None

@@ -67,7 +67,11 @@ def threads(hardware, num_cpus, quota_cores):
         return Check("threads", "ok", found)
     if hardware.device == "cpu":
         threads_each = max(1, int(cores // hardware.num_processes))
-        fewer = f"hardware.num_threads={threads_each}, or fewer processes" if threads_each < hardware.num_threads else f"hardware.num_processes={max(1, int(cores))} or fewer"
+        fewer = (
+            f"hardware.num_threads={threads_each}, or fewer processes"
+            if threads_each < hardware.num_threads
+            else f"hardware.num_processes={max(1, int(cores))} or fewer"
+        )
         return Check("threads", "warn", found, fewer)
     return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
 
@@ -109,5 +113,12 @@ def compiler():
     header = Path(sysconfig.get_path("include"), "Python.h")
     if name and header.is_file():
         return Check("compiler", "ok", f"{name}, Python.h")
-    missing = " and ".join([*(["no C compiler"] if not name else []), *(["no Python.h"] if not header.is_file() else [])])
-    return Check("compiler", "warn", f"{missing}, which torch.compile needs on a GPU", "apt install gcc python3-dev, or hardware.compile=false")
+    missing = " and ".join(
+        [*(["no C compiler"] if not name else []), *(["no Python.h"] if not header.is_file() else [])]
+    )
+    return Check(
+        "compiler",
+        "warn",
+        f"{missing}, which torch.compile needs on a GPU",
+        "apt install gcc python3-dev, or hardware.compile=false",
+    )

@@ -83,7 +83,11 @@ def torch_facts():
 
 def this_process():
     """Who owns the record: run.json["launcher"]."""
-    return {"pid": os.getpid(), "start_ticks": processes.start_ticks(os.getpid()), "boot_id_hash": processes.boot_id_hash()}
+    return {
+        "pid": os.getpid(),
+        "start_ticks": processes.start_ticks(os.getpid()),
+        "boot_id_hash": processes.boot_id_hash(),
+    }
 
 
 # ---- ids
@@ -93,9 +97,7 @@ def session_id(env):
     """One boot, one set of GPUs, one software image: runs that share it were in one sitting.  None: boot unknown."""
     if env["boot"] is None:
         return None
-    return _digest(
-        [env["boot"], sorted(gpu["uuid_hash"] or "" for gpu in env["gpus"]), env["python"], env["packages"]]
-    )
+    return _digest([env["boot"], sorted(gpu["uuid_hash"] or "" for gpu in env["gpus"]), env["python"], env["packages"]])
 
 
 def comparability_id(run):
@@ -158,7 +160,9 @@ def peak_rss_gib():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB / GIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return gib_from_bytes(peak if sys.platform == "darwin" else peak * KIB)  # bytes on macOS, KiB elsewhere: getrusage(2)
+    return gib_from_bytes(
+        peak if sys.platform == "darwin" else peak * KIB
+    )  # bytes on macOS, KiB elsewhere: getrusage(2)
 
 
 class CpuMeter:

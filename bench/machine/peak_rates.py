@@ -85,11 +85,30 @@ def find(device_name):
 # looked up; with the clocks below they give each sheet's peak within half a percent (tests/test_hardware.py).  H200 and
 # GH200 are assumed to be like the H100 SXM.  It is not NVML's highest clock: that of an H100 is 1980.
 PEAK_CLOCK_MHZ = {
-    "H200": 1830, "H100 80GB HBM3": 1830, "H100 SXM5 80GB": 1830, "GH200 480GB": 1830, "H100 PCIe": 1620,
-    "A100-SXM4-80GB": 1410, "A100 80GB PCIe": 1410, "A100-PCIE-80GB": 1410, "A100-SXM4-40GB": 1410, "A100-PCIE-40GB": 1410,
-    "A30": 1440, "A10": 1695, "A40": 1740, "RTX A6000": 1800, "RTX 3090": 1695, "L4": 2040, "L40S": 2490,
-    "RTX 6000 Ada Generation": 2505, "RTX 4090": 2520, "RTX 5090": 2407, "V100-SXM2-16GB": 1530, "V100-SXM2-32GB": 1530, "T4": 1590,
-}  # fmt: skip
+    "H200": 1830,
+    "H100 80GB HBM3": 1830,
+    "H100 SXM5 80GB": 1830,
+    "GH200 480GB": 1830,
+    "H100 PCIe": 1620,
+    "A100-SXM4-80GB": 1410,
+    "A100 80GB PCIe": 1410,
+    "A100-PCIE-80GB": 1410,
+    "A100-SXM4-40GB": 1410,
+    "A100-PCIE-40GB": 1410,
+    "A30": 1440,
+    "A10": 1695,
+    "A40": 1740,
+    "RTX A6000": 1800,
+    "RTX 3090": 1695,
+    "L4": 2040,
+    "L40S": 2490,
+    "RTX 6000 Ada Generation": 2505,
+    "RTX 4090": 2520,
+    "RTX 5090": 2407,
+    "V100-SXM2-16GB": 1530,
+    "V100-SXM2-32GB": 1530,
+    "T4": 1590,
+}
 
 
 def peak_clock_mhz(device_name):

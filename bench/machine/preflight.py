@@ -19,7 +19,9 @@ def checks(hardware, dataset_bytes, env, results, foreign_cpu_cores=None):
     found = [
         check_host.disk_space(results),
         check_host.memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
-        check_host.cpu_load(hardware, check_host.sample() if foreign_cpu_cores is None else foreign_cpu_cores, env["num_cpus"]),
+        check_host.cpu_load(
+            hardware, check_host.sample() if foreign_cpu_cores is None else foreign_cpu_cores, env["num_cpus"]
+        ),
         check_host.threads(hardware, env["num_cpus"], quota_cores),
         check_host.governor(env.get("governor")),
         check_host.quota(env["num_cpus"], quota_cores),

@@ -125,10 +125,13 @@ class MemoryMonitor:
         stats = torch.cuda.memory_stats(self.device)
         active_gib, reserved_gib = (stats.get(f"{key}_bytes.all.peak", 0) / GIB for key in ("active", "reserved"))
         return {
-            "max_active_gib": active_gib, "max_active_pct": 100 * active_gib / total_gib,
-            "max_reserved_gib": reserved_gib, "max_reserved_pct": 100 * reserved_gib / total_gib,
-            "num_alloc_retries": stats.get("num_alloc_retries", 0), "num_ooms": stats.get("num_ooms", 0),
-        }  # fmt: skip
+            "max_active_gib": active_gib,
+            "max_active_pct": 100 * active_gib / total_gib,
+            "max_reserved_gib": reserved_gib,
+            "max_reserved_pct": 100 * reserved_gib / total_gib,
+            "num_alloc_retries": stats.get("num_alloc_retries", 0),
+            "num_ooms": stats.get("num_ooms", 0),
+        }
 
 
 DeviceMemoryMonitor = MemoryMonitor  # KempnerForge's and torchtitan's name

@@ -48,7 +48,10 @@ def chart_of(found, id="rss"):
 def of_samples(found, title):
     """Samples as load() gives them -> html."""
     drawn = chart_of(found)
-    rows = [[name, round(where, 3), round(size / MIB, 2)] for where, (_, name), size in zip(_ms(found["marks"]), found["marks"], found["rss_bytes"])]
+    rows = [
+        [name, round(where, 3), round(size / MIB, 2)]
+        for where, (_, name), size in zip(_ms(found["marks"]), found["marks"], found["rss_bytes"])
+    ]
     head = ("mark", "ms", "resident set, MiB")
     return page(
         title,

@@ -38,7 +38,10 @@ def merged(summaries):
         written = [one for one in of_ranks if one.get("files")] or of_ranks[:1]
         found[name] = dict(written[0])
         if len(written) > 1:
-            found[name] |= {"files": [file for one in written for file in one["files"]], "flush_ms": max(one["flush_ms"] for one in written)}
+            found[name] |= {
+                "files": [file for one in written for file in one["files"]],
+                "flush_ms": max(one["flush_ms"] for one in written),
+            }
             found[name] |= {key: sum(one[key] for one in written) for key in ("num_events", "num_bytes")}
             kinds = dict.fromkeys(kind for one in written for kind in one["left_out"])
             found[name]["left_out"] = {kind: sum(one["left_out"].get(kind, 0) for one in written) for kind in kinds}
@@ -124,7 +127,9 @@ class Windows:
         recording = shot.recording
         if recording is None:
             if shot.rows:
-                self._say(f"window {shot.window.name} was for rank {', '.join(map(str, shot.window.ranks))}: {rules.span(shot.rows[0], shot.rows[-1])}")
+                self._say(
+                    f"window {shot.window.name} was for rank {', '.join(map(str, shot.window.ranks))}: {rules.span(shot.rows[0], shot.rows[-1])}"
+                )
             return
         started_ns = time.perf_counter_ns()
         self._recording = None
@@ -140,7 +145,11 @@ class Windows:
             shot.recording = None  # millions of events are not kept in memory for a table that is not made
         steps = rules.span(shot.rows[0], shot.rows[-1])
         self._context.emit(
-            "profile_stop", window=shot.window.name, status=status, steps=[shot.rows[0], shot.rows[-1]], flush_ms=shot.flush_ms
+            "profile_stop",
+            window=shot.window.name,
+            status=status,
+            steps=[shot.rows[0], shot.rows[-1]],
+            flush_ms=shot.flush_ms,
         )
         size = f"{shot.saved.num_events:,} events, {format_bytes(shot.saved.num_bytes)}"
         cut = f", {sum(shot.saved.left_out.values()):,} events left out for max_mib" if shot.saved.left_out else ""

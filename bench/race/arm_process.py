@@ -65,7 +65,10 @@ def print_facts(overrides):
         return 2
     disturbing = sorted(DISTURBING & set(job.config.instruments))
     if disturbing:
-        print(f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, and look into a run of its own", file=sys.stderr)
+        print(
+            f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, and look into a run of its own",
+            file=sys.stderr,
+        )
         return 2
     code = code_state.state(REPO)
     found = {
@@ -95,9 +98,15 @@ def start(folder, overrides, results, place, show=False):
     with tempfile.TemporaryFile() as hidden, _signals_raise():
         out = None if show else hidden
         process = subprocess.Popen(
-            words, cwd=folder, env=environment(results), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            process_group=0, preexec_fn=die_with_parent,
-        )  # fmt: skip
+            words,
+            cwd=folder,
+            env=environment(results),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
         try:
             process.wait()
         finally:

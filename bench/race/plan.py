@@ -24,8 +24,19 @@ RULES = {
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 
-def make(arms, n, made_at, name="race", track=None, looks=None, alpha=ALPHA, loss_margin_nats=LOSS_MARGIN_NATS, first_seed=0,
-         order_seed=0, session_id=None):  # fmt: skip
+def make(
+    arms,
+    n,
+    made_at,
+    name="race",
+    track=None,
+    looks=None,
+    alpha=ALPHA,
+    loss_margin_nats=LOSS_MARGIN_NATS,
+    first_seed=0,
+    order_seed=0,
+    session_id=None,
+):
     """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
 
     n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
@@ -60,7 +71,7 @@ def _check(arms, n, looks, alpha, margin_nats, first_seed):
             raise ValueError(f"{name}: an arm's name is a capital letter, and more letters and digits if you like")
     for what, value, fits, remedy in (
         ("n", n, n >= 2, "one run has no spread: use 2 or more, 5 as a rule"),
-        ("looks", ",".join(map(str, looks)), 2 <= looks[0] and looks[-1] == n, f"each is a number of runs, 2 to n={n}"),
+        ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"each is a number of runs, 2 to n={n}"),
         ("alpha", alpha, 0 < alpha < 0.5, "use a probability below 0.5, 0.05 as a rule"),
         ("margin", margin_nats, margin_nats > 0, "use nats above 0, 0.002 as a rule"),
         ("seed", first_seed, first_seed >= 0, "use 0 or more"),
@@ -80,7 +91,11 @@ def order(names, n, first_seed=0, order_seed=0):
     for number in range(n):
         rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
     warm_up = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
-    runs = [{"arm": arm, "seed": first_seed + number, "discarded": False} for number, one in enumerate(rounds) for arm in one]
+    runs = [
+        {"arm": arm, "seed": first_seed + number, "discarded": False}
+        for number, one in enumerate(rounds)
+        for arm in one
+    ]
     return warm_up + runs
 
 
@@ -91,7 +106,7 @@ def sha256(plan):
 
 def look_after(plan, position):
     """The planned look that is due when the run at this place is over: its number of runs an arm, or None."""
-    started = {arm: 0 for arm in plan["arms"]}
+    started = dict.fromkeys(plan["arms"], 0)
     for place in plan["order"][: position + 1]:
         started[place["arm"]] += not place["discarded"]
     (fewest, most) = (min(started.values()), max(started.values()))

@@ -15,7 +15,9 @@ def begin(request, results):
     commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
     settings = {"n": plan.N, **request}
     plan.make({name: {} for name in asked}, made_at=atomic.utc_now(), **settings)  # refuse before any work
-    with worktrees.of(REPO, {f"facts-{secrets.token_hex(4)}-{name}": commit for name, commit in commits.items()}) as paths:
+    with worktrees.of(
+        REPO, {f"facts-{secrets.token_hex(4)}-{name}": commit for name, commit in commits.items()}
+    ) as paths:
         folders = dict(zip(commits, paths.values(), strict=True))
         found = {name: facts(name, folders.get(name, REPO), arm["overrides"], results) for name, arm in asked.items()}
     arms = {name: asked[name] | _kept(one) for name, one in found.items()}
@@ -24,23 +26,39 @@ def begin(request, results):
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
     settings.setdefault("first_seed", _fresh_seed(arms, results))
-    made = plan.make(arms, made_at=atomic.utc_now(), track=first["track"], order_seed=secrets.randbits(32),
-                     session_id=first["session_id"], **settings)  # fmt: skip
+    made = plan.make(
+        arms,
+        made_at=atomic.utc_now(),
+        track=first["track"],
+        order_seed=secrets.randbits(32),
+        session_id=first["session_id"],
+        **settings,
+    )
     folder = race_state.folder_of(results, made["race_id"])
     try:
         folder.mkdir(parents=True)
         atomic.write_json(folder / "plan.json", made)
         ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in arms.items()}
-        ledger.append(results, "plan", race_id=made["race_id"], plan_sha256=plan.sha256(made), baseline=made["baseline"], arms=ids)
+        ledger.append(
+            results, "plan", race_id=made["race_id"], plan_sha256=plan.sha256(made), baseline=made["baseline"], arms=ids
+        )
     except OSError as error:
-        raise ValueError(f"{results}: no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path") from None
+        raise ValueError(
+            f"{results}: no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
+        ) from None
     return folder
 
 
 def _fresh_seed(arms, results):
     """The first seed that no started run of these configs has had."""
     ids = {arm["config_id"] for arm in arms.values()}
-    return max((line["seed"] for line in ledger.read(results) if line["event"] == "start" and line["config_id"] in ids), default=-1) + 1
+    return (
+        max(
+            (line["seed"] for line in ledger.read(results) if line["event"] == "start" and line["config_id"] in ids),
+            default=-1,
+        )
+        + 1
+    )
 
 
 def facts(name, folder, overrides, results):

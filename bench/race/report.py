@@ -38,7 +38,9 @@ def _facts(race):
         yield f"{name}: {what}{rev} (config {arm['config_id']}, {commit}{', changed' if arm['dirty'] else ''})"
     known = race["plan"]
     started = ", ".join(f"{len(arm['runs'])} {name}" for name, arm in race["arms"].items())
-    order = "".join(one["arm"] if len(one["arm"]) == 1 else f" {one['arm']}" for one in race["order"] if not one["discarded"])
+    order = "".join(
+        one["arm"] if len(one["arm"]) == 1 else f" {one['arm']}" for one in race["order"] if not one["discarded"]
+    )
     yield f"planned {known['n']} runs an arm on track {race['track']}, started {started}; order {order.strip()} after a warm-up each"
     yield f"plan {race['plan_sha256'][:12]}, alpha {known['alpha']:g}, looks at {', '.join(map(str, known['looks']))}; {race['status'].replace('_', ' ')}"
     if race["why"]:

@@ -33,7 +33,9 @@ def parse(words):
         arm["overrides"] = [*common, *arm["overrides"]]
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
-            raise ValueError(f"{name}={seeds[0]}: the race gives the seeds, the same to every arm; begin elsewhere with seed=N beside the arms")
+            raise ValueError(
+                f"{name}={seeds[0]}: the race gives the seeds, the same to every arm; begin elsewhere with seed=N beside the arms"
+            )
     return {"arms": arms, **settings}
 
 

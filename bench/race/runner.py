@@ -10,20 +10,10 @@ from bench.compare import comparison
 from bench.compare import selection as arms_of_runs
 from bench.launch.progress import say
 from bench.paths import REPO
-from bench.race import (
-    arm_process,
-    plan,
-    worktrees,
-)
-from bench.race import (
-    planning as race_plan,
-)
-from bench.race import (
-    report as race_report,
-)
-from bench.race import (
-    state as race_state,
-)
+from bench.race import arm_process, plan, worktrees
+from bench.race import planning as race_plan
+from bench.race import report as race_report
+from bench.race import state as race_state
 from bench.record import ledger
 
 DECIDED = ("faster", "slower", "equivalent")
@@ -37,7 +27,9 @@ def go(folder, results, args):
     with race_state.locked(folder):
         for other in race_state.unfinished(results):
             if other != folder and race_state.is_raced_now(other):
-                raise ValueError(f"{other.name}: is being raced at this moment, and two races at once disturb each other: wait for its end, then ./run.sh race --resume {folder.name}")
+                raise ValueError(
+                    f"{other.name}: is being raced at this moment, and two races at once disturb each other: wait for its end, then ./run.sh race --resume {folder.name}"
+                )
         state = race_state.read(folder, results)
         if state.is_over:
             raise ValueError(f"{folder.name}: the race is over: ./run.sh compare {folder.name} shows it")
@@ -65,7 +57,10 @@ def _introduce(state):
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
-    say("plan", f"{state.race_id}: {known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}; results stay hidden until it is over")
+    say(
+        "plan",
+        f"{state.race_id}: {known['n']} runs an arm after a warm-up each{looks}, alpha {known['alpha']:g}; results stay hidden until it is over",
+    )
 
 
 def _same_as_planned(state, folders, results):
@@ -74,11 +69,15 @@ def _same_as_planned(state, folders, results):
         found = race_plan.facts(name, folders[name], arm["overrides"], results)
         for key in ("config_id", "source_sha256"):
             if found[key] != arm[key]:
-                raise ValueError(f"{name}: its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned: "
-                                 "put the code back as it was, or begin a new race")  # fmt: skip
+                raise ValueError(
+                    f"{name}: its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned: "
+                    "put the code back as it was, or begin a new race"
+                )
         if found["session_id"] != state.plan["session_id"]:
-            raise ValueError(f"{state.race_id}: it began in another session (a boot, a set of GPUs, installed packages), and times "
-                             "of two sessions are not comparable: begin a new race")  # fmt: skip
+            raise ValueError(
+                f"{state.race_id}: it began in another session (a boot, a set of GPUs, installed packages), and times "
+                "of two sessions are not comparable: begin a new race"
+            )
 
 
 def _run_all(state, folders, results, show):
@@ -89,9 +88,17 @@ def _run_all(state, folders, results, show):
         if len(place.attempts) >= plan.MAX_ATTEMPTS:
             return "abandoned", f"run {place.position + 1} was interrupted {len(place.attempts)} times"
         if arm["rev"] is None and arm_process.source_sha256(folders[place.arm]) != arm["source_sha256"]:
-            raise ValueError(f"{place.arm}: what is raced (models/, training, data, config, instruments) changed while the race was running: put it back and "
-                             f"./run.sh race --resume {state.race_id}, or race revisions ({place.arm}.rev=HEAD)")  # fmt: skip
-        tag = {"race_id": state.race_id, "arm": place.arm, "position": place.position, "attempt": len(place.attempts) + 1, "discarded": place.discarded}
+            raise ValueError(
+                f"{place.arm}: what is raced (models/, training, data, config, instruments) changed while the race was running: put it back and "
+                f"./run.sh race --resume {state.race_id}, or race revisions ({place.arm}.rev=HEAD)"
+            )
+        tag = {
+            "race_id": state.race_id,
+            "arm": place.arm,
+            "position": place.position,
+            "attempt": len(place.attempts) + 1,
+            "discarded": place.discarded,
+        }
         tail = arm_process.start(folders[place.arm], [*arm["overrides"], f"seed={place.seed}"], results, tag, show)
         state = race_state.read(state.folder, results)
         done = state.places[place.position]
@@ -99,7 +106,10 @@ def _run_all(state, folders, results, show):
             raise ValueError(f"{place.arm}: the run did not start:\n{tail}")
         num_run += 1
         left_s = (time.monotonic() - begun_s) / num_run * (total - place.position - 1)
-        say("race", f"run {place.position + 1} of {total} {done.status}{', warm-up' if done.discarded else ''}, about {_duration(left_s)} to go")
+        say(
+            "race",
+            f"run {place.position + 1} of {total} {done.status}{', warm-up' if done.discarded else ''}, about {_duration(left_s)} to go",
+        )
         why = _spoilt(state, done, arm, results)
         if why:
             return "abandoned", why
@@ -109,7 +119,13 @@ def _run_all(state, folders, results, show):
 
 
 def _duration(seconds):
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _spoilt(state, done, arm, results):
@@ -154,7 +170,9 @@ def finish(folder, results, status, why, args):
     result = result_of(state, results) if status != "abandoned" else None
     found = race_state.as_json(state, status, why, atomic.utc_now(), result)
     atomic.write_json(folder / "race.json", found)
-    ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=ledger.sha256_of(folder / "race.json"))
+    ledger.append(
+        results, "race_end", race_id=folder.name, status=status, race_json_sha256=ledger.sha256_of(folder / "race.json")
+    )
     race_report.write(folder, found)
     if args.json:
         print(json.dumps(found, indent=1))
@@ -175,6 +193,9 @@ def look(folder, results):
         started = state.started()
         planned = len(set(started.values())) == 1 and next(iter(started.values())) in state.plan["looks"]
         ledger.append(results, "look", race_id=state.race_id, started=started, planned=planned)
-        print(f"look written down, {'planned' if planned else 'NOT planned: the race counts as peeked'}; started: {started}", file=sys.stderr)
+        print(
+            f"look written down, {'planned' if planned else 'NOT planned: the race counts as peeked'}; started: {started}",
+            file=sys.stderr,
+        )
     print(race_report.verdicts(result_of(state, results)))
     return 0

@@ -61,7 +61,9 @@ class State:
 
     def runs(self, arm, discarded=False):
         """The runs that hold a place of this arm, in order of the plan; failed ones too."""
-        return [place.run for place in self.places if place.arm == arm and place.discarded == discarded and place.is_done]
+        return [
+            place.run for place in self.places if place.arm == arm and place.discarded == discarded and place.is_done
+        ]
 
     def interrupted(self, arm):
         """Runs whose place was raced again, or still is open."""
@@ -80,7 +82,9 @@ class State:
 
     @property
     def looks(self):
-        return [{"at": line["at"], "started": line["started"], "planned": line["planned"]} for line in self.events("look")]
+        return [
+            {"at": line["at"], "started": line["started"], "planned": line["planned"]} for line in self.events("look")
+        ]
 
     @property
     def is_over(self):
@@ -109,7 +113,9 @@ def read(folder, results=None):
     results = folder.parent.parent if results is None else Path(results)
     try:
         found = json.loads((folder / "plan.json").read_text())
-        places = [Place(position, one["arm"], one["seed"], one["discarded"]) for position, one in enumerate(found["order"])]
+        places = [
+            Place(position, one["arm"], one["seed"], one["discarded"]) for position, one in enumerate(found["order"])
+        ]
         arms = {place.arm for place in places}
         assert arms == set(found["arms"]) and found["baseline"] in arms and found["n"] == max(found["looks"])
         lines = ledger.of_race(ledger.read(results), found["race_id"])
@@ -117,7 +123,11 @@ def read(folder, results=None):
         raise ValueError(f"{folder}/plan.json: is no plan of a race ({error!r})") from None
     planned = [line["plan_sha256"] for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(found)]:
-        why = "the ledger knows no such plan" if not planned else "it is not the plan that the ledger knows: it was changed"
+        why = (
+            "the ledger knows no such plan"
+            if not planned
+            else "it is not the plan that the ledger knows: it was changed"
+        )
         raise ValueError(f"{folder}/plan.json: {why}")
     for run, told in ledger.runs(lines).items():
         position = told["start"]["race"]["position"]
@@ -179,11 +189,23 @@ def as_json(state, status, why, ended_at, result):
     """race.json: what became of the plan."""
     known = state.plan
     arms = {
-        name: facts | {"runs": state.runs(name), "warm_up_runs": state.runs(name, True), "interrupted_runs": state.interrupted(name)}
+        name: facts
+        | {
+            "runs": state.runs(name),
+            "warm_up_runs": state.runs(name, True),
+            "interrupted_runs": state.interrupted(name),
+        }
         for name, facts in known["arms"].items()
     }
     order = [
-        {"position": place.position, "arm": place.arm, "seed": place.seed, "discarded": place.discarded, "run": place.run, "status": place.status}
+        {
+            "position": place.position,
+            "arm": place.arm,
+            "seed": place.seed,
+            "discarded": place.discarded,
+            "run": place.run,
+            "status": place.status,
+        }
         for place in state.places
     ]
     return {

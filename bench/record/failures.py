@@ -65,7 +65,13 @@ def write(folder, rank, step, error):
         atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
     if kind == "non_finite_loss":
-        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": kind, "rank": rank, "step": found["step"]}
+        event = {
+            "t_ns": time.perf_counter_ns(),
+            "utc": atomic.utc_now(),
+            "event": kind,
+            "rank": rank,
+            "step": found["step"],
+        }
         with contextlib.suppress(OSError):
             step_files.append_event(folder, event | {"message": found["message"]})
     return kind
@@ -106,10 +112,19 @@ def classify(folder, exit_code):
         return _without_private(min(told, key=lambda one: one["failed_at_s"]))
     if ended:
         one = ended[0]
-        return failure("exception", f"rank {one['rank']} ended with exit code {one['exit_code']}", one["rank"], exit_code=one["exit_code"])
+        return failure(
+            "exception",
+            f"rank {one['rank']} ended with exit code {one['exit_code']}",
+            one["rank"],
+            exit_code=one["exit_code"],
+        )
     if exit_code == -signal.SIGKILL:
-        return failure("agent_killed", "the launching agent was ended by SIGKILL", None, last_step(folder), "SIGKILL", exit_code)
-    return failure("exception", f"the launching agent ended with exit code {exit_code}; see logs/agent.log", exit_code=exit_code)
+        return failure(
+            "agent_killed", "the launching agent was ended by SIGKILL", None, last_step(folder), "SIGKILL", exit_code
+        )
+    return failure(
+        "exception", f"the launching agent ended with exit code {exit_code}; see logs/agent.log", exit_code=exit_code
+    )
 
 
 def _killed(folder, ended):
@@ -164,4 +179,3 @@ def _read_json(path, default):
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return default
-

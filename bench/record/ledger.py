@@ -105,10 +105,16 @@ def _text(line):
 def started(results, folder, run):
     """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps."""
     line = append(
-        results, "start", run=name_of(results, folder), config_id=run["config_id"], seed=run["seed"],
-        source_sha256=run["code"]["source_sha256"], identity_version=run["code"].get("identity_version", 1),
-        deviations=len(run["deviations"]), race=run.get("race"),
-    )  # fmt: skip
+        results,
+        "start",
+        run=name_of(results, folder),
+        config_id=run["config_id"],
+        seed=run["seed"],
+        source_sha256=run["code"]["source_sha256"],
+        identity_version=run["code"].get("identity_version", 1),
+        deviations=len(run["deviations"]),
+        race=run.get("race"),
+    )
     return line["sha256"]
 
 
@@ -162,7 +168,9 @@ def home(folders):
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
         one, other = sorted(homes)[:2]
-        raise ValueError(f"runs of {len(homes)} results folders, {one} and {other}: each has its own ledger, name runs of one")
+        raise ValueError(
+            f"runs of {len(homes)} results folders, {one} and {other}: each has its own ledger, name runs of one"
+        )
     return homes.pop()
 
 
@@ -203,5 +211,7 @@ def runs(lines):
 
 def of_race(lines, race_id):
     """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
-    mine = {line["run"] for line in lines if line["event"] == "start" and (line["race"] or {}).get("race_id") == race_id}
+    mine = {
+        line["run"] for line in lines if line["event"] == "start" and (line["race"] or {}).get("race_id") == race_id
+    }
     return [line for line in lines if line.get("race_id") == race_id or line.get("run") in mine]

@@ -31,7 +31,9 @@ def metrics(run, steps):
         "num_steps": num_steps,
         "val_loss": val_loss,
         "train_s": seconds,
-        "num_flagged_steps": None if num_timed_steps is None else max(0, num_steps - num_untimed_steps) - num_timed_steps,
+        "num_flagged_steps": None
+        if num_timed_steps is None
+        else max(0, num_steps - num_untimed_steps) - num_timed_steps,
         "step_avg_ms": step_avg_ms(timed_s, num_timed_steps),
         "step_ms_p50": stats.percentile(timed_ms, 50),
         "step_ms_p95": stats.percentile(timed_ms, 95),
@@ -64,7 +66,9 @@ def timed(seconds, steps, num_untimed_steps=0):
     if seconds is None or not steps:
         return None, None
     flagged_ms = [
-        row["step_ms"] for row in steps if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
+        row["step_ms"]
+        for row in steps
+        if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
     ]
     return seconds - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
 

@@ -66,7 +66,8 @@ def _counted(run, complete):
         "setting": ENCODE(setting(run)),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
         "headline": ", ".join(imported.get("headline") or ()) or None,
-        "log_id": imported.get("same_run_id") or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
+        "log_id": imported.get("same_run_id")
+        or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
         "identity_version": None if imported else run["code"].get("identity_version", 1),
     }
 

@@ -15,7 +15,7 @@ import math
 import os
 import stat
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import atomic
@@ -28,9 +28,19 @@ UPGRADERS = {}  # version -> function from a record of that version to one of th
 # What passes between launcher and workers while a run lasts; named so that they are no artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
-ROLES = {"config.yaml": "config", "overrides.yaml": "overrides", "steps.csv": "steps", "steps_by_rank.csv": "steps",
-         "telemetry.csv": "telemetry", "events.jsonl": "events", "environment.json": "environment", "code": "code",
-         "logs": "log", "traces": "trace", "memory": "memory"}  # fmt: skip
+ROLES = {
+    "config.yaml": "config",
+    "overrides.yaml": "overrides",
+    "steps.csv": "steps",
+    "steps_by_rank.csv": "steps",
+    "telemetry.csv": "telemetry",
+    "events.jsonl": "events",
+    "environment.json": "environment",
+    "code": "code",
+    "logs": "log",
+    "traces": "trace",
+    "memory": "memory",
+}
 OUTPUT_ROLES = ("steps", "telemetry", "events", "log", "trace", "memory")  # written by the workers, the rest before
 
 
@@ -44,7 +54,7 @@ def run_id(utc, name, config_id, seed):
 
 def new_folder(results, track, name, config_id, seed, utc=None):
     """Make a folder that nobody else has, -2, -3, ... appended where needed; mkdir is atomic, so two never share."""
-    wanted = run_id(utc or datetime.now(timezone.utc), name, config_id, seed)
+    wanted = run_id(utc or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
@@ -166,7 +176,9 @@ def _check_kinds(path, run):
             raise ValueError(f"{path}: is no record of a run: it has no {name}")
     for name, value in run["metrics"].items():
         if value is not None and (type(value) not in (int, float, bool) or not -math.inf < value < math.inf):
-            raise ValueError(f"{path}: metrics.{name}={str(value)[:40]!r} is no number: the file was damaged, restore it")
+            raise ValueError(
+                f"{path}: metrics.{name}={str(value)[:40]!r} is no number: the file was damaged, restore it"
+            )
 
 
 def read_all(paths, on_error=None):
@@ -196,8 +208,15 @@ def effective(run, now_s=None, boot=None, start_ticks_of=None):
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
     if not gone:
         return run
-    failure = {"kind": "launcher_killed", "rank": None, "step": None, "signal": None, "exit_code": None,
-               "message": f"run.json says running, but {why}", "hint": "run it again"}  # fmt: skip
+    failure = {
+        "kind": "launcher_killed",
+        "rank": None,
+        "step": None,
+        "signal": None,
+        "exit_code": None,
+        "message": f"run.json says running, but {why}",
+        "hint": "run it again",
+    }
     ended_at = run.get("heartbeat_at") or run["started_at"]  # the last sign of life
     doubt = {"validity": "invalid", "validity_reasons": ["the run did not complete"]}
     return run | {"status": "aborted", "failure": failure, "ended_at": ended_at} | doubt

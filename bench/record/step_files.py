@@ -92,7 +92,9 @@ def append_event(folder, event):
     """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows."""
     fd = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(fd, (json.dumps(atomic.without_nan(event)) + "\n").encode())  # one write: lines of two writers never mix
+        os.write(
+            fd, (json.dumps(atomic.without_nan(event)) + "\n").encode()
+        )  # one write: lines of two writers never mix
     finally:
         os.close(fd)
 

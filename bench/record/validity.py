@@ -11,7 +11,9 @@ def validity(run):
         return "invalid", ["the run did not complete"]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     if floor_nats is not None and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
-        return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"]
+        return "invalid", [
+            f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"
+        ]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     foreign = run["measured"].get("foreign_cpu_cores")
     if run["hardware"]["device"] == "cpu" and foreign is not None and foreign > MAX_FOREIGN_CPU_CORES:

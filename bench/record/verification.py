@@ -18,7 +18,14 @@ SCHEMA = Path(__file__).with_name("run.schema.json")
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little more than the slowest rank's clock
 # Not in the first records: absent there, checked where recorded.
-LATER_METRICS = ("num_flagged_steps", "mfu_at_clock", "energy_j", "energy_j_per_step", "energy_j_per_token", "mean_power_w")
+LATER_METRICS = (
+    "num_flagged_steps",
+    "mfu_at_clock",
+    "energy_j",
+    "energy_j_per_step",
+    "energy_j_per_token",
+    "mean_power_w",
+)
 DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze and report: anyone can make them again
 LOCAL_ROLES = ("log", "trace", "memory")  # folders that git ignores: a clone lacks them as a whole
 
@@ -198,7 +205,7 @@ def times_fit_into_the_wall_time(folder, run):
     """Training and validation together took no longer than the whole run."""
     measured, train_s = run["measured"], run["metrics"]["train_s"]
     inside_s = train_s + (measured.get("validation_s") or 0.0)
-    return 0 < train_s and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
+    return train_s > 0 and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
 
 
 def validity_is_honest(folder, run):

@@ -40,7 +40,9 @@ def fresh(text, write):
 
 def stale(text, write):
     """The commands whose block is not what write(command) gives now."""
-    return [match["command"] for match in BLOCK.finditer(text) if match["body"].strip() != write(match["command"]).strip()]
+    return [
+        match["command"] for match in BLOCK.finditer(text) if match["body"].strip() != write(match["command"]).strip()
+    ]
 
 
 def _framed(body):

@@ -4,7 +4,16 @@ from pathlib import Path
 
 from bench.record import run_folder
 
-COLOURS = ("#0072b2", "#d55e00", "#007a5a", "#a8437f", "#8a6d00", "#2b7fab", "#555555", "#7a3b00")  # as assets/style.css
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#007a5a",
+    "#a8437f",
+    "#8a6d00",
+    "#2b7fab",
+    "#555555",
+    "#7a3b00",
+)  # as assets/style.css
 DPI = 160
 
 
@@ -30,7 +39,9 @@ def draw(chart, path):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("--png: it needs matplotlib: pip install 'matplotlib>=3.8' into the Python that runs this") from None
+        raise ValueError(
+            "--png: it needs matplotlib: pip install 'matplotlib>=3.8' into the Python that runs this"
+        ) from None
     figure = Figure(figsize=(8, 4), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -69,4 +80,3 @@ def _series(axes, chart):
 def _plain(words):
     """No word of a record is read as a formula."""
     return str(words).replace("$", r"\$")
-

@@ -19,16 +19,28 @@ def of_race(folder):
     race, root = read(folder), results_of(folder)
     charts = charts_of(folder)
     against = (race.get("result") or {}).get("against") or {}
-    parts = [_verdict(name, one) for name, one in against.items()] or [tag("p", f"There is no verdict: {race.get('why') or 'the race is not over'}.", class_="verdict")]
+    parts = [_verdict(name, one) for name, one in against.items()] or [
+        tag("p", f"There is no verdict: {race.get('why') or 'the race is not over'}.", class_="verdict")
+    ]
     body = [
         tag("h1", f"Race {race.get('race_id')}"),
-        tag("p", "; ".join(str(word) for word in (race.get("status"), f"track {race.get('track')}", race.get("why")) if word), class_="soft"),
+        tag(
+            "p",
+            "; ".join(
+                str(word) for word in (race.get("status"), f"track {race.get('track')}", race.get("why")) if word
+            ),
+            class_="soft",
+        ),
         section("Verdict", *parts, _peeks(race)),
         *(figure(chart) for chart in charts),
         *(_details(name, one) for name, one in against.items()),
         _arms(race),
         _runs(race, root),
-        section("Plan", tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))),
+        section(
+            "Plan",
+            tag("pre", json.dumps(race.get("plan"), indent=1)),
+            tag("p", "sha256 ", tag("code", race.get("plan_sha256"))),
+        ),
     ]
     return page(f"Race {race.get('race_id')}", *body, data={"charts": charts})
 
@@ -61,8 +73,18 @@ def charts_of(folder):
         return [series_of(name, [value if arm == name else None for arm, value in values], "points") for name in names]
 
     caption = "each run in the order it was started; warm-up runs are not drawn"
-    times = chart("train-time", "Train time", caption, "run", "s", places, series(lambda run, path: run["metrics"].get("train_s")))
-    losses = chart("val-loss", "Final val_loss", caption, "run", "nats per token", places, series(lambda run, path: run["metrics"].get("val_loss")))
+    times = chart(
+        "train-time", "Train time", caption, "run", "s", places, series(lambda run, path: run["metrics"].get("train_s"))
+    )
+    losses = chart(
+        "val-loss",
+        "Final val_loss",
+        caption,
+        "run",
+        "nats per token",
+        places,
+        series(lambda run, path: run["metrics"].get("val_loss")),
+    )
     return [times, losses, *_curves(found, names)]
 
 
@@ -70,7 +92,13 @@ def _curves(found, names):
     """Mean milliseconds of a step over an arm's runs, by step: where along the race the arms differ."""
     by_arm = {name: [] for name in names}
     for arm, _, path in found:
-        by_arm[arm].append({row["step"]: row["step_ms"] for row in step_files.read(path) if row.get("step_ms") is not None and not row.get("flags")})
+        by_arm[arm].append(
+            {
+                row["step"]: row["step_ms"]
+                for row in step_files.read(path)
+                if row.get("step_ms") is not None and not row.get("flags")
+            }
+        )
     places = sorted({step for runs in by_arm.values() for run in runs for step in run})
     if not places:
         return
@@ -78,7 +106,15 @@ def _curves(found, names):
     for name, runs in by_arm.items():
         means = [[run[step] for run in runs if step in run] for step in places]
         series.append(series_of(name, [sum(ms) / len(ms) if ms else None for ms in means], "line"))
-    yield chart("step-ms", "Step time over the race", "mean over the runs of an arm (within-run: for diagnosis, not for the verdict)", "step", "ms", places, series)
+    yield chart(
+        "step-ms",
+        "Step time over the race",
+        "mean over the runs of an arm (within-run: for diagnosis, not for the verdict)",
+        "step",
+        "ms",
+        places,
+        series,
+    )
 
 
 def results_of(folder):
@@ -109,25 +145,67 @@ def _details(name, one):
     """The numbers of one candidate against the baseline."""
     time = one.get("time") or {}
     lines = [
-        ["train time", _pct(time.get("change_pct")), _interval(time.get("ci95_pct")), _p(time.get("p_holm") or time.get("p")), _pair(time.get("n")), _pair(time.get("cv_pct")), _pct(time.get("mde_pct"))]
+        [
+            "train time",
+            _pct(time.get("change_pct")),
+            _interval(time.get("ci95_pct")),
+            _p(time.get("p_holm") or time.get("p")),
+            _pair(time.get("n")),
+            _pair(time.get("cv_pct")),
+            _pct(time.get("mde_pct")),
+        ]
     ]
     for key in ("energy", "memory", "compile"):
         found = one.get(key) or {}
         if found.get("change_pct") is not None:
-            lines.append([key, _pct(found["change_pct"]), _interval(found.get("ci95_pct")), _p(found.get("p_holm") if time.get("p_holm") is not None else found.get("p")), _pair(found.get("n")), _pair(found.get("cv_pct")), _pct(found.get("mde_pct"))])
-    parts = [table(("", "change", "95 % interval", "p after Holm" if time.get("p_holm") is not None else "p", "n", "CV, %", "smallest detectable"), lines)]
+            lines.append(
+                [
+                    key,
+                    _pct(found["change_pct"]),
+                    _interval(found.get("ci95_pct")),
+                    _p(found.get("p_holm") if time.get("p_holm") is not None else found.get("p")),
+                    _pair(found.get("n")),
+                    _pair(found.get("cv_pct")),
+                    _pct(found.get("mde_pct")),
+                ]
+            )
+    parts = [
+        table(
+            (
+                "",
+                "change",
+                "95 % interval",
+                "p after Holm" if time.get("p_holm") is not None else "p",
+                "n",
+                "CV, %",
+                "smallest detectable",
+            ),
+            lines,
+        )
+    ]
     loss = one.get("val_loss") or {}
     if loss.get("n"):
         facts = [[key, json.dumps(value)] for key, value in loss.items() if value is not None]
         parts.append(tag("details", tag("summary", "val_loss"), table((), facts)))
     if one.get("differences"):
-        lines = [[found.get("kind"), found.get("what"), json.dumps(found.get("a")), json.dumps(found.get("b"))] for found in one["differences"]]
+        lines = [
+            [found.get("kind"), found.get("what"), json.dumps(found.get("a")), json.dumps(found.get("b"))]
+            for found in one["differences"]
+        ]
         parts.append(tag("details", tag("summary", "what differs"), table(("kind", "what", "A", name), lines)))
     parts += _source(one.get("code_change"))
     if where := diagnosis_text.text(one.get("diagnosis") or {}, False):
-        parts.append(tag("details", tag("summary", "where the time went (within-run: for diagnosis, not for the verdict)"), tag("pre", where)))
+        parts.append(
+            tag(
+                "details",
+                tag("summary", "where the time went (within-run: for diagnosis, not for the verdict)"),
+                tag("pre", where),
+            )
+        )
     if one.get("left_out"):
-        lines = [[left.get("arm"), left.get("run_id"), "; ".join(left.get("reasons") or [])] for left in one["left_out"]]
+        lines = [
+            [left.get("arm"), left.get("run_id"), "; ".join(left.get("reasons") or [])] for left in one["left_out"]
+        ]
         parts.append(table(("arm", "run left out", "by which rule"), lines))
     return section(f"{name} against the baseline", *parts)
 
@@ -141,23 +219,51 @@ def _source(change):
         return
     lines = [[one["path"], one["added"], one["removed"]] for one in change["files"]]
     end = tag("p", "It is longer; the rest is left out.", class_="soft") if change["is_cut"] else ""
-    yield tag("details", tag("summary", f"source: {len(lines)} files differ"), table(("file", "lines added", "removed"), lines), tag("pre", change["patch"]), end)
+    yield tag(
+        "details",
+        tag("summary", f"source: {len(lines)} files differ"),
+        table(("file", "lines added", "removed"), lines),
+        tag("pre", change["patch"]),
+        end,
+    )
 
 
 def _peeks(race):
     num = sum(not look.get("planned") for look in race.get("looks") or [])
     if not race.get("peeked") or not num:
         return ""
-    return tag("p", f"Somebody looked at the interim state {num} time{'s' * (num != 1)} when the plan had no look: the verdict is no evidence.", class_="doubt")
+    return tag(
+        "p",
+        f"Somebody looked at the interim state {num} time{'s' * (num != 1)} when the plan had no look: the verdict is no evidence.",
+        class_="doubt",
+    )
 
 
 def _arms(race):
-    lines = [[name, " ".join(arm.get("overrides") or []) or "as configured", arm.get("rev") or "this code", arm.get("commit"), arm.get("config_id")] for name, arm in race["arms"].items()]
+    lines = [
+        [
+            name,
+            " ".join(arm.get("overrides") or []) or "as configured",
+            arm.get("rev") or "this code",
+            arm.get("commit"),
+            arm.get("config_id"),
+        ]
+        for name, arm in race["arms"].items()
+    ]
     return section("Arms", table(("arm", "overrides", "revision", "commit", "config_id"), lines))
 
 
 def _runs(race, root):
-    lines = [[arm, run["run_id"], run["status"], run["validity"], *(_plain(run["metrics"].get(key)) for key in ("train_s", "val_loss"))] for arm, run, _ in _in_order(race, root)]
+    lines = [
+        [
+            arm,
+            run["run_id"],
+            run["status"],
+            run["validity"],
+            *(_plain(run["metrics"].get(key)) for key in ("train_s", "val_loss")),
+        ]
+        for arm, run, _ in _in_order(race, root)
+    ]
     return section("Runs", table(("arm", "run", "status", "validity", "train time, s", "val_loss"), lines))
 
 

@@ -13,7 +13,11 @@ def wall_s(rows, events):
 
     Steps follow each other from the end of the last validation (its event's stamp) on; where there are no events, from 0.
     """
-    stamps = {event["step"]: event["t_ns"] for event in events if event["event"] == "eval_stop" and event.get("step") is not None}
+    stamps = {
+        event["step"]: event["t_ns"]
+        for event in events
+        if event["event"] == "eval_stop" and event.get("step") is not None
+    }
     start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
     at_s, found = 0.0, {}
     for row in rows:
@@ -34,12 +38,34 @@ def step_time(rows, at_s, stalls=()):
     flagged = any(row.get("flags") for row in timed)
     series = [series_of("step", [None if row.get("flags") else row["step_ms"] for row in timed], "points")]
     if flagged:
-        series.append(series_of("disturbed by an instrument", [row["step_ms"] if row.get("flags") else None for row in timed], "points"))
+        series.append(
+            series_of(
+                "disturbed by an instrument", [row["step_ms"] if row.get("flags") else None for row in timed], "points"
+            )
+        )
     plain_ms = [row["step_ms"] for row in timed if not row.get("flags")]
-    caption = f"median {stats.percentile(plain_ms, 50):.2f} ms, 95th percentile {stats.percentile(plain_ms, 95):.2f} ms" if plain_ms else ""
-    marks = [mark_of(at_s[row["step"]], f"validation after step {row['step']}", "validation") for row in rows if row.get("val_loss") is not None]
+    caption = (
+        f"median {stats.percentile(plain_ms, 50):.2f} ms, 95th percentile {stats.percentile(plain_ms, 95):.2f} ms"
+        if plain_ms
+        else ""
+    )
+    marks = [
+        mark_of(at_s[row["step"]], f"validation after step {row['step']}", "validation")
+        for row in rows
+        if row.get("val_loss") is not None
+    ]
     marks += [mark_of(at_s[stall["step"]], stall["label"], "stall") for stall in stalls if stall["step"] in at_s]
-    return chart("step-time", "Step time", caption, "seconds since the start", "ms", [at_s[row["step"]] for row in timed], series, marks, "time")
+    return chart(
+        "step-time",
+        "Step time",
+        caption,
+        "seconds since the start",
+        "ms",
+        [at_s[row["step"]] for row in timed],
+        series,
+        marks,
+        "time",
+    )
 
 
 def regions(rows, at_s):
@@ -52,7 +78,17 @@ def regions(rows, at_s):
     means = {name: stats.mean([row[name] for row in plain if row.get(name) is not None] or [0.0]) for name in names}
     caption = "mean " + ", ".join(f"{name.removesuffix('_ms')} {means[name]:.2f} ms" for name in names)
     series = [series_of(name.removesuffix("_ms"), [row.get(name) for row in timed], "area") for name in names]
-    return chart("regions", "Regions of a step", caption, "seconds since the start", "ms", [at_s[row["step"]] for row in timed], series, (), "time")
+    return chart(
+        "regions",
+        "Regions of a step",
+        caption,
+        "seconds since the start",
+        "ms",
+        [at_s[row["step"]] for row in timed],
+        series,
+        (),
+        "time",
+    )
 
 
 def losses(rows):
@@ -61,7 +97,10 @@ def losses(rows):
         return None
     found = [row["val_loss"] for row in trained if row.get("val_loss") is not None]
     caption = f"last val_loss {found[-1]:.4f}" if found else "never validated"
-    series = [series_of("train_loss", [row.get("train_loss") for row in trained], "line"), series_of("val_loss", [row.get("val_loss") for row in trained], "points")]
+    series = [
+        series_of("train_loss", [row.get("train_loss") for row in trained], "line"),
+        series_of("val_loss", [row.get("val_loss") for row in trained], "points"),
+    ]
     return chart("loss", "Loss", caption, "step", "nats per token", [row["step"] for row in trained], series)
 
 
@@ -77,7 +116,15 @@ def distribution(rows):
         counts[min(NUM_BINS, int((ms - low_ms) / width_ms))] += 1
     middles = [low_ms + (num + 0.5) * width_ms for num in range(NUM_BINS + 1)]
     caption = f"{len(timed_ms)} steps, {min(timed_ms):.2f} to {max(timed_ms):.2f} ms; the last bar holds all above {high_ms:.2f}"
-    return chart("distribution", "Distribution of step times", caption, "ms", "steps", middles, [series_of("steps", counts, "bars")])
+    return chart(
+        "distribution",
+        "Distribution of step times",
+        caption,
+        "ms",
+        "steps",
+        middles,
+        [series_of("steps", counts, "bars")],
+    )
 
 
 def telemetry(table, run_start_ns, columns):

@@ -21,7 +21,11 @@ def of_run(folder):
         parts.append(tag("p", f"Not shown: {len(paths) - MAX_SHOWN} more in the folder.", class_="soft"))
     if not parts:
         return [], ""
-    return charts, section("Memory", *parts, tag("p", "./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.", class_="soft"))
+    return charts, section(
+        "Memory",
+        *parts,
+        tag("p", "./run.sh memory RUN gives each snapshot a page of its own, with stacks and segments.", class_="soft"),
+    )
 
 
 def _rank(path):

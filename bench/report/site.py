@@ -20,10 +20,33 @@ from bench.web.page import ASSETS, figure, page, section, table, tag
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "tabulator.min.js", "site.js")
 STYLES = ("uPlot.min.css", "tabulator_simple.min.css", "style.css", "site.css")
 COLUMNS = (
-    "run_id", "track", "status", "validity", "name", "seed", "model", "optim", "device", "world_size", "val_loss",
-    "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "num_steps", "target_reached", "num_deviations",
-    "started_at", "race_id", "arm", "commit", "config_id", "session_id", "comparability_id",
-)  # fmt: skip
+    "run_id",
+    "track",
+    "status",
+    "validity",
+    "name",
+    "seed",
+    "model",
+    "optim",
+    "device",
+    "world_size",
+    "val_loss",
+    "train_s",
+    "step_avg_ms",
+    "tokens_per_s",
+    "mfu",
+    "peak_mem_gib",
+    "num_steps",
+    "target_reached",
+    "num_deviations",
+    "started_at",
+    "race_id",
+    "arm",
+    "commit",
+    "config_id",
+    "session_id",
+    "comparability_id",
+)
 MADE = ".made.json"
 
 
@@ -31,7 +54,9 @@ def write(results, out, say=lambda done, total: None):
     """Results folder -> path of the index.  say(done, total) hears of the progress.  Raises ValueError for no run at all."""
     rows = listing.read_rows([str(results)])
     if not rows:
-        raise ValueError(f"{results}: there is no run in it yet: ./speedrun.sh makes some; ./run.sh report results/published shows the published")
+        raise ValueError(
+            f"{results}: there is no run in it yet: ./speedrun.sh makes some; ./run.sh report results/published shows the published"
+        )
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     pages = _write_pages(rows, out, say)
@@ -57,7 +82,13 @@ def history(track, rows):
 
 
 def _counts(row, track):
-    reached = row["started_at"] is not None and row["status"] == "complete" and row["target_reached"] is True and row["train_s"] is not None and not row["discarded"]
+    reached = (
+        row["started_at"] is not None
+        and row["status"] == "complete"
+        and row["target_reached"] is True
+        and row["train_s"] is not None
+        and not row["discarded"]
+    )
     return row["track"] == track and reached and row["validity"] == "valid" and not row["num_deviations"]
 
 
@@ -79,7 +110,13 @@ def _races(results, out):
             words = "; ".join(f"{name}: {one['words']}" for name, one in against.items()) or race.get("why") or ""
             page_of_race = path.with_name("race.html")
             href = quote(os.path.relpath(page_of_race, out)) if page_of_race.exists() else None
-            found.append((tag("a", race["race_id"], href=href) if href else race["race_id"], str(race["status"]).replace("_", " "), words))
+            found.append(
+                (
+                    tag("a", race["race_id"], href=href) if href else race["race_id"],
+                    str(race["status"]).replace("_", " "),
+                    words,
+                )
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found
@@ -91,16 +128,31 @@ def _index(rows, pages, charts, races):
     tracks = _tracks(rows)
     body = [
         tag("h1", "Results"),
-        tag("p", f"{len(rows)} run{'s' * (len(rows) != 1)}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {help_words}", class_="soft"),
-        tag("div", tag("button", "Clear filters", type="button", id="clear"), tag("span", "", id="shown", role="status"), class_="bar"),
+        tag(
+            "p",
+            f"{len(rows)} run{'s' * (len(rows) != 1)}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {help_words}",
+            class_="soft",
+        ),
+        tag(
+            "div",
+            tag("button", "Clear filters", type="button", id="clear"),
+            tag("span", "", id="shown", role="status"),
+            class_="bar",
+        ),
         tag("div", "", id="runs"),
-        tag("section", tag("h2", "The two runs you ticked"), tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite")),
+        tag(
+            "section",
+            tag("h2", "The two runs you ticked"),
+            tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite"),
+        ),
     ]
     if races:
         body.append(section("Races", table(("race", "status", "verdict"), races)))
     if charts:
         body.append(section("Record history", *(figure(chart) for chart in charts)))
-    return page("Results", *body, data={"runs-data": data, "charts": charts}, scripts=SCRIPTS, styles=STYLES, assets="assets")
+    return page(
+        "Results", *body, data={"runs-data": data, "charts": charts}, scripts=SCRIPTS, styles=STYLES, assets="assets"
+    )
 
 
 def _shown(row, column):
@@ -127,7 +179,9 @@ def _write_pages(rows, out, say):
         stamp = [version, *map(_changed_ns, (folder / "run.json", folder / "analysis.json", folder / "memory"))]
         if made.get(row["run_id"]) != stamp or not (out / name).exists():
             try:
-                atomic.write_text(out / name, run_page.of_run(folder, assets="../assets", back="../index.html"), durable=False)
+                atomic.write_text(
+                    out / name, run_page.of_run(folder, assets="../assets", back="../index.html"), durable=False
+                )
             except (ValueError, KeyError, TypeError, AttributeError):  # a damaged record: its row in the table remains
                 continue
             made[row["run_id"]] = stamp

@@ -19,7 +19,27 @@ from bench.stats.hypotheses import (
 from bench.stats.power import needed_n, power, smallest_difference
 
 __all__ = [
-    "Welch", "cv_pct", "equivalence_p", "holm", "interval", "mean", "mean_interval", "median_interval", "needed_n",
-    "non_inferiority_p", "noncentral_t_cdf", "normal_cdf", "one_sample_t_less", "percentile", "power", "sd", "smallest_difference",
-    "student_t_cdf", "student_t_quantile", "student_t_sf", "welch", "welch_df", "welch_of_samples",
-]  # fmt: skip
+    "Welch",
+    "cv_pct",
+    "equivalence_p",
+    "holm",
+    "interval",
+    "mean",
+    "mean_interval",
+    "median_interval",
+    "needed_n",
+    "non_inferiority_p",
+    "noncentral_t_cdf",
+    "normal_cdf",
+    "one_sample_t_less",
+    "percentile",
+    "power",
+    "sd",
+    "smallest_difference",
+    "student_t_cdf",
+    "student_t_quantile",
+    "student_t_sf",
+    "welch",
+    "welch_df",
+    "welch_of_samples",
+]

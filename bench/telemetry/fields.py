@@ -5,18 +5,43 @@ other; late_ms is how long after it this device was read.  Values in MIB_S colum
 """
 
 FIELDS = (
-    "t_ns", "device", "late_ms",
+    "t_ns",
+    "device",
+    "late_ms",
     # a GPU's; power_w is instant where the board tells that, else what it calls usage (a mean of about a second from Ampere on)
-    "power_w", "power_average_w", "energy_j", "sm_clock_mhz", "mem_clock_mhz", "temp_c", "throttle_reasons", "util_pct", "mem_gib",
-    "mem_util_pct", "mem_temp_c", "pcie_tx_mib_s", "pcie_rx_mib_s", "nvlink_tx_mib_s", "nvlink_rx_mib_s",
+    "power_w",
+    "power_average_w",
+    "energy_j",
+    "sm_clock_mhz",
+    "mem_clock_mhz",
+    "temp_c",
+    "throttle_reasons",
+    "util_pct",
+    "mem_gib",
+    "mem_util_pct",
+    "mem_temp_c",
+    "pcie_tx_mib_s",
+    "pcie_rx_mib_s",
+    "nvlink_tx_mib_s",
+    "nvlink_rx_mib_s",
     # a GPU's, asked once a second and held until then
-    "power_limit_w", "ecc_corrected", "ecc_uncorrected", "remapped_rows", "num_processes",
+    "power_limit_w",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "remapped_rows",
+    "num_processes",
     # the host's, device "cpu"; temp_c is in both
-    "cpu_util_pct", "cpu_freq_mhz", "rss_gib", "load",
-)  # fmt: skip
+    "cpu_util_pct",
+    "cpu_freq_mhz",
+    "rss_gib",
+    "load",
+)
 
 
 def line(row):
     """{column: value} -> its line of the file; reasons are joined by "|" and hold no comma."""
     cells = (row.get(field) for field in FIELDS)
-    return ",".join("" if cell is None else f"{cell:.12g}" if isinstance(cell, float) else str(cell) for cell in cells) + "\n"
+    return (
+        ",".join("" if cell is None else f"{cell:.12g}" if isinstance(cell, float) else str(cell) for cell in cells)
+        + "\n"
+    )

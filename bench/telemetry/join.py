@@ -127,4 +127,9 @@ def _of_device(rows):
         if counts:
             found[f"new_{column}"] = round(counts[-1] - counts[0])
     known = {name: value for name, value in found.items() if value is not None}
-    return {"num_timed_samples": len(rows), **known, "throttle_frac": reason_shares(rows), "slowed_frac": slowed_frac(rows)}
+    return {
+        "num_timed_samples": len(rows),
+        **known,
+        "throttle_frac": reason_shares(rows),
+        "slowed_frac": slowed_frac(rows),
+    }

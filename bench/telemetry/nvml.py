@@ -69,12 +69,18 @@ class Gpu:
         rows = self._ask("remapped_rows", "RemappedRows")  # (corrected, uncorrected, pending, failed)
         found = self._ask("num_processes", "ComputeRunningProcesses")
         self.pids = None if found is None else [process.pid for process in found]
-        kinds = {"ecc_corrected": nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, "ecc_uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED}
+        kinds = {
+            "ecc_corrected": nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+            "ecc_uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        }
         return {
             "power_limit_w": _over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3),
             "remapped_rows": None if rows is None else rows[0] + rows[1],
             "num_processes": None if found is None else len(found),
-            **{column: self._ask(column, "TotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for column, kind in kinds.items()},
+            **{
+                column: self._ask(column, "TotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
+                for column, kind in kinds.items()
+            },
         }
 
     def limits(self):
@@ -190,7 +196,11 @@ def open_gpus(uuids, num_devices):
     except nvml.NVMLError as error:
         return [], [f"NVML: {error}"]
     found = [Gpu(nvml, by_uuid[uuid], f"gpu{num}") for num, uuid in enumerate(uuids) if uuid in by_uuid]
-    strange = [f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it" for num, uuid in enumerate(uuids) if uuid not in by_uuid]
+    strange = [
+        f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it"
+        for num, uuid in enumerate(uuids)
+        if uuid not in by_uuid
+    ]
     return found, warnings + strange
 
 

@@ -49,5 +49,7 @@ def _unequal_limits(devices):
             return [f"the power limit of {name} was changed in the race, between {ends}"]
     limits_w = {name: device["min_power_limit_w"] for name, device in limited.items()}
     if limits_w and max(limits_w.values()) - min(limits_w.values()) > LIMIT_SLACK_W:
-        return [f"the GPUs have unequal power limits: {', '.join(f'{name} {limit_w:.0f} W' for name, limit_w in limits_w.items())}"]
+        return [
+            f"the GPUs have unequal power limits: {', '.join(f'{name} {limit_w:.0f} W' for name, limit_w in limits_w.items())}"
+        ]
     return []

@@ -1,6 +1,5 @@
 """Ranks of one job -> everything that is said about them: the --json answer of ./run.sh analyze."""
 
-
 from bench.machine import peak_rates
 from bench.trace import (
     advice,
@@ -49,7 +48,9 @@ def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
     table = kernels.by_name(rank, rows, kinds, rules)
     ops = operators.table(rank, rows, until_ns)
     peaks, mem_bytes_per_s, device_name = _peaks(rank)
-    rates, achieved = flops.achieved(ops, sum(line["sum_us"] for line in table) if len(rows) else None, peaks, mem_bytes_per_s)
+    rates, achieved = flops.achieved(
+        ops, sum(line["sum_us"] for line in table) if len(rows) else None, peaks, mem_bytes_per_s
+    )
     steps = window.steps(rank, include_last_step)
     num_calls, num_lost = launches.without_kernel(rank, until_ns)
     found = {
@@ -64,7 +65,18 @@ def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
         "num_launches_without_kernel": num_lost,
         "cut": rank.cut,
         "device": device_name,
-        "temporal": {name: time[name] for name in ("idle_us", "compute_us", "non_compute_us", "span_us", "idle_pct", "compute_pct", "non_compute_pct")},
+        "temporal": {
+            name: time[name]
+            for name in (
+                "idle_us",
+                "compute_us",
+                "non_compute_us",
+                "span_us",
+                "idle_pct",
+                "compute_pct",
+                "non_compute_pct",
+            )
+        },
         "overlap_pct": time["overlap_pct"],
         "comm_us": time["comm_us"],
         "exposed_comm_us": time["exposed_comm_us"],
@@ -93,7 +105,9 @@ def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
         "synchronisations": critical.synchronisations(rank, steps),
         "items": critical.items(rank, rows),
         "host_copies": launches.host_copies(rank, on_main),
-        "devices": {str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()},
+        "devices": {
+            str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
+        },
     }
     return found | {"advice": advice.of(found)}
 
@@ -122,7 +136,11 @@ def _peaks(rank):
     name = next((one for one in names if isinstance(one, str)), None)
     if name is None:
         return (lambda precision: None), None, None
-    return (lambda precision: peak_rates.peak_flops(name, precision) if precision in DTYPES else None), peak_rates.mem_bytes_per_s(name), name
+    return (
+        (lambda precision: peak_rates.peak_flops(name, precision) if precision in DTYPES else None),
+        peak_rates.mem_bytes_per_s(name),
+        name,
+    )
 
 
 def _overall(by_rank, chosen):

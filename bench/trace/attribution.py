@@ -98,7 +98,14 @@ def phase_times(rank, rows, until_ns=None):
         of_phase = ranges[np.isin(rank.name[ranges], named)]
         mine = launched == phase
         if len(of_phase):
-            found.append({"phase": phase, "host_us": int(rank.dur[of_phase].sum()) / US, "device_us": int(rank.dur[rows[mine]].sum()) / US if len(rows) else 0.0, "num_kernels": int(mine.sum())})
+            found.append(
+                {
+                    "phase": phase,
+                    "host_us": int(rank.dur[of_phase].sum()) / US,
+                    "device_us": int(rank.dur[rows[mine]].sum()) / US if len(rows) else 0.0,
+                    "num_kernels": int(mine.sum()),
+                }
+            )
     return found
 
 
@@ -110,8 +117,14 @@ def launchers(rank, rows, limit=100):
     """
     calls = window.launches(rank, rows)
     places = [operators(rank, rows), annotations(rank, rows)]
-    places += [by_thread(rank, calls, _starts(rank, calls), events.PYTHON, wanted) for wanted in (_is_module, _is_source)]
-    names = np.stack([rank.name[rows], *(np.where(place >= 0, rank.name[np.maximum(place, 0)], -1) for place in places)]) if len(rows) else np.empty((5, 0), int)
+    places += [
+        by_thread(rank, calls, _starts(rank, calls), events.PYTHON, wanted) for wanted in (_is_module, _is_source)
+    ]
+    names = (
+        np.stack([rank.name[rows], *(np.where(place >= 0, rank.name[np.maximum(place, 0)], -1) for place in places)])
+        if len(rows)
+        else np.empty((5, 0), int)
+    )
     found, place = np.unique(names, axis=1, return_inverse=True)
     place, sum_ns = place.ravel(), np.zeros(found.shape[1], np.int64)
     np.add.at(sum_ns, place, rank.dur[rows])
@@ -119,7 +132,10 @@ def launchers(rank, rows, limit=100):
     for num in np.argsort(-sum_ns, kind="stable")[:limit]:
         words = [rank.names[name] if name >= 0 else None for name in found[:, num]]
         words[3] = words[3] and words[3].removeprefix(MODULE)
-        lines.append(dict(zip(("kernel", "operator", "annotation", "module", "source"), words)) | {"count": int(count[num]), "device_us": int(sum_ns[num]) / US})
+        lines.append(
+            dict(zip(("kernel", "operator", "annotation", "module", "source"), words))
+            | {"count": int(count[num]), "device_us": int(sum_ns[num]) / US}
+        )
     return lines
 
 

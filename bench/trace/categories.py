@@ -16,7 +16,11 @@ from typing import NamedTuple
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
-TRITON, ELEMENTWISE, OTHER = "triton", "elementwise", "other"  # Triton's of no other kind; elementwise: and reductions, indexing
+TRITON, ELEMENTWISE, OTHER = (
+    "triton",
+    "elementwise",
+    "other",
+)  # Triton's of no other kind; elementwise: and reductions, indexing
 CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, TRITON, ELEMENTWISE, OTHER)
 MAX_CHARS = 2000  # template arguments go on for tens of thousands; what a kernel is stands at their beginning
 
@@ -158,6 +162,6 @@ def _first(name, rules):
     return next((rule.category for rule in rules if _compiled(rule.pattern).search(name)), OTHER)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiled(pattern):
     return re.compile(pattern, re.IGNORECASE)

@@ -29,7 +29,10 @@ def path(rank, rows, kinds, launched=None):
     if not len(rows):
         return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
     order = np.argsort(rank.end[rows], kind="stable")
-    start, end, launched = (column[order].tolist() for column in (rank.ts[rows], rank.end[rows], window.launch_times(rank, rows) if launched is None else launched))
+    start, end, launched = (
+        column[order].tolist()
+        for column in (rank.ts[rows], rank.end[rows], window.launch_times(rank, rows) if launched is None else launched)
+    )
     kinds = kinds[order].tolist()
     begun = _Begun(start, end)
     place, moment, first, num_links = len(end) - 1, end[-1], min(start), 0
@@ -58,7 +61,10 @@ def path(rank, rows, kinds, launched=None):
                 found["wait"] += moment - gap_from
             moment = gap_from
         place = previous
-    return {f"{kind}_us": ns / US for kind, ns in found.items()} | {"span_us": (end[-1] - first) / US, "num_links": num_links}
+    return {f"{kind}_us": ns / US for kind, ns in found.items()} | {
+        "span_us": (end[-1] - first) / US,
+        "num_links": num_links,
+    }
 
 
 def steps(rank, rows, kinds):
@@ -69,7 +75,9 @@ def steps(rank, rows, kinds):
     kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
     kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
     of_steps = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
-    return [{"step": step[0]} | path(rank, mine, kind_of[mine], launch_of[mine]) for step, mine in of_steps if len(mine)]
+    return [
+        {"step": step[0]} | path(rank, mine, kind_of[mine], launch_of[mine]) for step, mine in of_steps if len(mine)
+    ]
 
 
 class _Begun:
@@ -108,8 +116,16 @@ def gaps(rank, rows, limit=NUM_GAPS):
     after = order[np.searchsorted(rank.ts[order], high)]
     before = by_end[np.searchsorted(rank.end[by_end], low, side="right") - 1]
     return [
-        {"start_us": int(begin - first) / US, "us": int(stop - begin) / US, "before": rank.names[rank.name[earlier]], "after": rank.names[rank.name[later]], "host": host}
-        for begin, stop, earlier, later, host in zip(low, high, before, after, _doing(rank, window.launches(rank, after), (low + high) // 2))
+        {
+            "start_us": int(begin - first) / US,
+            "us": int(stop - begin) / US,
+            "before": rank.names[rank.name[earlier]],
+            "after": rank.names[rank.name[later]],
+            "host": host,
+        }
+        for begin, stop, earlier, later, host in zip(
+            low, high, before, after, _doing(rank, window.launches(rank, after), (low + high) // 2)
+        )
     ]
 
 

@@ -31,13 +31,17 @@ def profile(rank, by="kernel"):
     num_steps = max(1, len(counted))
     lines = _kernels(rank, rows) if by == "kernel" else _operators(rank, rows)
     start, end = _ranges(rank, rows)
-    busy_ns = sum(intervals.length(intervals.union(start[mine], end[mine])) for mine in _timelines(rank, rows, len(start)))
+    busy_ns = sum(
+        intervals.length(intervals.union(start[mine], end[mine])) for mine in _timelines(rank, rows, len(start))
+    )
     return {
         "num_steps": num_steps,
         "step_ms": sum(stop - begin for _, begin, stop in counted) / num_steps / NS_PER_MS if counted else None,
         "span_ms": int(end.max() - start.min()) / num_steps / NS_PER_MS if len(start) else None,
         "busy_ms": busy_ns / num_steps / NS_PER_MS,
-        "lines": {key: {"ms": us / US_PER_MS / num_steps, "count": count / num_steps} for key, (us, count) in lines.items()},
+        "lines": {
+            key: {"ms": us / US_PER_MS / num_steps, "count": count / num_steps} for key, (us, count) in lines.items()
+        },
         "categories": {line["category"]: line["sum_us"] / US_PER_MS / num_steps for line in _categories(rank, rows)},
     }
 
@@ -92,14 +96,35 @@ def compare(a, b):
     for key in a["lines"].keys() | b["lines"].keys():
         old, new = a["lines"].get(key), b["lines"].get(key)
         change_ms = (new["ms"] if new else 0.0) - (old["ms"] if old else 0.0)
-        status = "appeared" if old is None else "vanished" if new is None else "changed" if change_ms or old["count"] != new["count"] else "same"
-        lines.append({
-            "what": " ".join(part for part in key if part), "status": status, "a_ms": old and old["ms"], "b_ms": new and new["ms"], "change_ms": change_ms,
-            "a_count": old and old["count"], "b_count": new and new["count"],
-        })  # fmt: skip
+        status = (
+            "appeared"
+            if old is None
+            else "vanished"
+            if new is None
+            else "changed"
+            if change_ms or old["count"] != new["count"]
+            else "same"
+        )
+        lines.append(
+            {
+                "what": " ".join(part for part in key if part),
+                "status": status,
+                "a_ms": old and old["ms"],
+                "b_ms": new and new["ms"],
+                "change_ms": change_ms,
+                "a_count": old and old["count"],
+                "b_count": new and new["count"],
+            }
+        )
     lines.sort(key=lambda line: (-abs(line["change_ms"]), line["what"]))
     of = "step_ms" if a["step_ms"] is not None and b["step_ms"] is not None else "span_ms"
-    found = {"of": of, of: [a[of], b[of]], "num_steps": [a["num_steps"], b["num_steps"]], "change_ms": None, "explained_ms": sum(line["change_ms"] for line in lines)}
+    found = {
+        "of": of,
+        of: [a[of], b[of]],
+        "num_steps": [a["num_steps"], b["num_steps"]],
+        "change_ms": None,
+        "explained_ms": sum(line["change_ms"] for line in lines),
+    }
     found |= dict.fromkeys(("rest_ms", "idle_change_ms", "overlap_change_ms"))
     if a[of] is not None and b[of] is not None:
         sums_ms = [sum(line["ms"] for line in one["lines"].values()) for one in (a, b)]
@@ -109,5 +134,10 @@ def compare(a, b):
         found["overlap_change_ms"] = (sums_ms[1] - b["busy_ms"]) - (sums_ms[0] - a["busy_ms"])
     names = a["categories"].keys() | b["categories"].keys()
     pairs = {name: (a["categories"].get(name, 0.0), b["categories"].get(name, 0.0)) for name in names}
-    categories = [{"category": name, "a_ms": old, "b_ms": new, "change_ms": new - old} for name, (old, new) in pairs.items()]
-    return found | {"lines": lines, "categories": sorted(categories, key=lambda one: (-abs(one["change_ms"]), one["category"]))}
+    categories = [
+        {"category": name, "a_ms": old, "b_ms": new, "change_ms": new - old} for name, (old, new) in pairs.items()
+    ]
+    return found | {
+        "lines": lines,
+        "categories": sorted(categories, key=lambda one: (-abs(one["change_ms"]), one["category"])),
+    }

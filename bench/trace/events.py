@@ -13,12 +13,29 @@ import numpy as np
 # What an event is, from its category; names of PyTorch 1.11 to 2.13, CUDA and ROCm.
 KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, MEMORY = range(10)
 KINDS = {
-    "kernel": KERNEL, "gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET,
-    "cuda_runtime": RUNTIME, "cuda_driver": RUNTIME, "runtime": RUNTIME, "driver": RUNTIME, "hip_runtime": RUNTIME,
-    "hip_driver": RUNTIME, "mtia_runtime": RUNTIME, "xpu_runtime": RUNTIME, "privateuse1_runtime": RUNTIME, "privateuse1_driver": RUNTIME, "cpu_op": CPU_OP, "operator": CPU_OP,
-    "user_annotation": ANNOTATION, "gpu_user_annotation": GPU_ANNOTATION, "python_function": PYTHON, "cuda_sync": SYNC,
+    "kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "memset": MEMSET,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "runtime": RUNTIME,
+    "driver": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "hip_driver": RUNTIME,
+    "mtia_runtime": RUNTIME,
+    "xpu_runtime": RUNTIME,
+    "privateuse1_runtime": RUNTIME,
+    "privateuse1_driver": RUNTIME,
+    "cpu_op": CPU_OP,
+    "operator": CPU_OP,
+    "user_annotation": ANNOTATION,
+    "gpu_user_annotation": GPU_ANNOTATION,
+    "python_function": PYTHON,
+    "cuda_sync": SYNC,
     "cpu_instant_event": MEMORY,
-}  # fmt: skip
+}
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
 ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(10)}
 MOMENT = "[memory]"  # an allocation (profile_memory): no duration, and ph "i"
@@ -62,9 +79,15 @@ class ExactEvent(Event, gc=False):
 
 DECODERS = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
 COLUMNS = {  # one row an event
-    "kind": np.int8, "ts": np.int64, "dur": np.int64, "name": np.int32, "track": np.int32, "correlation": np.int64,
-    "external": np.int64, "extra": np.int32,
-}  # fmt: skip
+    "kind": np.int8,
+    "ts": np.int64,
+    "dur": np.int64,
+    "name": np.int32,
+    "track": np.int32,
+    "correlation": np.int64,
+    "external": np.int64,
+    "extra": np.int32,
+}
 
 
 class Collector:
@@ -90,10 +113,14 @@ class Collector:
         events = self._decode(chunk)
         self.num_events += len(events)
         kind_of = self._kind_of
-        kept = [event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)]
+        kept = [
+            event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
+        ]
         if not kept:
             return
-        if not self._exact and any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW for event in (kept[0], kept[-1])):
+        if not self._exact and any(
+            type(event.ts) is float and abs(event.ts) >= EXACT_BELOW for event in (kept[0], kept[-1])
+        ):
             self._exact = True  # the chunks before had no such stamp to tell by
             self.num_events -= len(events)
             self.add(chunk)
@@ -132,12 +159,15 @@ class Collector:
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
         columns["track"] = [
-            track_of[ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream] for event, kind, args in zip(kept, kinds, facts)
+            track_of[ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream]
+            for event, kind, args in zip(kept, kinds, facts)
         ]
         columns["correlation"] = _integers([args.correlation for args in facts])
         columns["external"] = _integers([args.external_id for args in facts])
         columns["extra"] = [
-            NO_NUMBER if args.dims is unset and args.bytes is None and args.collective is None and args.allocated is None else self._extra(args)
+            NO_NUMBER
+            if args.dims is unset and args.bytes is None and args.collective is None and args.allocated is None
+            else self._extra(args)
             for args in facts
         ]
         good = (ts != _BAD) & (dur != _BAD)
@@ -159,12 +189,18 @@ class Collector:
         return self._extras.setdefault(fact, len(self._extras))
 
     def finish(self):
-        columns = {name: np.concatenate(parts) if parts else np.empty(0, COLUMNS[name]) for name, parts in self._parts.items()}
+        columns = {
+            name: np.concatenate(parts) if parts else np.empty(0, COLUMNS[name]) for name, parts in self._parts.items()
+        }
         self._parts = None
         return {
-            "columns": columns, "names": [str(name) for name in self._names], "tracks": list(self._tracks), "extras": list(self._extras),
-            "num_events": self.num_events, "num_bad": self.num_bad,
-        }  # fmt: skip
+            "columns": columns,
+            "names": [str(name) for name in self._names],
+            "tracks": list(self._tracks),
+            "extras": list(self._extras),
+            "num_events": self.num_events,
+            "num_bad": self.num_bad,
+        }
 
 
 class _Memo(dict):
@@ -254,13 +290,28 @@ def _from_plain(value):
     args = value.get("args") if isinstance(value.get("args"), dict) else {}
     plain = {key: args.get(name) for key, name in _ARG_NAMES.items()}
     plain = {key: found if isinstance(found, (int, float, str)) else None for key, found in plain.items()}
-    dims = {key: msgspec.Raw(json.dumps(args[name]).encode()) for key, name in (("dims", "Input Dims"), ("types", "Input type")) if name in args}
+    dims = {
+        key: msgspec.Raw(json.dumps(args[name]).encode())
+        for key, name in (("dims", "Input Dims"), ("types", "Input type"))
+        if name in args
+    }
     words = {key: value.get(key) if isinstance(value.get(key), str) else None for key in ("ph", "cat")}
-    rest = {key: value.get(key) if isinstance(value.get(key), (int, float, str)) else None for key in ("name", "ts", "dur", "pid", "tid")}
+    rest = {
+        key: value.get(key) if isinstance(value.get(key), (int, float, str)) else None
+        for key in ("name", "ts", "dur", "pid", "tid")
+    }
     return Event(**words, **rest, args=Args(**plain, **dims))
 
 
 _ARG_NAMES = {
-    "stream": "stream", "device": "device", "correlation": "correlation", "external_id": "External id", "bytes": "bytes",
-    "collective": "Collective name", "nelems": "In msg nelems", "group": "Process Group Name", "allocated": "Bytes", "device_type": "Device Type",
-}  # fmt: skip
+    "stream": "stream",
+    "device": "device",
+    "correlation": "correlation",
+    "external_id": "External id",
+    "bytes": "bytes",
+    "collective": "Collective name",
+    "nelems": "In msg nelems",
+    "group": "Process Group Name",
+    "allocated": "Bytes",
+    "device_type": "Device Type",
+}

@@ -9,12 +9,38 @@ Everything else is unknown, None, and counted in the share that is.
 import math
 
 BYTES = {
-    "float": 4, "float32": 4, "double": 8, "float64": 8, "c10::bfloat16": 2, "bfloat16": 2, "c10::half": 2, "half": 2, "float16": 2,
-    "long int": 8, "int64": 8, "long": 8, "int": 4, "int32": 4, "unsigned char": 1, "signed char": 1, "bool": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
-}  # fmt: skip
+    "float": 4,
+    "float32": 4,
+    "double": 8,
+    "float64": 8,
+    "c10::bfloat16": 2,
+    "bfloat16": 2,
+    "c10::half": 2,
+    "half": 2,
+    "float16": 2,
+    "long int": 8,
+    "int64": 8,
+    "long": 8,
+    "int": 4,
+    "int32": 4,
+    "unsigned char": 1,
+    "signed char": 1,
+    "bool": 1,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+}
 PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "float32", "c10::float8_e4m3fn": "float8"}
 # Where the two factors stand among an operator's arguments.
-PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "_scaled_mm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "_addmm_activation": (1, 2)}
+PRODUCTS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),
+    "_scaled_mm": (0, 1),
+    "addmm": (1, 2),
+    "addmm_": (1, 2),
+    "baddbmm": (1, 2),
+    "_addmm_activation": (1, 2),
+}
 # Attention: the axes of heads and of time.  torch's public forms are [B, H, T, K], FlashAttention's own [B, T, H, K].
 HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
 
@@ -38,7 +64,9 @@ def flops(name, dims):
 def _attention_axes(name, op):
     if "scaled_dot_product" in op or op.startswith("_cudnn_attention"):
         return HEADS_FIRST
-    if op.startswith(("_flash_attention_", "_efficient_attention_")) or (name.startswith("flash_attn") and op.startswith(("_flash_attn_forward", "_flash_attn_backward"))):
+    if op.startswith(("_flash_attention_", "_efficient_attention_")) or (
+        name.startswith("flash_attn") and op.startswith(("_flash_attn_forward", "_flash_attn_backward"))
+    ):
         return TIME_FIRST
     return None
 
@@ -46,7 +74,13 @@ def _attention_axes(name, op):
 def _sizes(dims, place):
     """The shape at a place, None if there is none (a number, a list of tensors) or if no tensor has it."""
     found = dims[place] if place < len(dims) else None
-    return found if isinstance(found, list) and 0 < len(found) < 9 and all(type(size) is int and 0 <= size < 2**40 for size in found) else None
+    return (
+        found
+        if isinstance(found, list)
+        and 0 < len(found) < 9
+        and all(type(size) is int and 0 <= size < 2**40 for size in found)
+        else None
+    )
 
 
 def _product(a, b):
@@ -109,11 +143,26 @@ def achieved(lines, device_us, peak_of, mem_bytes_per_s=None):
             kind, peak = "tf32", peak_of("tf32")
         intensity = line["flop"] / line["bytes"] if line["bytes"] else None
         ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
-        found.append({
-            "name": line["name"], "shapes": line["shapes"], "precision": kind, "count": line["count"], "flop": line["flop"], "time_us": line[time],
-            "tflop_per_s": rate / 1e12, "pct_of_peak": 100 * rate / peak if peak else None, "flop_per_byte": intensity,
-            "bound": None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory",
-        })  # fmt: skip
+        found.append(
+            {
+                "name": line["name"],
+                "shapes": line["shapes"],
+                "precision": kind,
+                "count": line["count"],
+                "flop": line["flop"],
+                "time_us": line[time],
+                "tflop_per_s": rate / 1e12,
+                "pct_of_peak": 100 * rate / peak if peak else None,
+                "flop_per_byte": intensity,
+                "bound": None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory",
+            }
+        )
     flop, time_us = sum(one["flop"] for one in found), sum(one["time_us"] for one in found)
-    whole = {"of": of, "flop": flop, "time_us": time_us, "tflop_per_s": flop / time_us / 1e6 if time_us else None, "known_frac": time_us / total_us if total_us else None}
+    whole = {
+        "of": of,
+        "flop": flop,
+        "time_us": time_us,
+        "tflop_per_s": flop / time_us / 1e6 if time_us else None,
+        "known_frac": time_us / total_us if total_us else None,
+    }
     return sorted(found, key=lambda one: -one["time_us"]), whole

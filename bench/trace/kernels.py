@@ -15,7 +15,10 @@ US = 1000  # nanoseconds
 def types(rank, rows, rules=RULES):
     """Index into TYPES for each device row: copies and memsets are memory, whatever else moves data communication."""
     by_name = np.array([1 if is_communication(name, rules) else 0 for name in rank.names] or [0], np.int8)
-    memory_name = np.array([name.startswith(("Memcpy", "Memset", "hipMemcpy", "hipMemset", "Copy", "FillBuffer")) for name in rank.names] or [False])
+    memory_name = np.array(
+        [name.startswith(("Memcpy", "Memset", "hipMemcpy", "hipMemset", "Copy", "FillBuffer")) for name in rank.names]
+        or [False]
+    )
     found = by_name[rank.name[rows]]
     is_memory = np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET)) | memory_name[rank.name[rows]]
     return np.where(is_memory & (found == 0), 2, found)
@@ -55,11 +58,19 @@ def by_name(rank, rows, kinds, rules=RULES):
     lines = []
     for num in np.argsort(-total, kind="stable"):
         name = rank.names[found[num] // len(TYPES)]
-        lines.append({
-            "name": name, "type": TYPES[found[num] % len(TYPES)], "category": category(name, rules=rules), "count": int(count[num]),
-            "sum_us": int(total[num]) / US, "mean_us": float(mean[num]) / US, "min_us": int(low[num]) / US, "max_us": int(high[num]) / US,
-            "std_us": float(std[num]) / US,
-        })  # fmt: skip
+        lines.append(
+            {
+                "name": name,
+                "type": TYPES[found[num] % len(TYPES)],
+                "category": category(name, rules=rules),
+                "count": int(count[num]),
+                "sum_us": int(total[num]) / US,
+                "mean_us": float(mean[num]) / US,
+                "min_us": int(low[num]) / US,
+                "max_us": int(high[num]) / US,
+                "std_us": float(std[num]) / US,
+            }
+        )
     return lines
 
 

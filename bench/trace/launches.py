@@ -13,9 +13,19 @@ LONG_DELAY_NS = 100_000
 HOST_TO_DEVICE = re.compile(r"memcpy HtoD|copyHostToDevice", re.I)
 LAUNCH = re.compile(r"(?:cuda|cu|hip)Launch(?:Cooperative)?Kernel")
 STATISTICS = (
-    "call_us_sum", "call_us_mean", "call_us_p95", "run_us_sum", "delay_us_sum", "delay_us_mean", "delay_us_p50", "delay_us_p95", "delay_us_max",
-    "num_short_kernels", "num_slow_calls", "num_long_delays",
-)  # fmt: skip
+    "call_us_sum",
+    "call_us_mean",
+    "call_us_p95",
+    "run_us_sum",
+    "delay_us_sum",
+    "delay_us_mean",
+    "delay_us_p50",
+    "delay_us_p95",
+    "delay_us_max",
+    "num_short_kernels",
+    "num_slow_calls",
+    "num_long_delays",
+)
 
 
 def statistics(rank, rows):
@@ -28,17 +38,31 @@ def statistics(rank, rows):
     calls = window.launches(rank, rows)
     of_graph = _of_graph(rank, calls)
     linked = (calls >= 0) & ~of_graph
-    found = {"num_launches": int(linked.sum()), "num_graph_launches": len(np.unique(calls[of_graph])), "num_graph_rows": int(of_graph.sum()), "num_unlinked": int((calls < 0).sum())}
+    found = {
+        "num_launches": int(linked.sum()),
+        "num_graph_launches": len(np.unique(calls[of_graph])),
+        "num_graph_rows": int(of_graph.sum()),
+        "num_unlinked": int((calls < 0).sum()),
+    }
     if not linked.any():
         return found | dict.fromkeys(STATISTICS)
     call_ns, run_ns = rank.dur[calls[linked]], rank.dur[rows[linked]]
     delay_ns = np.maximum(0, rank.ts[rows[linked]] - rank.end[calls[linked]])
     short = (run_ns < call_ns) & (call_ns <= SLOW_CALL_NS)
     values = (
-        int(call_ns.sum()) / US, float(call_ns.mean()) / US, float(np.percentile(call_ns, 95)) / US, int(run_ns.sum()) / US,
-        int(delay_ns.sum()) / US, float(delay_ns.mean()) / US, float(np.median(delay_ns)) / US, float(np.percentile(delay_ns, 95)) / US, int(delay_ns.max()) / US,
-        int(short.sum()), int((call_ns > SLOW_CALL_NS).sum()), int((delay_ns > LONG_DELAY_NS).sum()),
-    )  # fmt: skip
+        int(call_ns.sum()) / US,
+        float(call_ns.mean()) / US,
+        float(np.percentile(call_ns, 95)) / US,
+        int(run_ns.sum()) / US,
+        int(delay_ns.sum()) / US,
+        float(delay_ns.mean()) / US,
+        float(np.median(delay_ns)) / US,
+        float(np.percentile(delay_ns, 95)) / US,
+        int(delay_ns.max()) / US,
+        int(short.sum()),
+        int((call_ns > SLOW_CALL_NS).sum()),
+        int((delay_ns > LONG_DELAY_NS).sum()),
+    )
     return found | dict(zip(STATISTICS, values))
 
 
@@ -49,7 +73,11 @@ def without_kernel(rank, until_ns=None):
     """
     on_device = rank.device_rows()
     is_launch = np.array([bool(LAUNCH.match(name)) for name in rank.names] or [False])
-    calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & is_launch[rank.name] & (rank.correlation > 0)) if len(rank.name) else np.empty(0, int)
+    calls = (
+        np.flatnonzero(rank.is_kind(events.RUNTIME) & is_launch[rank.name] & (rank.correlation > 0))
+        if len(rank.name)
+        else np.empty(0, int)
+    )
     if until_ns is not None:
         calls = calls[rank.end[calls] < until_ns]
     if not len(on_device) or not len(calls):
@@ -74,7 +102,9 @@ def queues(rank, rows):
     later = np.zeros(len(rows), bool)
     of_graph = np.flatnonzero(_of_graph(rank, calls))
     order = of_graph[np.lexsort((rank.ts[rows[of_graph]], calls[of_graph], rank.track[rows[of_graph]]))]
-    later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (rank.track[rows[order[1:]]] == rank.track[rows[order[:-1]]])
+    later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (
+        rank.track[rows[order[1:]]] == rank.track[rows[order[:-1]]]
+    )
     found = []
     queued = np.flatnonzero((calls >= 0) & ~later)
     for track, places in groups(rank.track[rows[queued]]):
@@ -102,7 +132,9 @@ def copies(rank, rows):
         sum_ns, known = int(rank.dur[mine[one]].sum()), sizes[one]
         gib = float(known.sum()) / 2**30 if (known >= 0).all() else None
         rate = gib / (sum_ns / 1e9) if gib is not None and sum_ns > 0 else None
-        found.append({"name": rank.names[name], "count": len(one), "gib": gib, "sum_us": sum_ns / US, "gib_per_s": rate})
+        found.append(
+            {"name": rank.names[name], "count": len(one), "gib": gib, "sum_us": sum_ns / US, "gib_per_s": rate}
+        )
     return sorted(found, key=lambda line: -line["sum_us"])
 
 
@@ -113,7 +145,11 @@ def host_copies(rank, rows):
     others = intervals.union(rank.ts[rows[~mine]], rank.end[rows[~mine]])
     pageable = np.array(["ageable" in name for name in rank.names] or [False])[rank.name[rows]] & mine
     sum_ns, pageable_ns = intervals.length(copied), int(rank.dur[rows[pageable]].sum())
-    return {"sum_us": sum_ns / US, "exposed_us": (sum_ns - intervals.intersection_length(copied, others)) / US, "pageable_us": pageable_ns / US}
+    return {
+        "sum_us": sum_ns / US,
+        "exposed_us": (sum_ns - intervals.intersection_length(copied, others)) / US,
+        "pageable_us": pageable_ns / US,
+    }
 
 
 def _bytes(extra):

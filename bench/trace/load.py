@@ -93,7 +93,9 @@ def by_window(paths):
     for rank in _load_each(paths, None, None):
         facts = rank.meta.get("speedrun")
         windows.setdefault(facts.get("window") if isinstance(facts, dict) else None, []).append(rank)
-    ordered = sorted(windows, key=lambda name: min((int(rank.ts.min()) for rank in windows[name] if len(rank.ts)), default=0))
+    ordered = sorted(
+        windows, key=lambda name: min((int(rank.ts.min()) for rank in windows[name] if len(rank.ts)), default=0)
+    )
     return {name: _numbered(windows[name]) for name in ordered}
 
 
@@ -104,7 +106,12 @@ def _load_each(paths, kinds, processes):
         ranks = [load(path, kinds, processes) for path in paths]
     else:
         with _pool(min(processes, len(paths))) as pool:
-            ranks = [_rank(path, [found]) for path, found in zip(paths, pool.map(_read, paths, [kinds] * len(paths), [0] * len(paths), [1] * len(paths)))]
+            ranks = [
+                _rank(path, [found])
+                for path, found in zip(
+                    paths, pool.map(_read, paths, [kinds] * len(paths), [0] * len(paths), [1] * len(paths))
+                )
+            ]
     return ranks
 
 
@@ -160,7 +167,11 @@ def _merge(parts):
     """Parts' tables of names, tracks and extras become one; their columns follow each other."""
     if len(parts) == 1:
         return parts[0]
-    merged = {"columns": {}, "num_events": sum(part["num_events"] for part in parts), "num_bad": sum(part["num_bad"] for part in parts)}
+    merged = {
+        "columns": {},
+        "num_events": sum(part["num_events"] for part in parts),
+        "num_bad": sum(part["num_bad"] for part in parts),
+    }
     for table, column in (("names", "name"), ("tracks", "track"), ("extras", "extra")):
         places = {}
         for part in parts:

@@ -32,20 +32,35 @@ def table(rank, rows, until_ns=None):
     device_ns, num_kernels = _launched(rank, rows, ops)
     allocated, net = _memory(rank, rows, ops)
     values = {
-        "cpu": rank.dur[ops], "self_cpu": _own_time(rank, ops, nests), "device": device_ns, "kernels": num_kernels,
-        "leaves": is_leaf, "flop": np.where(is_leaf, rank.dur[ops], 0), "allocated": allocated, "net": net,
-    }  # fmt: skip
+        "cpu": rank.dur[ops],
+        "self_cpu": _own_time(rank, ops, nests),
+        "device": device_ns,
+        "kernels": num_kernels,
+        "leaves": is_leaf,
+        "flop": np.where(is_leaf, rank.dur[ops], 0),
+        "allocated": allocated,
+        "net": net,
+    }
     sums = {name: None if column is None else _sum(place, len(keys), column) for name, column in values.items()}
     count = np.bincount(place, minlength=len(keys))
     lines = []
     for num, fact in enumerate(facts):
         calls = sums["leaves"][num]
-        lines.append(fact | {
-            "count": int(count[num]), "cpu_us": sums["cpu"][num] / US, "self_cpu_us": sums["self_cpu"][num] / US,
-            "device_us": sums["device"][num] / US, "num_kernels": sums["kernels"][num], "flop_us": sums["flop"][num] / US,
-            "flop": fact["flop"] * calls if calls else None, "bytes": fact["bytes"] * calls if calls and fact["bytes"] is not None else None,
-            "allocated_bytes": sums["allocated"] and sums["allocated"][num], "net_bytes": sums["net"] and sums["net"][num],
-        })  # fmt: skip
+        lines.append(
+            fact
+            | {
+                "count": int(count[num]),
+                "cpu_us": sums["cpu"][num] / US,
+                "self_cpu_us": sums["self_cpu"][num] / US,
+                "device_us": sums["device"][num] / US,
+                "num_kernels": sums["kernels"][num],
+                "flop_us": sums["flop"][num] / US,
+                "flop": fact["flop"] * calls if calls else None,
+                "bytes": fact["bytes"] * calls if calls and fact["bytes"] is not None else None,
+                "allocated_bytes": sums["allocated"] and sums["allocated"][num],
+                "net_bytes": sums["net"] and sums["net"][num],
+            }
+        )
     return sorted(lines, key=lambda line: (-line["device_us"], -line["self_cpu_us"]))
 
 
@@ -53,7 +68,13 @@ def _facts(rank, key):
     """What the calls of one name and one set of arguments share: {"name", "shapes", "precision", "flop", "bytes"} of one call."""
     name, extra = rank.names[key // (len(rank.extras) + 1)], key % (len(rank.extras) + 1) - 1
     dims, types = _shapes(rank.extras[extra] if extra >= 0 else None)
-    return {"name": name, "shapes": dims, "precision": precision(types), "flop": flops(name, dims), "bytes": traffic_bytes(name, dims, types)}
+    return {
+        "name": name,
+        "shapes": dims,
+        "precision": precision(types),
+        "flop": flops(name, dims),
+        "bytes": traffic_bytes(name, dims, types),
+    }
 
 
 def _sum(place, size, values):
@@ -104,7 +125,13 @@ def _memory(rank, rows, ops):
     moments = np.flatnonzero(rank.is_kind(events.MEMORY) & (rank.extra >= 0))
     if not len(moments):
         return None, None
-    facts = np.array([[value if abs(value) < 2**50 else 0 for value in map(events.whole, (extra[0], extra[6]))] for extra in rank.extras], np.int64)
+    facts = np.array(
+        [
+            [value if abs(value) < 2**50 else 0 for value in map(events.whole, (extra[0], extra[6]))]
+            for extra in rank.extras
+        ],
+        np.int64,
+    )
     num_bytes, device_type = facts[rank.extra[moments]].T  # type 0 is the host
     mine = (device_type > 0) == bool(len(rows))
     moments, num_bytes = moments[mine], num_bytes[mine]

@@ -15,7 +15,10 @@ def steps(by_rank):
 
     Own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
     """
-    own_us = {rank: {line["step"]: line["busy_us"] - line["exposed_comm_us"] for line in lines} for rank, lines in by_rank.items()}
+    own_us = {
+        rank: {line["step"]: line["busy_us"] - line["exposed_comm_us"] for line in lines}
+        for rank, lines in by_rank.items()
+    }
     common = set.intersection(*map(set, own_us.values())) if own_us else set()
     if not any(time_us for of_step in own_us.values() for time_us in of_step.values()):
         return []  # traces of the CPU alone
@@ -52,7 +55,14 @@ def collectives(ranks):
         for call in range(durations.shape[1]):
             last[order[int(durations[:, call].argmin())]] += 1
             spread = int(durations[:, call].max() - shortest[call])
-            worst.append({"name": name, "call": call, "late_rank": order[int(durations[:, call].argmin())], "longest_wait_us": spread / US})
+            worst.append(
+                {
+                    "name": name,
+                    "call": call,
+                    "late_rank": order[int(durations[:, call].argmin())],
+                    "longest_wait_us": spread / US,
+                }
+            )
     if not matched:
         return None
     worst.sort(key=lambda one: -one["longest_wait_us"])

@@ -38,7 +38,9 @@ class Source:
             self.is_gzip, self.is_zip = magic[:2] == GZIP_MAGIC, magic == ZIP_MAGIC
             self.num_bytes = self.path.stat().st_size
         except OSError as error:
-            raise NoTrace(f"{path}: cannot be read ({error.strerror}); name a trace, a run folder or a folder of traces") from None
+            raise NoTrace(
+                f"{path}: cannot be read ({error.strerror}); name a trace, a run folder or a folder of traces"
+            ) from None
 
     def chunks(self, part=0, num_parts=1):
         if self.is_gzip:
@@ -111,8 +113,12 @@ class Source:
             if len(head) > HEAD_BYTES:
                 break
         if not head.strip():
-            raise NoTrace(f"{self.path}: the file is empty{' (' + self.cut + ')' if self.cut else ''}; record the trace again")
-        raise NoTrace(f'{self.path}: it is no Kineto trace: there is no "traceEvents" in it; name a .json or .json.gz that torch.profiler wrote')
+            raise NoTrace(
+                f"{self.path}: the file is empty{' (' + self.cut + ')' if self.cut else ''}; record the trace again"
+            )
+        raise NoTrace(
+            f'{self.path}: it is no Kineto trace: there is no "traceEvents" in it; name a .json or .json.gz that torch.profiler wrote'
+        )
 
     def _last(self, rest):
         """The end of the array lies in what follows the last boundary."""

@@ -19,14 +19,43 @@ def breakdown(rank, rows, kinds):
     """
     busy = intervals.union(rank.ts[rows], rank.end[rows])
     if not len(rows):
-        return dict.fromkeys(("span_us", "idle_us", "compute_us", "non_compute_us", "idle_pct", "compute_pct", "non_compute_pct", "comm_us", "exposed_comm_us", "overlap_pct"))
+        return dict.fromkeys(
+            (
+                "span_us",
+                "idle_us",
+                "compute_us",
+                "non_compute_us",
+                "idle_pct",
+                "compute_pct",
+                "non_compute_pct",
+                "comm_us",
+                "exposed_comm_us",
+                "overlap_pct",
+            )
+        )
     sets = [intervals.union(rank.ts[rows[kinds == kind]], rank.end[rows[kinds == kind]]) for kind in range(3)]
     span = int(rank.end[rows].max() - rank.ts[rows].min())
-    busy_ns, compute, comm = intervals.length(busy), intervals.length(sets[COMPUTATION]), intervals.length(sets[COMMUNICATION])
+    busy_ns, compute, comm = (
+        intervals.length(busy),
+        intervals.length(sets[COMPUTATION]),
+        intervals.length(sets[COMMUNICATION]),
+    )
     hidden = intervals.intersection_length(sets[COMMUNICATION], sets[COMPUTATION])
-    found = {"span_us": span / US, "idle_us": (span - busy_ns) / US, "compute_us": compute / US, "non_compute_us": (busy_ns - compute) / US}
-    found |= {f"{name}_pct": 100 * found[f"{name}_us"] / found["span_us"] if span else 0.0 for name in ("idle", "compute", "non_compute")}
-    return found | {"comm_us": comm / US, "exposed_comm_us": (comm - hidden) / US, "overlap_pct": 100 * hidden / comm if comm else None}
+    found = {
+        "span_us": span / US,
+        "idle_us": (span - busy_ns) / US,
+        "compute_us": compute / US,
+        "non_compute_us": (busy_ns - compute) / US,
+    }
+    found |= {
+        f"{name}_pct": 100 * found[f"{name}_us"] / found["span_us"] if span else 0.0
+        for name in ("idle", "compute", "non_compute")
+    }
+    return found | {
+        "comm_us": comm / US,
+        "exposed_comm_us": (comm - hidden) / US,
+        "overlap_pct": 100 * hidden / comm if comm else None,
+    }
 
 
 def idle(rank, rows):
@@ -46,7 +75,9 @@ def idle(rank, rows):
         is_kernel = ~is_host & (gap < KERNEL_WAIT_BELOW_NS)
         _, device, stream = rank.tracks[track]
         sums = {"host_wait_us": gap[is_host], "kernel_wait_us": gap[is_kernel], "other_us": gap[~is_host & ~is_kernel]}
-        found.append({"device": device, "stream": stream} | {name: int(values.sum()) / US for name, values in sums.items()})
+        found.append(
+            {"device": device, "stream": stream} | {name: int(values.sum()) / US for name, values in sums.items()}
+        )
     return found
 
 
@@ -59,15 +90,24 @@ def steps(rank, rows, kinds, counted):
     on_host, found, kind_of = bool(rank.steps()), [], np.full(len(rank.ts), -1, np.int8)
     kind_of[rows] = kinds
     for (number, start, end), mine in window.rows_of_steps(rank, rows, counted):
-        sets = [intervals.union(rank.ts[some], rank.end[some]) for some in (mine[kind_of[mine] == kind] for kind in range(3))]
+        sets = [
+            intervals.union(rank.ts[some], rank.end[some])
+            for some in (mine[kind_of[mine] == kind] for kind in range(3))
+        ]
         busy = intervals.union(rank.ts[mine], rank.end[mine])
         comm = intervals.length(sets[COMMUNICATION])
         hidden = intervals.intersection_length(sets[COMMUNICATION], sets[COMPUTATION])
-        found.append({
-            "step": number, "host_us": (end - start) / US if on_host else None, "busy_us": intervals.length(busy) / US,
-            "compute_us": intervals.length(sets[COMPUTATION]) / US, "comm_us": comm / US, "exposed_comm_us": (comm - hidden) / US,
-            "num_kernels": len(mine),
-        })  # fmt: skip
+        found.append(
+            {
+                "step": number,
+                "host_us": (end - start) / US if on_host else None,
+                "busy_us": intervals.length(busy) / US,
+                "compute_us": intervals.length(sets[COMPUTATION]) / US,
+                "comm_us": comm / US,
+                "exposed_comm_us": (comm - hidden) / US,
+                "num_kernels": len(mine),
+            }
+        )
     return found
 
 
@@ -82,8 +122,15 @@ def annotations(rank, kind=events.ANNOTATION, until_ns=None):
         dur = rank.dur[rows[mine]]
         total = int(dur.sum())
         std = float(dur.std(ddof=1)) if len(dur) > 1 else 0.0
-        found.append({
-            "name": rank.names[name], "count": len(dur), "sum_us": total / US, "mean_us": total / len(dur) / US,
-            "min_us": int(dur.min()) / US, "max_us": int(dur.max()) / US, "std_us": std / US,
-        })  # fmt: skip
+        found.append(
+            {
+                "name": rank.names[name],
+                "count": len(dur),
+                "sum_us": total / US,
+                "mean_us": total / len(dur) / US,
+                "min_us": int(dur.min()) / US,
+                "max_us": int(dur.max()) / US,
+                "std_us": std / US,
+            }
+        )
     return sorted(found, key=lambda line: -line["sum_us"])

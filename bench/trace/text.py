@@ -23,7 +23,18 @@ def _lines(found, title, form, mark):
     if overall["missing_ranks"]:
         yield f"\n{len(overall['missing_ranks'])} of {overall['world_size']} ranks are missing: {overall['missing_ranks'][:10]}"
     on_device = [_time_line(rank, one) for rank, one in ranks.items() if one["temporal"]["span_us"]]
-    head = ("rank", "span", "busy %", "compute %", "non-compute %", "idle %", "overlap %", "exposed comm.", "steps", "device rows")
+    head = (
+        "rank",
+        "span",
+        "busy %",
+        "compute %",
+        "non-compute %",
+        "idle %",
+        "overlap %",
+        "exposed comm.",
+        "steps",
+        "device rows",
+    )
     yield from _part(f"{mark}Time of the device, ms and % of the span", head, on_device, form)
     for rank, one in ranks.items():
         yield from _of_file(rank, one)
@@ -36,7 +47,16 @@ def _lines(found, title, form, mark):
 def _time_line(rank, one):
     time = one["temporal"]
     exposed = None if one["overlap_pct"] is None else f"{one['exposed_comm_us'] / 1000:.2f}"
-    shares = [f"{value:.2f}" if value is not None else None for value in (100 - time["idle_pct"], time["compute_pct"], time["non_compute_pct"], time["idle_pct"], one["overlap_pct"])]
+    shares = [
+        f"{value:.2f}" if value is not None else None
+        for value in (
+            100 - time["idle_pct"],
+            time["compute_pct"],
+            time["non_compute_pct"],
+            time["idle_pct"],
+            one["overlap_pct"],
+        )
+    ]
     return [rank, f"{time['span_us'] / 1000:.2f}", *shares, exposed, len(one["profiler_steps"]), one["num_device_rows"]]
 
 
@@ -62,61 +82,151 @@ def _of_rank(rank, one, of_rank, form, mark):
     if one["advice"]:
         yield f"\n{mark}What it means{of_rank}\n"
         yield "\n".join(f"- {sentence}" for sentence in one["advice"])
-    yield from part("Kernels by type, % of the busy time", ("type", "ms", "%"), [(line["type"].lower(), _ms(line["sum_us"]), _one(line["pct"])) for line in one["kernel_types"]])
-    yield from part("Categories, % of all kernels' time", ("category", "ms", "%", "kernels"), [(line["category"], _ms(line["sum_us"]), _one(line["pct"]), line["count"]) for line in one["categories"]])
-    table = [(_short(line["name"]), line["category"], _ms(line["sum_us"]), line["count"], *map(_two, (line["mean_us"], line["min_us"], line["max_us"], line["std_us"]))) for line in one["kernels"]]
+    yield from part(
+        "Kernels by type, % of the busy time",
+        ("type", "ms", "%"),
+        [(line["type"].lower(), _ms(line["sum_us"]), _one(line["pct"])) for line in one["kernel_types"]],
+    )
+    yield from part(
+        "Categories, % of all kernels' time",
+        ("category", "ms", "%", "kernels"),
+        [(line["category"], _ms(line["sum_us"]), _one(line["pct"]), line["count"]) for line in one["categories"]],
+    )
+    table = [
+        (
+            _short(line["name"]),
+            line["category"],
+            _ms(line["sum_us"]),
+            line["count"],
+            *map(_two, (line["mean_us"], line["min_us"], line["max_us"], line["std_us"])),
+        )
+        for line in one["kernels"]
+    ]
     yield from part("Kernels", ("kernel", "category", "ms", "count", "mean us", "min", "max", "std"), table[:NUM_LINES])
     lines = [line for line in one["launchers"] if line["operator"] or line["annotation"] or line["source"]]
     by = [name for name in ("operator", "annotation", "module", "source") if any(line[name] for line in lines)]
-    table = [(_short(line["kernel"], 40), *(_plain(line[name] or "", 40) for name in by), _ms(line["device_us"]), line["count"]) for line in lines[:NUM_LINES]]
+    table = [
+        (
+            _short(line["kernel"], 40),
+            *(_plain(line[name] or "", 40) for name in by),
+            _ms(line["device_us"]),
+            line["count"],
+        )
+        for line in lines[:NUM_LINES]
+    ]
     yield from part("Who launched them", ("kernel", *by, "ms", "count"), table)
     yield from _operators(one, part)
     yield from _steps(one, part)
     yield from _waiting(one, part)
     yield from _critical_path(one["critical_path"], one["critical_path_of_steps"])
-    gaps = [(_ms(gap["start_us"]), _one(gap["us"]), _plain(gap["host"] or "nothing recorded"), _short(gap["after"], 40)) for gap in one["gaps"][:5]]
+    gaps = [
+        (_ms(gap["start_us"]), _one(gap["us"]), _plain(gap["host"] or "nothing recorded"), _short(gap["after"], 40))
+        for gap in one["gaps"][:5]
+    ]
     yield from part("Largest gaps of the device", ("at ms", "us", "the host was in", "next kernel"), gaps)
 
 
 def _operators(one, part):
     ops, on_device = one["operators"], bool(one["num_device_rows"])
-    for title, key, words in (("device time", "device_us", _ms), ("own CPU time", "self_cpu_us", _ms), ("memory asked for", "allocated_bytes", _mib)):
+    for title, key, words in (
+        ("device time", "device_us", _ms),
+        ("own CPU time", "self_cpu_us", _ms),
+        ("memory asked for", "allocated_bytes", _mib),
+    ):
         leading = sorted((line for line in ops if line[key]), key=lambda line: -line[key])[:NUM_LINES]
         head, times = ("device ms", "own CPU ms"), ("device_us", "self_cpu_us")
         head, times = (head, times) if on_device else (head[1:], times[1:])
         if words is _mib:
             head, times = (*head, "MiB", "net MiB"), (*times, "allocated_bytes", "net_bytes")
-        table = [(_plain(line["name"]), _shapes(line), *((_mib if "bytes" in name else _ms)(line[name]) for name in times), line["count"]) for line in leading]
+        table = [
+            (
+                _plain(line["name"]),
+                _shapes(line),
+                *((_mib if "bytes" in name else _ms)(line[name]) for name in times),
+                line["count"],
+            )
+            for line in leading
+        ]
         yield from part(f"Operators by {title}", ("operator", "shapes", *head, "count"), table)
     whole = one["achieved_whole"]
     if whole["known_frac"] is not None and one["achieved"]:
         unit, per = ("TFLOP/s", 1.0) if whole["of"] == "device" else ("GFLOP/s", 1e3)
         what = "device time" if whole["of"] == "device" else "the operators' time on the CPU"
         title = f"{unit} of matrix products and attention, from their shapes: {whole['tflop_per_s'] * per:.1f} over the {100 * whole['known_frac']:.0f} % of {what} for which they are known"
-        head, peak = ("operator", "shapes", "ms", unit), any(line["pct_of_peak"] is not None for line in one["achieved"])
-        rates = [(_plain(line["name"]), _shapes(line), _ms(line["time_us"]), _three_digits(line["tflop_per_s"] * per), _one(line["flop_per_byte"]), *([_one(line["pct_of_peak"]), line["precision"], line["bound"]] if peak else [])) for line in one["achieved"][:NUM_LINES]]
+        head, peak = (
+            ("operator", "shapes", "ms", unit),
+            any(line["pct_of_peak"] is not None for line in one["achieved"]),
+        )
+        rates = [
+            (
+                _plain(line["name"]),
+                _shapes(line),
+                _ms(line["time_us"]),
+                _three_digits(line["tflop_per_s"] * per),
+                _one(line["flop_per_byte"]),
+                *([_one(line["pct_of_peak"]), line["precision"], line["bound"]] if peak else []),
+            )
+            for line in one["achieved"][:NUM_LINES]
+        ]
         yield from part(title, (*head, "FLOP/byte", *(("% of peak", "of", "bound by") if peak else ())), rates)
 
 
 def _steps(one, part):
     if one["num_device_rows"]:
-        head, names = ("step", "host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms", "kernels"), ("host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us")
-        yield from part("Steps", head, [(line["step"], *(_ms(line[name]) for name in names), line["num_kernels"]) for line in one["steps"][:NUM_LINES]])
-        yield from part("Phases", ("phase", "host ms", "device ms", "kernels"), [(line["phase"], _ms(line["host_us"]), _ms(line["device_us"]), line["num_kernels"]) for line in one["phases"]])
+        head, names = (
+            ("step", "host ms", "device busy ms", "compute ms", "comm. ms", "exposed comm. ms", "kernels"),
+            ("host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us"),
+        )
+        yield from part(
+            "Steps",
+            head,
+            [
+                (line["step"], *(_ms(line[name]) for name in names), line["num_kernels"])
+                for line in one["steps"][:NUM_LINES]
+            ],
+        )
+        yield from part(
+            "Phases",
+            ("phase", "host ms", "device ms", "kernels"),
+            [
+                (line["phase"], _ms(line["host_us"]), _ms(line["device_us"]), line["num_kernels"])
+                for line in one["phases"]
+            ],
+        )
     else:
-        yield from part("Steps", ("step", "ms"), [(line["step"], _ms(line["host_us"])) for line in one["steps"][:NUM_LINES]])
+        yield from part(
+            "Steps", ("step", "ms"), [(line["step"], _ms(line["host_us"])) for line in one["steps"][:NUM_LINES]]
+        )
         yield from part("Phases", ("phase", "ms"), [(line["phase"], _ms(line["host_us"])) for line in one["phases"]])
     for title, key in (("host", "annotations"), ("GPU", "gpu_annotations")):
         lines = [line for line in one[key] if not line["name"].startswith("ProfilerStep")][:NUM_LINES]
-        yield from part(f"Annotations of the {title}", ("annotation", "ms", "count", "mean us", "std us"), [(_plain(line["name"]), _ms(line["sum_us"]), line["count"], _two(line["mean_us"]), _two(line["std_us"])) for line in lines])
+        yield from part(
+            f"Annotations of the {title}",
+            ("annotation", "ms", "count", "mean us", "std us"),
+            [
+                (_plain(line["name"]), _ms(line["sum_us"]), line["count"], _two(line["mean_us"]), _two(line["std_us"]))
+                for line in lines
+            ],
+        )
     for key, name in (("modules", "module"), ("sources", "source")):
-        time, count, head = ("device_us", "num_kernels", ("device ms", "kernels")) if one["num_device_rows"] else ("cpu_us", "num_calls", ("own CPU ms", "calls"))
-        yield from part(f"By {'nn.Module' if name == 'module' else 'source line'}", (name, *head), [(_plain(line[name]), _ms(line[time]), line[count]) for line in one[key][:NUM_LINES]])
+        time, count, head = (
+            ("device_us", "num_kernels", ("device ms", "kernels"))
+            if one["num_device_rows"]
+            else ("cpu_us", "num_calls", ("own CPU ms", "calls"))
+        )
+        yield from part(
+            f"By {'nn.Module' if name == 'module' else 'source line'}",
+            (name, *head),
+            [(_plain(line[name]), _ms(line[time]), line[count]) for line in one[key][:NUM_LINES]],
+        )
 
 
 def _waiting(one, part):
     """Why streams were idle, how the host launched, what was queued and copied."""
-    idle = [(line["device"], line["stream"], *(_ms(line[f"{name}_us"]) for name in ("host_wait", "kernel_wait", "other"))) for line in one["idle"]]
+    idle = [
+        (line["device"], line["stream"], *(_ms(line[f"{name}_us"]) for name in ("host_wait", "kernel_wait", "other")))
+        for line in one["idle"]
+    ]
     yield from part("Idle time by stream, ms", ("device", "stream", "host wait", "kernel wait", "other"), idle)
     found = one["launches"]
     if found["num_launches"]:
@@ -126,8 +236,24 @@ def _waiting(one, part):
         )
     if found["num_graph_rows"]:
         yield f"\n{found['num_graph_rows']} kernels were launched by {found['num_graph_launches']} graphs."
-    yield from part("Queued launches", ("device", "stream", "most", "mean", "% of the time none"), [(line["device"], line["stream"], line["max"], _one(line["mean"]), _one(line["empty_pct"])) for line in one["queues"]])
-    copies = [(_plain(line["name"]), line["count"], _mib(line["gib"] and line["gib"] * 2**30), _ms(line["sum_us"]), _two(line["gib_per_s"])) for line in one["copies"]]
+    yield from part(
+        "Queued launches",
+        ("device", "stream", "most", "mean", "% of the time none"),
+        [
+            (line["device"], line["stream"], line["max"], _one(line["mean"]), _one(line["empty_pct"]))
+            for line in one["queues"]
+        ],
+    )
+    copies = [
+        (
+            _plain(line["name"]),
+            line["count"],
+            _mib(line["gib"] and line["gib"] * 2**30),
+            _ms(line["sum_us"]),
+            _two(line["gib_per_s"]),
+        )
+        for line in one["copies"]
+    ]
     yield from part("Copies and their bandwidth", ("copy", "count", "MiB", "ms", "GiB/s"), copies)
     waits = [(_plain(line["name"]), line["count"], _ms(line["sum_us"])) for line in one["synchronisations"][:5]]
     yield from part("The host waited for the device in", ("call", "count", "ms"), waits)
@@ -137,7 +263,9 @@ def _critical_path(whole, of_steps):
     """Of the whole span, and of a step: the mean over the steps, whose shares say what bounds it."""
     parts = ("compute", "communication", "memory", "launch", "host", "wait")
     sums = {key: sum(path[key] for path in of_steps) for key in (*(f"{part}_us" for part in parts), "span_us")}
-    paths = [("Critical path", whole, 1)] + [(f"Critical path of a step, mean of {len(of_steps)}", sums, len(of_steps))] * bool(of_steps)
+    paths = [("Critical path", whole, 1)] + [
+        (f"Critical path of a step, mean of {len(of_steps)}", sums, len(of_steps))
+    ] * bool(of_steps)
     for title, path, num in paths:
         if path["span_us"]:
             words = ", ".join(f"{part} {100 * path[f'{part}_us'] / path['span_us']:.1f} %" for part in parts)
@@ -148,11 +276,24 @@ def _over_ranks(overall, form, mark):
     found = overall["collectives"]
     if found:
         lines = [(line["rank"], _ms(line["wait_us"]), line["num_last"]) for line in found["waits"]]
-        yield from _part(f"{mark}Who waited for whom: {found['num_matched']} collectives matched", ("rank", "waited ms", "came last"), lines, form)
-        worst = [(_short(line["name"]), line["call"], line["late_rank"], _ms(line["longest_wait_us"])) for line in found["worst"][:5]]
-        yield from _part(f"{mark}The longest waits", ("collective", "call", "rank that came last", "longest wait ms"), worst, form)
+        yield from _part(
+            f"{mark}Who waited for whom: {found['num_matched']} collectives matched",
+            ("rank", "waited ms", "came last"),
+            lines,
+            form,
+        )
+        worst = [
+            (_short(line["name"]), line["call"], line["late_rank"], _ms(line["longest_wait_us"]))
+            for line in found["worst"][:5]
+        ]
+        yield from _part(
+            f"{mark}The longest waits", ("collective", "call", "rank that came last", "longest wait ms"), worst, form
+        )
     if overall["step_skew"]:
-        lines = [(line["step"], line["slowest"], line["fastest"], _ms(line["skew_us"])) for line in overall["step_skew"][:NUM_LINES]]
+        lines = [
+            (line["step"], line["slowest"], line["fastest"], _ms(line["skew_us"]))
+            for line in overall["step_skew"][:NUM_LINES]
+        ]
         yield from _part(f"{mark}Own work of a step", ("step", "slowest rank", "fastest", "skew ms"), lines, form)
 
 
@@ -161,17 +302,33 @@ def diff_text(found, a, b):
     pair = found[found["of"]]
     lines = []
     if found["change_ms"] is not None:
-        lines.append(f"{'a step' if found['of'] == 'step_ms' else 'the span'}: {pair[0]:.3f} ms in {_plain(a, 80)}, {pair[1]:.3f} ms in {_plain(b, 80)}: {found['change_ms']:+.3f} ms")
+        lines.append(
+            f"{'a step' if found['of'] == 'step_ms' else 'the span'}: {pair[0]:.3f} ms in {_plain(a, 80)}, {pair[1]:.3f} ms in {_plain(b, 80)}: {found['change_ms']:+.3f} ms"
+        )
         lines.append(
             f"  {found['explained_ms']:+.3f} ms in {'kernels' if found['by'] == 'kernel' else 'operators'}, the lines below\n"
             f"  {found['idle_change_ms']:+.3f} ms in which none of them ran\n"
             f"  {-found['overlap_change_ms']:+.3f} ms by running more or less of them at once"
         )
     if found["categories"]:
-        rows = [(f"{line['change_ms']:+.3f}", _three(line["a_ms"]), _three(line["b_ms"]), line["category"]) for line in found["categories"]]
+        rows = [
+            (f"{line['change_ms']:+.3f}", _three(line["a_ms"]), _three(line["b_ms"]), line["category"])
+            for line in found["categories"]
+        ]
         lines.append("\n" + _table(("ms a step", "A ms", "B ms", "category of kernels"), rows, "simple"))
     shown = [line for line in found["lines"] if line["status"] != "same"]
-    rows = [(f"{line['change_ms']:+.3f}", line["status"], _three(line["a_ms"]), _three(line["b_ms"]), _one(line["a_count"]), _one(line["b_count"]), _short(line["what"], 80)) for line in shown[: 3 * NUM_LINES]]
+    rows = [
+        (
+            f"{line['change_ms']:+.3f}",
+            line["status"],
+            _three(line["a_ms"]),
+            _three(line["b_ms"]),
+            _one(line["a_count"]),
+            _one(line["b_count"]),
+            _short(line["what"], 80),
+        )
+        for line in shown[: 3 * NUM_LINES]
+    ]
     if rows:
         lines.append("\n" + _table(("ms a step", "", "A ms", "B ms", "A count", "B count", "what"), rows, "simple"))
     if len(shown) > len(rows):
@@ -192,7 +349,12 @@ def _table(head, rows, form):
 
 def _plain(value, limit=MAX_NAME_CHARS):
     """Somebody's words on our screen: no control characters, no table of their own, not too long."""
-    words = "".join(char if char.isprintable() else " " for char in str(value)).replace("|", "¦").replace("<", "‹").replace(">", "›")
+    words = (
+        "".join(char if char.isprintable() else " " for char in str(value))
+        .replace("|", "¦")
+        .replace("<", "‹")
+        .replace(">", "›")
+    )
     return words if len(words) <= limit else words[: limit - 1] + "…"
 
 

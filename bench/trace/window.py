@@ -72,7 +72,10 @@ def annotation_rows(rank, kind, until_ns=None):
     """Indices of the named ranges that count.  One on the GPU counts with the host's range that it mirrors, or by its own start."""
     if kind != events.GPU_ANNOTATION or until_ns is None:
         return host_rows(rank, kind, until_ns)
-    rows, hosts = np.flatnonzero(rank.is_kind(kind)), np.flatnonzero(rank.is_kind(events.ANNOTATION) & (rank.external > 0))
+    rows, hosts = (
+        np.flatnonzero(rank.is_kind(kind)),
+        np.flatnonzero(rank.is_kind(events.ANNOTATION) & (rank.external > 0)),
+    )
     start = rank.ts[rows]
     if len(hosts):
         hosts = hosts[np.argsort(rank.external[hosts], kind="stable")]

@@ -31,7 +31,11 @@ def start(device_type, timeout_s, num_processes=None):
     if num_processes not in (None, world_size):
         hint = f"start torchrun --nproc_per_node={num_processes}, or change config.yaml"
         raise ValueError(f"hardware.num_processes={num_processes}, but torchrun started {world_size}: {hint}")
-    device = torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0))) if device_type == "cuda" else torch.device("cpu")
+    device = (
+        torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0)))
+        if device_type == "cuda"
+        else torch.device("cpu")
+    )
     if device_type == "cuda":
         torch.cuda.set_device(device)
     if world_size > 1:

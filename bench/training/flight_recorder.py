@@ -13,7 +13,10 @@ import signal
 import sys
 from pathlib import Path
 
-RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch keeps a ring of its own for NCCL; a CPU build has the other only
+RECORDERS = (
+    "_dump_nccl_trace_json",
+    "_dump_fr_trace_json",
+)  # torch keeps a ring of its own for NCCL; a CPU build has the other only
 NUM_COLLECTIVES = 2000  # of each rank; torch's own default for NCCL
 
 
@@ -30,7 +33,9 @@ def variables(num_processes):
 
 def arm(folder):
     """Before torch is imported: stacks on a signal that ends this process, and where NCCL's dump goes."""
-    faulthandler.enable(all_threads=True)  # SIGSEGV, SIGABRT and their like; written in C, so a lock held cannot stop it
+    faulthandler.enable(
+        all_threads=True
+    )  # SIGSEGV, SIGABRT and their like; written in C, so a lock held cannot stop it
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # torch 2.10 and later, and before

@@ -59,7 +59,9 @@ def _rows(config, lr_frac, everyone):
     """Rows 0..num_steps of steps.csv: losses are means over ranks, milliseconds are maxima over ranks."""
     num_steps = everyone[0]["num_steps"]
     val_losses = everyone[0]["val_losses"]
-    columns = sorted({name for rank in everyone for of_one in rank["columns"].values() for name in of_one}, key=_column_order)
+    columns = sorted(
+        {name for rank in everyone for of_one in rank["columns"].values() for name in of_one}, key=_column_order
+    )
     flags = [flag for rank in everyone for flag in rank["flags"].values()]
     rows = []
     for step in range(num_steps + 1):
@@ -75,7 +77,9 @@ def _rows(config, lr_frac, everyone):
             row["step_ms"] = max(rank["rows"][step - 1]["step_ms"] for rank in looked_at)
             row["t_ns"] = everyone[0]["rows"][step - 1]["t_ns"]
         for column in columns:
-            found = [of_one[column].get(step) for rank in everyone for of_one in rank["columns"].values() if column in of_one]
+            found = [
+                of_one[column].get(step) for rank in everyone for of_one in rank["columns"].values() if column in of_one
+            ]
             row[column] = max((value for value in found if value is not None), default=None)
         rows.append(row)
     return rows
@@ -90,7 +94,9 @@ def _by_rank(everyone):
     found = {"step_ms": [{row["step"]: row["step_ms"] for row in rank["rows"]} for rank in everyone]}
     regions = [rank["columns"].get("regions", {}) for rank in everyone]
     if all(one.get("data_ms") and one.get("forward_ms") for one in regions):
-        found["own_ms"] = [{row: one["data_ms"].get(row, 0.0) + ms for row, ms in one["forward_ms"].items()} for one in regions]
+        found["own_ms"] = [
+            {row: one["data_ms"].get(row, 0.0) + ms for row, ms in one["forward_ms"].items()} for one in regions
+        ]
     return found
 
 

@@ -129,7 +129,19 @@ def _watch(folder, config, ranks, emit, peaks, rows):
 
     device = ranks.device
     marks = marks_for(device.type)
-    context = Context(folder, ranks.rank, ranks.world_size, device.type, config.goal.num_steps, marks, device.index, emit, _say, peaks, rows=rows)
+    context = Context(
+        folder,
+        ranks.rank,
+        ranks.world_size,
+        device.type,
+        config.goal.num_steps,
+        marks,
+        device.index,
+        emit,
+        _say,
+        peaks,
+        rows=rows,
+    )
     made, warnings = instruments.load(config.instruments, context)
     return Watch(made, warnings=warnings)
 
@@ -186,7 +198,9 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, 
         foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
-        answers = {what: watch.ask(what) for what in ("columns", "flags", "summary", "doubts")}  # while they still hold all
+        answers = {
+            what: watch.ask(what) for what in ("columns", "flags", "summary", "doubts")
+        }  # while they still hold all
         watch.hear()
     except BaseException:
         emitted.flow_to(None)  # what is emitted from here on, Emitted.write() writes

@@ -18,13 +18,22 @@ def chart(id, title, caption, x_label, y_label, x, series, marks=(), sync=None):
     if keep is not None:
         x = [x[num] for num in keep]
         series = [one | {"y": [one["y"][num] for num in keep]} for one in series]
-        caption = f"{caption}; {len(x)} of its points are drawn, extremes kept" if caption else f"{len(x)} points drawn, extremes kept"
+        caption = (
+            f"{caption}; {len(x)} of its points are drawn, extremes kept"
+            if caption
+            else f"{len(x)} points drawn, extremes kept"
+        )
     return {
-        "id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label,
+        "id": id,
+        "title": title,
+        "caption": caption,
+        "x_label": x_label,
+        "y_label": y_label,
         "x": [_short(value) for value in x],
         "series": [one | {"y": [_short(value) for value in one["y"]]} for one in series],
-        "marks": list(marks)[:MAX_MARKS], "sync": sync,
-    }  # fmt: skip
+        "marks": list(marks)[:MAX_MARKS],
+        "sync": sync,
+    }
 
 
 def thin(values, max_points):
@@ -35,7 +44,9 @@ def thin(values, max_points):
     for bucket in range(max_points // 2):
         places = range(int(bucket * size), min(len(values), int((bucket + 1) * size)))
         known = [place for place in places if values[place] is not None] or [places[0]]
-        keep.update((min(known, key=lambda place: values[place] or 0), max(known, key=lambda place: values[place] or 0)))
+        keep.update(
+            (min(known, key=lambda place: values[place] or 0), max(known, key=lambda place: values[place] or 0))
+        )
     return sorted(keep | {0, len(values) - 1})
 
 

@@ -25,7 +25,11 @@ def text(value):
 
 def tag(name, *children, **attributes):
     """tag("p", "a < b", class_="note") -> <p class="note">a &lt; b</p>"""
-    words = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"' for key, value in attributes.items() if value is not None)
+    words = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
     return Safe(f"<{name}{words}>{''.join(text(child) for child in children)}</{name}>")
 
 
@@ -35,7 +39,10 @@ def join(parts, between=""):
 
 def table(head, rows, class_=None, caption=None):
     """Rows of cells; numbers are right-aligned by the style."""
-    cells = [tag("tr", *(tag("td", cell, class_="number" if isinstance(cell, (int, float)) else None) for cell in row)) for row in rows]
+    cells = [
+        tag("tr", *(tag("td", cell, class_="number" if isinstance(cell, (int, float)) else None) for cell in row))
+        for row in rows
+    ]
     top = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in head))) if head else ""
     body = tag("table", tag("caption", caption) if caption else "", top, tag("tbody", *cells), class_=class_)
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
@@ -47,7 +54,14 @@ def section(title, *children, id=None):
 
 def figure(chart):
     """A place for a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
-    place = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=f"{chart['title']}. {chart['caption']}")
+    place = tag(
+        "div",
+        class_="chart",
+        data_chart=chart["id"],
+        tabindex="0",
+        role="img",
+        aria_label=f"{chart['title']}. {chart['caption']}",
+    )
     hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
     return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), place, hint)
 
@@ -57,7 +71,10 @@ def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, as
 
     The policy lets only these very scripts run, no network be used and no form be sent.
     """
-    blocks = "".join(f'<script type="application/json" id="{html.escape(key)}">{json_block(value)}</script>' for key, value in (data or {}).items())
+    blocks = "".join(
+        f'<script type="application/json" id="{html.escape(key)}">{json_block(value)}</script>'
+        for key, value in (data or {}).items()
+    )
     if assets is None:
         sources = [(ASSETS / name).read_text() for name in scripts]
         allowed = " ".join(f"'sha256-{_sha256(source)}'" for source in sources)
@@ -79,7 +96,13 @@ def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, as
 def json_block(value):
     """JSON that cannot end its own script element."""
     words = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return words.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        words.replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
 
 
 def _top():

@@ -35,8 +35,12 @@ def _log(code_frac):
         if step:
             lines.append(f"step:{step}/{NUM_STEPS} train_time:{time_ms:.0f}ms step_avg:{time_ms / max(step, 1):.2f}ms")
         if step % 250 == 0 or step == NUM_STEPS:
-            lines.append(f"step:{step}/{NUM_STEPS} val_loss:4.0000 train_time:{time_ms:.0f}ms step_avg:{time_ms / max(step, 1):.2f}ms")
+            lines.append(
+                f"step:{step}/{NUM_STEPS} val_loss:4.0000 train_time:{time_ms:.0f}ms step_avg:{time_ms / max(step, 1):.2f}ms"
+            )
     metrics = "\n".join(lines)
     code = "".join(path.read_text() for path in sorted((REPO / "models").glob("*.py")))
     code = (code * (len(metrics) // len(code) + 1))[: int(len(metrics) * code_frac / (1 - code_frac))]
-    return "\n".join([code, "=" * 100, "Running PyTorch 2.10.0+cu128 compiled for CUDA 12.8", "=" * 100, metrics, ""]).encode()
+    return "\n".join(
+        [code, "=" * 100, "Running PyTorch 2.10.0+cu128 compiled for CUDA 12.8", "=" * 100, metrics, ""]
+    ).encode()

@@ -29,11 +29,26 @@ def measure(num_fake=8, interval_ms=100, host_interval_ms=1000, seconds=8.0):
         else:
             fake = _stand_in(Path(folder), compiler, num_fake)
             uuids = [f"GPU-{num}" for num in range(num_fake)]
-            rows.append((f"sampler, % of a core, {num_fake} GPUs of a stand-in, every {interval_ms} ms", _cpu_pct(folder, uuids, num_fake, interval_ms, seconds, fake)))
+            rows.append(
+                (
+                    f"sampler, % of a core, {num_fake} GPUs of a stand-in, every {interval_ms} ms",
+                    _cpu_pct(folder, uuids, num_fake, interval_ms, seconds, fake),
+                )
+            )
         num_real = num_visible()
         if num_real:
-            rows.append((f"sampler, % of a core, {num_real} real GPU(s), every {interval_ms} ms", _cpu_pct(folder, [], num_real, interval_ms, seconds)))
-        rows.append((f"sampler, % of a core, the host, every {host_interval_ms} ms", _cpu_pct(folder, [], 0, host_interval_ms, seconds)))
+            rows.append(
+                (
+                    f"sampler, % of a core, {num_real} real GPU(s), every {interval_ms} ms",
+                    _cpu_pct(folder, [], num_real, interval_ms, seconds),
+                )
+            )
+        rows.append(
+            (
+                f"sampler, % of a core, the host, every {host_interval_ms} ms",
+                _cpu_pct(folder, [], 0, host_interval_ms, seconds),
+            )
+        )
     return [(what, pct, "<=", TARGET_PCT) for what, pct in rows]
 
 
@@ -48,7 +63,14 @@ def _stand_in(folder, compiler, num_gpus):
 def _cpu_pct(folder, uuids, num_devices, interval_ms, seconds, env=()):
     """CPU time of the sampler's process from its first to its last sample, over the time that passed."""
     path = str(Path(folder) / "telemetry.csv")
-    job = {"path": path, "interval_ms": interval_ms, "host_interval_ms": interval_ms, "uuids": uuids, "num_devices": num_devices, "root_pid": os.getpid()}
+    job = {
+        "path": path,
+        "interval_ms": interval_ms,
+        "host_interval_ms": interval_ms,
+        "uuids": uuids,
+        "num_devices": num_devices,
+        "root_pid": os.getpid(),
+    }
     command = [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     with subprocess.Popen(command, cwd=REPO, env=os.environ | dict(env), **pipes) as process:

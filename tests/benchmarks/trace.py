@@ -49,7 +49,10 @@ found.get_comm_comp_overlap(visualize=False); found.get_gpu_kernel_breakdown(vis
 
 def measure(num_rounds=3):
     """[(what, measured, sign, target)].  Raises ValueError without a trace to repeat, or without HTA."""
-    real = Path(os.environ.get("SPEEDRUN_BENCH_TRACE") or REPO.parent / "shared" / "traces" / "files" / "hta_trace_diff_control" / "control.json.gz")
+    real = Path(
+        os.environ.get("SPEEDRUN_BENCH_TRACE")
+        or REPO.parent / "shared" / "traces" / "files" / "hta_trace_diff_control" / "control.json.gz"
+    )
     if not real.is_file():
         raise ValueError(f"SPEEDRUN_BENCH_TRACE={real}: there is no such trace; name a Kineto trace of a GPU to repeat")
     python, found = hta_python(), []
@@ -74,11 +77,18 @@ def _one_size(path, mb, python, num_rounds):
         ours.append(_run([sys.executable, "-c", OURS, str(path)]))
         packed.append(_run([sys.executable, "-c", OURS, str(gz)]))
     gz.unlink()
-    (our_s, our_mib), (their_s, their_mib), (gz_s, _) = (tuple(map(statistics.median, zip(*runs))) for runs in (ours, theirs, packed))
+    (our_s, our_mib), (their_s, their_mib), (gz_s, _) = (
+        tuple(map(statistics.median, zip(*runs))) for runs in (ours, theirs, packed)
+    )
     times, less = TARGETS.get(mb, (25, 10))
     yield f"trace of {mb} MB: HTA's time / ours ({their_s:.1f} s, {our_s:.2f} s)", their_s / our_s, ">=", times
     if less:
-        yield f"trace of {mb} MB: HTA's peak memory / ours ({their_mib:.0f} MiB, {our_mib:.0f} MiB)", their_mib / our_mib, ">=", less
+        yield (
+            f"trace of {mb} MB: HTA's peak memory / ours ({their_mib:.0f} MiB, {our_mib:.0f} MiB)",
+            their_mib / our_mib,
+            ">=",
+            less,
+        )
     else:
         yield f"trace of {mb} MB: peak memory, MiB (HTA {their_mib:.0f})", our_mib, "<=", MAX_MIB_AT_1500
     yield f"trace of {mb} MB: gzip's time / plain", gz_s / our_s, "<=", 1.3
@@ -91,7 +101,9 @@ def _run(command):
     """
     peak_bytes, started = 0, time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
-        process = psutil.Popen([*command], cwd=REPO, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | {"PYTHONPATH": str(REPO)})
+        process = psutil.Popen(
+            [*command], cwd=REPO, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | {"PYTHONPATH": str(REPO)}
+        )
         while process.poll() is None:
             peak_bytes = max(peak_bytes, _resident_bytes(process))
             time.sleep(0.05)
@@ -147,12 +159,16 @@ def hta_python():
     folder = Path(os.environ.get("SPEEDRUN_DATA") or REPO / ".data") / "hta-0.6.1"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
-        print("bench-self trace: installing HolisticTraceAnalysis 0.6.1 into an environment of its own, once", file=sys.stderr)
+        print(
+            "bench-self trace: installing HolisticTraceAnalysis 0.6.1 into an environment of its own, once",
+            file=sys.stderr,
+        )
         venv.create(folder, with_pip=True, clear=True)
         for words in (["--no-deps", "traceinsight==0.6.1"], list(HTA_PINS)):
             done = subprocess.run([python, "-m", "pip", "install", "-q", *words], capture_output=True, text=True)
             if done.returncode:
-                raise ValueError(f"bench-self trace: HTA could not be installed: {done.stderr.strip().splitlines()[-1][:200]}")
+                raise ValueError(
+                    f"bench-self trace: HTA could not be installed: {done.stderr.strip().splitlines()[-1][:200]}"
+                )
         (folder / "complete").touch()
     return str(python)
-

@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench import instruments  # noqa: E402
-from bench.instruments.base import Instrument  # noqa: E402
+from bench import instruments
+from bench.instruments.base import Instrument
 
 SLEEP_STEP, COLLECT_STEP, COMPILE_STEP = 8, 14, 20
 

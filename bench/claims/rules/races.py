@@ -36,7 +36,10 @@ def it_was_raced_as_planned(claim):
         started = race.state.started()
         fewest, most = min(started.values()), max(started.values())
         if not race.state.is_over or fewest != most or fewest not in race.state.plan["looks"]:
-            return False, f"{race.race_id}: {started} runs, planned {race.state.plan['n']} an arm; it is {'over' if race.state.is_over else 'not over'}"
+            return (
+                False,
+                f"{race.race_id}: {started} runs, planned {race.state.plan['n']} an arm; it is {'over' if race.state.is_over else 'not over'}",
+            )
         words.append(f"{race.race_id}: {fewest} runs an arm")
     return True, ", ".join(words)
 
@@ -56,7 +59,9 @@ def interrupts_were_few(claim):
         return None, "the runs were no race"
     again = [run for race in _known(claim) for arm in race.state.plan["arms"] for run in race.state.interrupted(arm)]
     limit = claim.law.rules.max_interrupted
-    return limit is None or len(again) <= limit, f"{len(again)} interrupted{'' if limit is None else f', {limit} allowed'}"
+    return limit is None or len(
+        again
+    ) <= limit, f"{len(again)} interrupted{'' if limit is None else f', {limit} allowed'}"
 
 
 def it_is_faster_than_its_baseline(claim):

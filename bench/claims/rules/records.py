@@ -3,14 +3,18 @@
 from bench.claims.rules.evidence import of_each
 from bench.record import ledger, verification
 
-COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own here: another arm's run may have failed
+COMPLETE = verification.is_complete.__name__.replace(
+    "_", " "
+)  # a rule of its own here: another arm's run may have failed
 
 
 def every_record_is_true_to_itself(claim):
     """Each run passes ./run.sh verify: no byte of its folder was changed, and its numbers follow from its facts."""
 
     def fault_of(run):
-        failed = [rule for rule in verification.report(run.folder)["rules"] if not rule["passed"] and rule["rule"] != COMPLETE]
+        failed = [
+            rule for rule in verification.report(run.folder)["rules"] if not rule["passed"] and rule["rule"] != COMPLETE
+        ]
         return "; ".join(f"{rule['rule']}: {rule['evidence']}" for rule in failed[:2]) or None
 
     return of_each(claim.all_runs, fault_of, f"{len(claim.all_runs)} records verified")

@@ -15,7 +15,11 @@ def the_runs_are_repeats_of_one_thing(claim):
             kinds.append(f"identity versions {_numbers(versions)}: whether the code is the same is unknown")
         return False, "; ".join(kinds)
     code = claim.runs[0].record["code"]
-    commit = f"commit {code['commit'][:8]}{' and the difference in code/' if code['dirty'] else ''}" if code["commit"] else "no commit"
+    commit = (
+        f"commit {code['commit'][:8]}{' and the difference in code/' if code['dirty'] else ''}"
+        if code["commit"]
+        else "no commit"
+    )
     return code["commit"] is not None, f"config {claim.runs[0].record['config_id']}, {commit}"
 
 
@@ -31,7 +35,9 @@ def every_run_has_its_own_seed(claim):
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
     twice = {seed: names for seed, names in by_seed.items() if len(names) > 1}
-    return not twice, "; ".join(f"seed {seed}: {', '.join(names)}" for seed, names in twice.items()) or f"seeds {_numbers(by_seed)}"
+    return not twice, "; ".join(
+        f"seed {seed}: {', '.join(names)}" for seed, names in twice.items()
+    ) or f"seeds {_numbers(by_seed)}"
 
 
 def _numbers(values):
@@ -41,8 +47,17 @@ def _numbers(values):
 def there_are_enough_runs(claim):
     """As many runs whose times count as the track asks of a claim."""
     wanted, counted = claim.law.rules.num_runs, [run for run in claim.runs if run.record["validity"] == "valid"]
-    evidence = f"{len(counted)} valid of {len(claim.runs)} runs" + ("" if wanted is None else f", the track asks {wanted}")
-    doubts = sorted({reason for run in claim.runs if run.record["validity"] == "suspect" for reason in run.record["validity_reasons"]})
+    evidence = f"{len(counted)} valid of {len(claim.runs)} runs" + (
+        "" if wanted is None else f", the track asks {wanted}"
+    )
+    doubts = sorted(
+        {
+            reason
+            for run in claim.runs
+            if run.record["validity"] == "suspect"
+            for reason in run.record["validity_reasons"]
+        }
+    )
     return wanted is None or len(counted) >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
 
 

@@ -43,7 +43,11 @@ def the_hardware_is_that_of_the_track(claim):
         return None
 
     first = claim.runs[0].record["environment"]
-    return of_each(claim.all_runs, fault_of, f"{len(first['gpus'])} x {first['gpus'][0]['name']}" if first["gpus"] else first["cpu_model"] or "CPU")
+    return of_each(
+        claim.all_runs,
+        fault_of,
+        f"{len(first['gpus'])} x {first['gpus'][0]['name']}" if first["gpus"] else first["cpu_model"] or "CPU",
+    )
 
 
 def the_data_are_those_of_the_track(claim):
@@ -58,7 +62,11 @@ def the_data_are_those_of_the_track(claim):
         return None if _data(run) == first else "it read other data than the first run"
 
     named = all(wanted.values())
-    return of_each(claim.all_runs, fault_of, f"val {_short(first['val'])}" + ("" if named else ", the same in all runs; conf/data/ names no hash"))
+    return of_each(
+        claim.all_runs,
+        fault_of,
+        f"val {_short(first['val'])}" + ("" if named else ", the same in all runs; conf/data/ names no hash"),
+    )
 
 
 def _data(run):

@@ -136,9 +136,10 @@ class Hub(Source):
 
     def _make_lock(self, say):
         repo, revision = self.data.repo, self.data.revision
-        info = _ask(self.name, lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(
-            repo, revision=revision, files_metadata=True
-        ))  # fmt: skip
+        info = _ask(
+            self.name,
+            lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, revision=revision, files_metadata=True),
+        )
         asked = self.data.revision
         if asked is not None and COMMIT.fullmatch(asked) and info.sha != asked:
             raise CheckFailed(
@@ -179,14 +180,19 @@ class Hub(Source):
                 raise CheckFailed(
                     f"{part}: longer than the {file.num_bytes} bytes it should become: {self.remedy(part)}"
                 )
-            _ask(self.name, lambda hf: hf.file_download.http_get(
-                hf.hf_hub_url(self.data.repo, file.name, repo_type="dataset", revision=revision, endpoint=_endpoint()),
-                target,
-                resume_size=target.tell(),
-                headers=hf.utils.build_hf_headers(),
-                expected_size=file.num_bytes,
-                displayed_filename=file.name,
-            ))  # fmt: skip
+            _ask(
+                self.name,
+                lambda hf: hf.file_download.http_get(
+                    hf.hf_hub_url(
+                        self.data.repo, file.name, repo_type="dataset", revision=revision, endpoint=_endpoint()
+                    ),
+                    target,
+                    resume_size=target.tell(),
+                    headers=hf.utils.build_hf_headers(),
+                    expected_size=file.num_bytes,
+                    displayed_filename=file.name,
+                ),
+            )
             target.flush()
             os.fsync(target.fileno())
         digest = shards.sha256(part)

@@ -46,8 +46,17 @@ def charts(found, marks=(), id="memory"):
         return [first]
     used = series_of("used", [total / scale for _, _, total, _ in points], "line")
     reserved = series_of("reserved by the allocator", [grown / scale for _, _, _, grown in points], "line")
-    second = chart(f"{id}-reserved-{found.device}", "Used and reserved", "what lies between them is rounding, gaps and cache",
-                        x_label, unit, at, [used, reserved], lines, f"{id}-{found.device}")  # fmt: skip
+    second = chart(
+        f"{id}-reserved-{found.device}",
+        "Used and reserved",
+        "what lies between them is rounding, gaps and cache",
+        x_label,
+        unit,
+        at,
+        [used, reserved],
+        lines,
+        f"{id}-{found.device}",
+    )
     return [first, second]
 
 

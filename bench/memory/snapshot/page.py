@@ -35,7 +35,12 @@ def summary(snapshot, id):
     for found in [timeline.of_device(snapshot, device, sites) for device in timeline.devices(snapshot)]:
         drawn = picture.charts(found, _marks(about, found), id)
         charts += drawn
-        parts += [_tiles(found, segments.of_device(snapshot, found.device)), *(figure(chart) for chart in drawn), _by_phase(found, about), _places(found, NUM_SUMMARY_ROWS)]
+        parts += [
+            _tiles(found, segments.of_device(snapshot, found.device)),
+            *(figure(chart) for chart in drawn),
+            _by_phase(found, about),
+            _places(found, NUM_SUMMARY_ROWS),
+        ]
     return charts, join(parts)
 
 

@@ -144,8 +144,11 @@ def sampled(found, places, max_points):
     Of each stretch of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
     places: which to tell; the rest is under None.
     """
-    changes = sorted([(number, place, change, 0) for number, place, change in found.changes]
-                     + [(number, None, 0, change) for number, change in found.reserved_changes], key=lambda one: one[0])  # fmt: skip
+    changes = sorted(
+        [(number, place, change, 0) for number, place, change in found.changes]
+        + [(number, None, 0, change) for number, change in found.reserved_changes],
+        key=lambda one: one[0],
+    )
     stretch = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
     held = {place: found.initial.get(place, 0) for place in places}
     total, reserved = sum(found.initial.values()), found.reserved_initial
