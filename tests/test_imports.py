@@ -32,7 +32,7 @@ TABLE = {
     "importers": "record units",
     "exporters": "atomic paths private record",
     "profiling": "config machine paths trace units",
-    "diagnosis": "machine record stats text_table trace",
+    "diagnosis": "paths record stats text_table trace",
     "instruments": "config exporters memory paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory paths record",
     "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
@@ -44,7 +44,8 @@ TABLE = {
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace training units",
-    "__main__": "",  # it finds a verb in cli/ by its name
+    "__main__": "paths",  # it finds a verb in cli/ by its name
+    "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "data/loader.py",

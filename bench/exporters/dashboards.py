@@ -33,10 +33,16 @@ def after_race(folder, run, say=print):
     for name in [name for name in PACKAGES if name in (run["instruments"] or {})]:
         if importlib.util.find_spec(name) is None:  # the instrument has said so in the record
             continue
-        command = [sys.executable, "-m", "bench", "dashboard", str(folder), "--to", name]
+        command = [sys.executable, "-m", "bench", "dashboard", os.path.abspath(folder), "--to", name]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+                command,
+                cwd=REPO,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
             )
             error = (
                 None

@@ -21,7 +21,7 @@ from bench.launch import initial_record
 from bench.launch.progress import Progress
 from bench.machine import environment, preflight
 from bench.machine.processes import die_with_parent, has_ended
-from bench.paths import REPO, results_root
+from bench.paths import REPO, project_folder, results_root
 from bench.record import failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 from bench.training import flight_recorder
@@ -65,7 +65,9 @@ def launch(job, command=(), results=None, brief=False, race=None):
         _finish(folder, run, exit_code, stopped, time.time() - started_s)
     if run["status"] != "aborted":
         dashboards.after_race(folder, run)
-    run["folder"] = os.path.relpath(folder, REPO) if folder.is_relative_to(REPO) else str(folder)
+    run["folder"] = (
+        os.path.relpath(folder, project_folder()) if folder.is_relative_to(project_folder()) else str(folder)
+    )
     return run
 
 

@@ -5,6 +5,7 @@ and docstring are what ./run.sh verify shows.
 """
 
 import hashlib
+import importlib.resources
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from bench.paths import REPO
 from bench.record import run_folder, step_files
 from bench.record.metrics import metrics
 
-SCHEMA = Path(__file__).with_name("run.schema.json")
+SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little more than the slowest rank's clock
 # Not in the first records: absent there, checked where recorded.
