@@ -41,9 +41,15 @@ def race(results, *overrides, **env):
     return folder
 
 
-def finished(base, *overrides):
-    """A short run in a results folder of its own, for several tests to read -> its folder."""
-    return race(base / "results", *overrides, TMPDIR=str(temp_in(base)))
+def finish(base, *overrides):
+    """A short run, complete or failed: base gets results/, temp/ and what the command answered, said()."""
+    done = bench(base / "results", "run", *SHORT, *overrides, TMPDIR=str(temp_in(base)))
+    (base / "said.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr + logs(base / "results")]))
+
+
+def said(folder):
+    """Of a shared run: (exit code, text), with the logs."""
+    return json.loads((folder.parents[2] / "said.json").read_text())
 
 
 def copy_of(folder, to):

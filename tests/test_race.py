@@ -17,6 +17,7 @@ def results(tmp_path_factory):
 
 def test_a_race_leaves_a_complete_record(finished_run):
     run = racing.run_json(finished_run)
+    assert racing.said(finished_run)[0] == 0, racing.said(finished_run)[1]
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
     assert finished_run.name == run["run_id"]
     assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5", run["run_id"])

@@ -92,8 +92,8 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
 
 
 def test_a_loss_that_is_no_number_stops_the_race_at_its_step(diverged_run):
-    folder, done = diverged_run
-    assert done.returncode == 1
+    folder, (code, text) = diverged_run, racing.said(diverged_run)
+    assert code == 1
     failure = racing.run_json(folder)["failure"]
     assert failure["kind"] == "non_finite_loss"
     assert failure["rank"] == 0
@@ -101,7 +101,7 @@ def test_a_loss_that_is_no_number_stops_the_race_at_its_step(diverged_run):
     (event,) = [event for event in step_files.read_events(folder) if event["event"] == "non_finite_loss"]
     assert (event["rank"], event["step"]) == (0, failure["step"])
     assert racing.run_json(folder)["costs"]["non_finite_loss"] == {"count": 1, "ms": None}
-    assert "lower optim.lr" in done.stdout
+    assert "lower optim.lr" in text
 
 
 def test_out_of_memory_is_told_with_its_remedy(tmp_path):
@@ -115,7 +115,7 @@ def test_out_of_memory_is_told_with_its_remedy(tmp_path):
 
 @pytest.fixture(scope="module")
 def timed_out(tmp_path_factory):
-    """A run that takes too long, with a heartbeat whenever the launcher looks -> (exit code, run.json as it changed)."""
+    """A run that takes too long, with a heartbeat whenever the launcher looks -> (exit code, run.json in time)."""
     hook, results = tmp_path_factory.mktemp("hook"), tmp_path_factory.mktemp("results")
     (hook / "sitecustomize.py").write_text(HURRIED.format(repo=str(racing.REPO)))
     seen = []

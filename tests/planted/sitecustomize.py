@@ -1,7 +1,7 @@
 """For test_planted.py: with this folder first on PYTHONPATH, every race has one more looker-on, which disturbs it.
 
 In optimizer step 8 it sleeps 200 ms, in step 14 it collects many objects, in step 20 it has a function compiled anew.
-It sleeps 100 ms itself as step 4 starts and as step 26 ends, and fails after the last step on a file of this repository.
+It sleeps 100 ms itself as step 4 starts and as step 26 ends; its summary fails on a file of this repository.
 """
 
 import gc
