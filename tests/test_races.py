@@ -405,6 +405,7 @@ SHORT = [
     "hardware=cpu",
     "model/size=nano",
 ]
+SLEEP_S = 0.2  # of the slower optimizer, in every step
 SLOW_OPTIMIZER = """
     class Slowed(torch.optim.AdamW):
         def step(self, closure=None):
@@ -431,7 +432,7 @@ def checkout(tmp_path, repo):
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "the baseline")
-    slow_down(copy, 0.5)
+    slow_down(copy, SLEEP_S)
     git("commit", "-qam", "a slower optimizer")
     return copy
 
@@ -495,7 +496,7 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     assert sum(len(arm["interrupted_runs"]) for arm in found["arms"].values()) == 1
     assert ledger.faults(checkout / "results") == []
     median_s = {arm: statistics.median(run["metrics"]["train_s"] for run in runs[arm]) for arm in "AB"}
-    assert median_s["B"] > median_s["A"] + 0.5 * 4 * 0.5  # half of what 4 steps sleep
+    assert median_s["B"] > median_s["A"] + 0.5 * 4 * SLEEP_S  # half of what 4 steps sleep
     assert "in optimizer" in " ".join(found["result"]["against"]["B"]["diagnosis"]["words"])
     worktrees = subprocess.run(["git", "worktree", "list"], cwd=checkout, capture_output=True, text=True).stdout
     assert len(worktrees.splitlines()) == 1

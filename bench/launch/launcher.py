@@ -178,6 +178,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
     run["comparability_id"] = environment.comparability_id(run)
     rows = step_files.read(folder)
     lost = _costs(folder, run, rows)
+    run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
     with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
         if failure and rows:
             step_files.write(folder, rows)  # the scribe's lines, made one a step
