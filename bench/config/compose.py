@@ -12,7 +12,7 @@ import functools
 import yaml
 
 from bench.config import schema
-from bench.config.typed import filled
+from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
 
 PATH_KEYS = ("data.train_glob", "data.val_glob")
@@ -84,8 +84,8 @@ def deviations(config: schema.Config) -> list[str]:
     track = config.track
     if not track.fixed:
         return []
-    rules, found = dict(_leaves(_of_track(track.name))), []
-    for key, value in _leaves(schema.to_dict(config)):
+    rules, found = dict(leaves(_of_track(track.name))), []
+    for key, value in leaves(schema.to_dict(config)):
         if any(key == fixed or key.startswith(fixed + ".") for fixed in [*track.fixed, "track"]):
             rule = rules.get(key)
             if rule != value and key != "data.vocab_size":  # vocab_size is derived from the data
@@ -166,7 +166,7 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        near = _did_you_mean(key, [known for known, _ in _leaves(values)] + list(GROUPS))
+        near = _did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
         raise ValueError(f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting")
     group = key.replace(".", "/")
     if group in GROUPS and not isinstance(value, dict):
@@ -178,14 +178,6 @@ def _merged(old, new):
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
-
-
-def _leaves(values, path=""):
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield path + key, value
 
 
 def _did_you_mean(word, known):
@@ -245,32 +237,14 @@ def _check_track(track):
 
 
 def _check_settings(group, chosen):
-    """The yaml of an instrument or exporter is its schema: no other settings or types; those not named are added."""
+    """The yaml of an instrument or exporter is its schema; settings that are not named are added in place."""
     for name, settings in chosen.items():
-        where = f"{group}.{name}"
         if name not in choices(group):
-            raise ValueError(f"{where}: there is no such {group[:-1]}; choose from {', '.join(choices(group))}")
-        known = _settings_of(group, name)
-        if not isinstance(settings, dict):
-            raise ValueError(f"{where}={settings}: it takes settings, {', '.join(known) or 'of which it has none'}")
-        for key, value in settings.items():
-            if key not in known:
-                has = ", ".join(known) or "no settings"
-                raise ValueError(f"unknown setting {where}.{key}={value}: {name} has {has}")
-            if known[key] is not None and value is not None and not _is_like(known[key], value):
-                raise ValueError(f"{where}.{key}={value!r}: it must be a {type(known[key]).__name__}")
-            if key.endswith("_ms") and (value is None or value < 0):
-                raise ValueError(f"{where}.{key}={value}: give a number of milliseconds, 0 or more")
-        settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
+            names = ", ".join(choices(group))
+            raise ValueError(f"{group}.{name}: there is no such {group[:-1]}; choose from {names}")
+        fill_like(_settings_of(group, name), f"{group}.{name}", settings)
 
 
 @functools.cache
 def _settings_of(group, name):
     return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())[name]
-
-
-def _is_like(known, value):
-    """Whether value has the type that the yaml's own has; a whole number is a float too, and true is no number."""
-    if isinstance(value, bool) or isinstance(known, bool):
-        return type(value) is type(known)
-    return isinstance(value, (int, float) if isinstance(known, float) else type(known))

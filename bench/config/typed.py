@@ -3,6 +3,7 @@
 A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name".
 """
 
+import copy
 import dataclasses
 import importlib
 import math
@@ -26,7 +27,7 @@ def build(cls, values, path=""):
     for name in fields:
         if values.get(name, MISSING) != MISSING:
             made[name] = _checked(f"{path}{name}", values[name], hints[name])
-        elif name in values or _is_required(fields[name]):
+        elif name in values or _default(fields[name]) == MISSING:
             raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE or choose a track that does")
     try:
         return cls(**made)
@@ -36,17 +37,44 @@ def build(cls, values, path=""):
 
 def filled(cls, values):
     """A copy of values (nested, of a yaml) with all settings of cls: the default, or MISSING, of those it lacks."""
-    cls = _variant(cls, values)
-    whole = {}
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        default = next(one for one in dataclasses.fields(cls) if one.name == name)
-        if dataclasses.is_dataclass(hint):
-            whole[name] = filled(hint, values.get(name) or {})
-        elif default.default_factory is not dataclasses.MISSING:
-            whole[name] = values.get(name, default.default_factory())
+    cls, whole = _variant(cls, values), dict(values)
+    hints = typing.get_type_hints(cls)
+    for one in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[one.name]):
+            whole[one.name] = filled(hints[one.name], values.get(one.name) or {})
         else:
-            whole[name] = values.get(name, MISSING if _is_required(default) else default.default)
-    return {key: values[key] for key in values if key not in whole} | whole
+            whole.setdefault(one.name, _default(one))
+    return whole
+
+
+def leaves(values, path=""):
+    """A nested dict -> (dotted key, value) of each leaf; an empty dict is one."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield path + key, value
+
+
+def fill_like(known, where, settings):
+    """Settings whose schema is a yaml's own values: no other keys or types; those not named are added in place."""
+    if not isinstance(settings, dict):
+        raise ValueError(f"{where}={settings}: it takes settings, {', '.join(known) or 'of which it has none'}")
+    for key, value in settings.items():
+        if key not in known:
+            raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
+        if known[key] is not None and value is not None and not _is_like(known[key], value):
+            raise ValueError(f"{where}.{key}={value!r}: it must be a {type(known[key]).__name__}")
+        if key.endswith("_ms") and (value is None or value < 0):
+            raise ValueError(f"{where}.{key}={value}: give a number of milliseconds, 0 or more")
+    settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
+
+
+def _is_like(known, value):
+    """Whether value has the type that the yaml's own has; a whole number is a float too, and true is no number."""
+    if isinstance(value, bool) or isinstance(known, bool):
+        return type(value) is type(known)
+    return isinstance(value, (int, float) if isinstance(known, float) else type(known))
 
 
 def _variant(cls, values, path=""):
@@ -61,8 +89,10 @@ def _variant(cls, values, path=""):
     return importlib.import_module(f"{package}.{name}").Config
 
 
-def _is_required(one):
-    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+def _default(one):
+    if one.default_factory is not dataclasses.MISSING:
+        return one.default_factory()
+    return MISSING if one.default is dataclasses.MISSING else one.default
 
 
 def _checked(where, value, hint):

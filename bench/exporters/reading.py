@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from bench.config import schema
+from bench.config.typed import leaves
 from bench.record import run_folder, step_files
 
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
@@ -51,13 +52,8 @@ def series_of(row):
     for column, value in row.items():
         if column in NOT_EXPORTED or not isinstance(value, (int, float)):
             continue
-        group = (
-            "disturbed"
-            if row.get("flags") and column.endswith("_ms")
-            else "time"
-            if column.endswith("_ms")
-            else "steps"
-        )
+        of_time = "disturbed" if row.get("flags") else "time"
+        group = of_time if column.endswith("_ms") else "steps"
         found[NAMES.get(column, f"{group}/{column}")] = float(value)
     return found
 
@@ -68,15 +64,9 @@ def _settings(folder):
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError):
         return {}
-    return dict(_leaves(schema.upgraded(config))) if isinstance(config, dict) else {}
-
-
-def _leaves(values, path=""):
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value if isinstance(value, (bool, int, float)) else str(value)[:MAX_TEXT]
+    found = leaves(schema.upgraded(config)) if isinstance(config, dict) else ()
+    plain = (bool, int, float)
+    return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in found if one != {}}
 
 
 def _offset_s(events, run):
