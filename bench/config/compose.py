@@ -114,7 +114,7 @@ def sweep(overrides: list[str]) -> list[list[str]]:
 
 
 def _parsed(word):
-    """An override as Hydra's parser reads it.  Raises ValueError for what is none, or several."""
+    """An override as Hydra's parser reads it.  Raises ValueError for a word that is no override, or a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
@@ -195,7 +195,7 @@ def _first_line(error):
 
 @functools.cache
 def _composed(groups):
-    """What Hydra makes of some group=name, with every setting that there is: a dict that nobody may change."""
+    """What Hydra makes of some group=name, with every setting that there is: a dict: copy it to change it."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra

@@ -137,7 +137,7 @@ def to_dict(config):
 
 
 def read(folder):
-    """config.yaml of a run folder, of any version -> Config.  Raises OSError where there is none, ValueError."""
+    """config.yaml of a run folder, of any version -> Config.  Raises OSError, ValueError."""
     path = Path(folder) / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text())
