@@ -8,8 +8,8 @@ import torch
 from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
 
 from bench.cli import analyze
-from bench.config import profiler_windows
 from bench.config.profiler_windows import Options
+from bench.config.windows import check_ranks
 from bench.profiling import files, recording, shrink, tables, windows
 from bench.profiling.recording import ExclusiveProfile, Ranges, Recording
 
@@ -453,10 +453,10 @@ def test_what_ranks_recorded_of_a_window_is_told_together():
         {"memory_history": {"windows": [{"name": "a", "ranks": [5]}]}},
     ],
 )
-def test_ranks_that_the_race_has_not_are_refused(instruments):
-    with pytest.raises(ValueError, match="the race has 2 processes, ranks from 0: leave 5 out"):
-        profiler_windows.check_ranks(instruments, 2)
-    profiler_windows.check_ranks(instruments, 6)
+def test_ranks_that_the_run_does_not_have_are_refused(instruments):
+    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: leave 5 out"):
+        check_ranks(instruments, 2)
+    check_ranks(instruments, 6)
 
 
 def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):

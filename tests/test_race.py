@@ -115,11 +115,9 @@ def test_all_instruments_together_change_no_bit(finished_run, every_instrument_r
 
 def test_a_plain_loop_without_warm_up_gives_the_same_bits(finished_run):
     """The reference: no warm-up, no instruments, no threads; the harness must add nothing and lose nothing."""
-    import yaml
-
     from bench.config import schema
 
-    assert plain_losses(schema.build(schema.Config, yaml.safe_load((finished_run / "config.yaml").read_text()))) == [
+    assert plain_losses(schema.read(finished_run)) == [
         float(row["train_loss"]) for row in racing.steps(finished_run)[1:]
     ]
 
@@ -134,11 +132,11 @@ def plain_losses(config):
     torch.set_num_threads(config.hardware.num_threads)
     shard = prepare(racing.SHORT).dataset.train[0].path
     stream = torch.from_numpy(np.fromfile(shard, dtype="<u2", offset=1024).astype(np.int64))
-    model = models.MODELS[config.model.arch](
+    model = models.load(config.model.arch)(
         vocab_size=config.model.vocab_size, seq_len=128, num_layers=4, num_heads=4, width=128
     )
     model.init_weights(torch.Generator().manual_seed(config.seed))
-    optimizer = models.OPTIMIZERS["adamw"](model, config.optim, 0, 1, "cpu")
+    optimizer = config.optim.build(model, 0, 1, "cpu")
     found = []
     for step in range(config.goal.num_steps):
         tokens_BT = stream[1024 * step : 1024 * (step + 1)].view(8, 128)
@@ -147,10 +145,7 @@ def plain_losses(config):
         loss.backward()
         if config.optim.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip_norm)
-        optim = config.optim
-        lr_frac = models.SCHEDULES[optim.schedule](
-            step, config.goal.num_steps, optim.warmup_frac, optim.cooldown_frac, optim.final_lr_frac
-        )
+        lr_frac = config.optim.schedule.lr_frac(step, config.goal.num_steps)
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_frac
         optimizer.step()

@@ -407,12 +407,12 @@ SHORT = [
 ]
 SLEEP_S = 0.2  # of the slower optimizer, in every step
 SLOW_OPTIMIZER = """
-    class Slowed(torch.optim.AdamW):
-        def step(self, closure=None):
-            time.sleep({seconds})
-            return super().step(closure)
+        class Slowed(torch.optim.AdamW):
+            def step(self, closure=None):
+                time.sleep({seconds})
+                return super().step(closure)
 
-    return Slowed(groups, lr"""
+        return Slowed(groups, lr"""
 
 
 @pytest.fixture
@@ -438,10 +438,11 @@ def checkout(tmp_path, repo):
 
 
 def slow_down(copy, seconds):
-    path = copy / "models" / "adamw.py"
-    text = path.read_text().replace("import torch\n", "import time\n\nimport torch\n", 1)
-    assert text.count("\n    return torch.optim.AdamW(groups, lr") == 1
-    path.write_text(text.replace("\n    return torch.optim.AdamW(groups, lr", SLOW_OPTIMIZER.format(seconds=seconds)))
+    path = copy / "models" / "optimizers" / "adamw.py"
+    text = path.read_text().replace("import torch\n", "import time\n\n        import torch\n", 1)
+    assert text.count("\n        return torch.optim.AdamW(groups, lr") == 1
+    slow = SLOW_OPTIMIZER.format(seconds=seconds)
+    path.write_text(text.replace("\n        return torch.optim.AdamW(groups, lr", slow))
 
 
 def start(checkout, *words, **options):
