@@ -31,7 +31,7 @@ TABLE = {
     "record": "atomic config data.sources machine paths private stats units",
     "importers": "record units",
     "exporters": "atomic paths private record",
-    "profiling": "config machine paths trace units",
+    "profiling": "config machine paths trace units web",
     "diagnosis": "machine record stats text_table trace",
     "instruments": "config exporters memory paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory paths record",

@@ -133,7 +133,7 @@ class Stages(Instrument):
         found["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        path.write_text(memory_page.page(f"{stem.name}: memory", about, timelines, phases))
+        path.write_text(memory_page.of_timelines(f"{stem.name}: memory", about, timelines, phases))
         found["files"].append(self._shown(path))
 
     def _write_snapshot(self, phase, stem, found):
