@@ -6,7 +6,6 @@ Speaks the DevTools protocol over a pipe (--remote-debugging-pipe), so that noth
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from bench.report.png import CHROMIUM
+
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")
 FLAGS = (
     "--headless=new",

@@ -12,7 +12,7 @@ def write(folder, race):
     atomic.write_text(folder / "race.md", text(race, "md") + "\n")
     from bench.report import race_page
 
-    atomic.write_text(folder / "race.html", race_page.of_race(folder))
+    atomic.write_text(folder / "race.html", race_page.html(folder))
 
 
 def text(race, form="terminal"):

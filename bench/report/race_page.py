@@ -14,7 +14,7 @@ from bench.web.page import Safe, figure, page, section, table, tag
 COLOUR = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
 
 
-def of_race(folder):
+def html(folder):
     """A race's folder -> the page's html."""
     race, root = read(folder), results_of(folder)
     charts = charts_of(folder)

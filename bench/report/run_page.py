@@ -34,7 +34,7 @@ TILES = (  # metric, label, decimals
 COLOUR = {"valid": "good", "suspect": "doubt", "invalid": "bad"}
 
 
-def of_run(folder, assets=None, back=None):
+def html(folder, assets=None, back=None):
     """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list."""
     folder = Path(folder)
     run = run_folder.effective(run_folder.read(folder))
@@ -287,8 +287,9 @@ def _list(words, before=""):
     return tag("ul", *(tag("li", before + str(word)) for word in words)) if words else Safe("")
 
 
-def block(run):
+def block(folder):
     """A run in Markdown, to paste into a pull request."""
+    run = run_folder.effective(run_folder.read(folder))
     found = run["metrics"]
     cells = [(label, found.get(name), decimals) for name, label, decimals in TILES if found.get(name) is not None]
     lines = [f"**{_md(run['name'])}**, seed {run['seed']}, track {_md(run['track'])}: {_md(sentence(run))}", ""]

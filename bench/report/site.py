@@ -180,7 +180,7 @@ def _write_pages(rows, out, say):
         if made.get(row["run_id"]) != stamp or not (out / name).exists():
             try:
                 atomic.write_text(
-                    out / name, run_page.of_run(folder, assets="../assets", back="../index.html"), durable=False
+                    out / name, run_page.html(folder, assets="../assets", back="../index.html"), durable=False
                 )
             except (ValueError, KeyError, TypeError, AttributeError):  # a damaged record: its row in the table remains
                 continue
@@ -208,7 +208,7 @@ def _changed_ns(path):
 def _version():
     """A hash over the rooms that make pages: those of another version are made again."""
     found = hashlib.sha256()
-    for room in ("report", "snapshot", "web"):
+    for room in ("report", "memory", "web"):
         for path in sorted((Path(__file__).parent.parent / room).rglob("*")):
             if path.is_file() and path.suffix in (".py", ".js", ".css"):
                 found.update(path.read_bytes())
