@@ -299,49 +299,25 @@ def test_a_name_that_is_no_text_is_made_one(tmp_path):
 
 
 def event(name, category, filler=""):
-    category = f'    "cat": "{category}",\n' if category else ""
-    return f'  {{\n    "ph": "X",\n{category}    "name": "{name}",\n    "ts": 1, "args": {{"x": "{filler}"}}\n  }}'
+    known = {} if category is None else {"cat": category}
+    return json.dumps({"ph": "X", **known, "name": name, "args": {"x": filler}}).encode()
 
 
-def trace_text(events):
-    return '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  \n' + ",\n".join(events) + '\n  ],"traceName": "t" }'
-
-
-def test_what_is_of_least_use_is_left_out_first(tmp_path):
-    path = tmp_path / "t.json"
-    events = [
-        event("thread", None),
-        event("ProfilerStep#5", "user_annotation"),
-        event("f.py(1): f", "python_function", "x" * 500),
-    ]
+def test_what_is_of_least_use_is_left_out_first():
+    events = [event("thread", None), event("ProfilerStep#5", "user_annotation")]
+    events += [event("f.py(1): f", "python_function", "x" * 500)]
     events += [event(f"aten::{num}", "cpu_op", "y" * 100) for num in range(5)]
     events += [event("g.py(1): g", "python_function", "x" * 500)]
-    path.write_text(trace_text(events))
-    assert shrink.to(path, path.stat().st_size - 1) == {"python_function": 1}
-    assert [found["name"] for found in json.loads(path.read_text())["traceEvents"]] == [
-        "thread",
-        "ProfilerStep#5",
-        "f.py(1): f",
-        "aten::0",
-        "aten::1",
-        "aten::2",
-        "aten::3",
-        "aten::4",
-    ]
-    size = path.stat().st_size
-    assert (len(events[2]), len(events[3])) == (609, 197)  # away with f and two operators: 609 + 2 * 197 = 1003
-    assert shrink.to(path, size - 900) == {"python_function": 1, "cpu_op": 2}
-    assert [found["name"] for found in json.loads(path.read_text())["traceEvents"]][-1] == "aten::2"
-    assert path.stat().st_size <= size - 900
-    assert shrink.to(path, 1) == {"cpu_op": 3}  # annotations and thread names always stay
-    assert len(json.loads(path.read_text())["traceEvents"]) == 2
-
-
-def test_a_file_of_another_layout_is_left_alone(tmp_path):
-    path = tmp_path / "t.json"
-    path.write_text('{"traceEvents":[{"ph":"X","cat":"cpu_op"}]}')
-    assert shrink.to(path, 1) == {"": 0}
-    assert json.loads(path.read_text()) == {"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}
+    size = sum(len(one) + 2 for one in events)  # with a comma and a line end
+    assert shrink.to(events, size) == (events, {})
+    assert shrink.to(events, size - 1) == (events[:-1], {"python_function": 1})
+    f, operator = len(events[2]) + 2, len(events[3]) + 2
+    assert shrink.to(events, size - 2 * f) == ([*events[:2], *events[3:-1]], {"python_function": 2})
+    assert shrink.to(events, size - 2 * f - operator - 1) == (
+        [*events[:2], *events[3:6]],
+        {"python_function": 2, "cpu_op": 2},
+    )
+    assert shrink.to(events, 1) == (events[:2], {"python_function": 2, "cpu_op": 5})  # annotations and threads stay
 
 
 def test_a_window_keeps_to_its_size(tmp_path):

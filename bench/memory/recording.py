@@ -7,13 +7,12 @@ What is written opens at pytorch.org/memory_viz and with ./run.sh memory.  Priva
 keep the stack of who asked for them when a recording ends, so that one over the build names the weights in a later one.
 """
 
-import os
 import pickle
 import re
 import time
 from pathlib import Path
 
-from bench import private
+from bench import atomic, private
 from bench.paths import REPO
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
@@ -87,14 +86,9 @@ class Recording:
 def write(snapshot, path):
     """Snapshot -> a pickle, whole or not there.  Returns its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
-            num_bytes = file.tell()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic.replacing(path, durable=False) as file:
+        pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
+        num_bytes = file.tell()
     return num_bytes
 
 
