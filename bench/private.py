@@ -5,6 +5,8 @@ import hashlib
 import os
 import re
 
+from bench import atomic
+
 
 def salted_hash(text):
     """16 hex digits that are the same for the same text, in this project only."""
@@ -36,4 +38,4 @@ def redact_logs(folder, repo):
             text = path.read_text(errors="replace")
             clean = redact(text, repo)
             if clean != text:
-                path.write_text(clean)
+                atomic.write_text(path, clean, durable=False)

@@ -5,10 +5,10 @@ stacks in later snapshots, and running out of memory there, where it mostly happ
 for the windows.  On a CPU torch keeps none; the resident set of the process at each phase takes its place.
 """
 
-import json
 import time
 from pathlib import Path
 
+from bench import atomic
 from bench.config.memory_windows import windows_of
 from bench.instruments.base import Instrument
 from bench.memory import recording as memory_recording
@@ -222,9 +222,9 @@ class Samples:
     def dump(self, path, **facts):
         self.mark("end")
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes})
-        path.write_text(text)
-        return len(text)
+        found = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
+        atomic.write_json(path, found, durable=False)
+        return path.stat().st_size
 
     def stop(self):
         pass

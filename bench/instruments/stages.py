@@ -13,6 +13,7 @@ import contextlib
 import re
 import time
 
+from bench import atomic
 from bench.config import profiler_windows
 from bench.instruments.base import Instrument
 from bench.memory import recording as memory_recording
@@ -133,7 +134,8 @@ class Stages(Instrument):
         found["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        path.write_text(memory_page.of_timelines(f"{stem.name}: memory", about, timelines, phases))
+        html = memory_page.of_timelines(f"{stem.name}: memory", about, timelines, phases)
+        atomic.write_text(path, html, durable=False)
         found["files"].append(self._shown(path))
 
     def _write_snapshot(self, phase, stem, found):

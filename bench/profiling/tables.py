@@ -6,10 +6,10 @@ MAX_EVENTS not at all, because the other ranks wait meanwhile.
 """
 
 import contextlib
-import json
 
 from torch.autograd.profiler_util import EventList
 
+from bench import atomic
 from bench.units import MIB
 
 MAX_EVENTS = 1_000_000  # of the trace; torch needs about 30 us and 2 KiB for each
@@ -31,8 +31,8 @@ def write(recording, stem, **facts):
     found = facts | {"ops": rows, "most_memory": _most_memory(rows)}
     text_path, json_path = (stem.parent / "ops" / f"{stem.name}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
-    text_path.write_text(_text(averages, profile, facts))
-    json_path.write_text(json.dumps(found, indent=1) + "\n")
+    atomic.write_text(text_path, _text(averages, profile, facts), durable=False)
+    atomic.write_json(json_path, found, durable=False)
     return [text_path, json_path]
 
 

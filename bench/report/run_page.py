@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+from bench import text_table
 from bench.record import run_folder, step_files
 from bench.report import run_charts, run_memory
 from bench.units import format_bytes
@@ -292,20 +293,15 @@ def block(folder):
     run = run_folder.effective(run_folder.read(folder))
     found = run["metrics"]
     cells = [(label, found.get(name), decimals) for name, label, decimals in TILES if found.get(name) is not None]
-    lines = [f"**{_md(run['name'])}**, seed {run['seed']}, track {_md(run['track'])}: {_md(sentence(run))}", ""]
+    name, track, how, id = (
+        text_table.line(words, True) for words in (run["name"], run["track"], sentence(run), run["run_id"])
+    )
+    lines = [f"**{name}**, seed {run['seed']}, track {track}: {how}", ""]
     if cells:
-        lines += ["| " + " | ".join(label for label, _, _ in cells) + " |", "|" + "--:|" * len(cells)]
-        lines += ["| " + " | ".join(f"{value:,.{decimals}f}" for _, value, decimals in cells) + " |", ""]
-    gpus = run["environment"].get("gpus") or []
-    machine = f"{len(gpus)} x {gpus[0]['name']}" if gpus else run["environment"].get("cpu_model")
-    lines.append(
-        f"`{_md(run['run_id'])}`, {_md(machine)}, torch {_md(run['environment'].get('torch'))}, source {str(run['code'].get('source_sha256'))[:12]}, {run['validity']}"
-    )
+        values = [f"{value:,.{decimals}f}" for _, value, decimals in cells]
+        lines += [text_table.render([label for label, _, _ in cells], [values], [True] * len(cells), "github"), ""]
+    gpus, env = run["environment"].get("gpus") or [], run["environment"]
+    machine = f"{len(gpus)} x {gpus[0]['name']}" if gpus else env.get("cpu_model")
+    where = text_table.line(f"{machine}, torch {env.get('torch')}", True)
+    lines.append(f"`{id}`, {where}, source {str(run['code'].get('source_sha256'))[:12]}, {run['validity']}")
     return "\n".join(lines) + "\n"
-
-
-def _md(value):
-    """Words that Markdown shows as they are."""
-    return "".join(
-        "\\" + char if char in "\\`*_{}[]<>|#" else char if char.isprintable() else " " for char in str(value)
-    )
