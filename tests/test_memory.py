@@ -7,7 +7,7 @@ from racing import race, run_json, steps
 from snapshots import FORWARD
 
 from bench.instruments import memory
-from bench.instruments.base import Instrument, Watch
+from bench.instruments.base import Instrument, InstrumentSet
 from bench.memory import rss, snapshot
 from bench.memory.monitor import DeviceMemoryMonitor, MemoryMonitor
 from bench.memory.peaks import CudaPeaks, ProcessPeaks
@@ -22,7 +22,7 @@ def cuda(monkeypatch):
 
 def watched(instrument):
     instrument.name = "memory"
-    return Watch([instrument])
+    return InstrumentSet([instrument])
 
 
 # ---- peaks
@@ -176,7 +176,7 @@ def test_a_merge_that_fails_is_a_warning_and_rank_0_is_told(tmp_path):
 
     odd, plain = Odd(context(tmp_path)[0]), Instrument(context(tmp_path)[0])
     odd.name, plain.name = "odd", "plain"
-    watch = Watch([odd, plain])
+    watch = InstrumentSet([odd, plain])
     by_rank = [{"odd": {"a": 1}, "plain": {"b": 1}}, {"odd": {"a": 2}, "plain": {"b": 2}, "only_there": {"c": 3}}]
     assert watch.merge(by_rank) == {"odd": {"a": 1}, "plain": {"b": 1}}
     assert watch.warnings == [{"instrument": "odd", "edge": "merge", "error": "RuntimeError: no"}]

@@ -9,7 +9,7 @@ from snapshots import FORWARD, frames
 
 from bench.config import compose, memory_windows
 from bench.instruments import load
-from bench.instruments.base import Watch
+from bench.instruments.base import InstrumentSet
 from bench.memory import recording as memory_recording
 from bench.memory import snapshot
 from bench.paths import REPO
@@ -91,7 +91,7 @@ def history(folder, rank=0, device_type="cuda", num_steps=5, **settings):
     where, events, said = context(folder, device_type, rank, num_steps)
     made, warnings = load({"memory_history": SETTINGS | settings}, where)
     assert warnings == []
-    return made[0], Watch(made), events, said
+    return made[0], InstrumentSet(made), events, said
 
 
 def build_and_warm_up(watch, cuda):

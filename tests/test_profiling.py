@@ -21,7 +21,7 @@ def traced(folder, settings=ONE, instrument="trace", **kwargs):
     spy = Spy()
     watch = watch_of(folder, {instrument: dict(settings)}, spy=spy)
     race(watch, **kwargs)
-    summary, flags = watch.ask("summary")[instrument], watch.ask("flags")[instrument]
+    summary, flags = watch.collect("summary")[instrument], watch.collect("flags")[instrument]
     watch.close()
     assert not watch.warnings
     return summary, flags, spy
@@ -108,8 +108,8 @@ def test_a_window_whose_warmup_alone_is_reached_leaves_no_file_and_no_profiler(t
     watch = watch_of(tmp_path, {"trace": {"first_step": 9, "warmup_steps": 3}})
     race(watch, stop_after=7)
     assert recording._holder is None  # nothing is in the way of the next
-    assert watch.ask("summary")["trace"]["trace"]["status"] == "not reached"
-    assert sorted(watch.ask("flags")["trace"]) == [6, 7]
+    assert watch.collect("summary")["trace"]["trace"]["status"] == "not reached"
+    assert sorted(watch.collect("flags")["trace"]) == [6, 7]
     assert not (tmp_path / "traces").exists() and not watch.warnings
 
 
@@ -140,12 +140,12 @@ def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
     watch = watch_of(tmp_path, {"trace": dict(settings)}, rank=0, world_size=2)
     race(watch)
     # two ranks: the step after the window waits for the rank that writes its trace
-    assert sorted(watch.ask("flags")["trace"]) == [3, 4, 5, 6, 7, 8]
-    assert watch.ask("summary")["trace"]["trace"]["status"] == "recorded"
+    assert sorted(watch.collect("flags")["trace"]) == [3, 4, 5, 6, 7, 8]
+    assert watch.collect("summary")["trace"]["trace"]["status"] == "recorded"
     assert not (tmp_path / "traces").exists()
     watch = watch_of(tmp_path, {"trace": dict(settings)}, rank=1, world_size=2)
     race(watch)
-    watch.ask("summary")
+    watch.collect("summary")
     assert read(tmp_path / "traces" / "trace_rank1.pt.trace.json.gz")["distributedInfo"] == {
         "backend": None,
         "rank": 1,
@@ -366,7 +366,7 @@ def test_an_instrument_that_meets_another_profiler_is_dropped_with_a_warning(tmp
         other.stop()
     assert [warning["edge"] for warning in watch.warnings] == ["on_step_start"]
     assert "two torch profilers at once crash" in watch.warnings[0]["error"]
-    assert watch.ask("flags")["trace"] == {3: "profiled"}
+    assert watch.collect("flags")["trace"] == {3: "profiled"}
 
 
 def test_ranges_close_from_the_inside_out():
@@ -447,7 +447,7 @@ def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):
     ]
     watch = watch_of(tmp_path, {"trace": {"windows": listed}})
     race(watch)
-    watch.ask("summary")
+    watch.collect("summary")
     assert analyze.main([str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == [f"{tmp_path}, window early", f"{tmp_path}, window late"]

@@ -235,7 +235,7 @@ def test_the_window_instrument_writes_the_summary_on_rank_0(tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         race(watch)
-        found = watch.ask("summary")["window"]["window"]
+        found = watch.collect("summary")["window"]["window"]
     assert not watch.warnings
     folder = tmp_path / "traces" / "profiler_traces"
     assert step_names(read(folder / "window_rank0.pt.trace.json.gz")) == [
@@ -243,7 +243,7 @@ def test_the_window_instrument_writes_the_summary_on_rank_0(tmp_path, capfd):
         "ProfilerStep#7",
         "ProfilerStep#8",
     ]
-    assert sorted(watch.ask("flags")["window"]) == [5, 6, 7, 8]
+    assert sorted(watch.collect("flags")["window"]) == [5, 6, 7, 8]
     assert found["steps"] == [6, 8] and set(found["breakdown"]) == KEYS and found["classifier"] == "fixed"
     assert found["files"][-1] == "traces/profiler_traces/summary.md"
     summary = (folder / "summary.md").read_text()
@@ -255,5 +255,5 @@ def test_the_window_instrument_writes_the_summary_on_rank_0(tmp_path, capfd):
 def test_a_window_that_is_not_enabled_does_nothing(tmp_path):
     watch = watch_of(tmp_path, {"window": {"enable": False}})
     race(watch)
-    assert watch.ask("summary")["window"] == {} and watch.ask("flags")["window"] == {}
+    assert watch.collect("summary")["window"] == {} and watch.collect("flags")["window"] == {}
     assert list(tmp_path.iterdir()) == []

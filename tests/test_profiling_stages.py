@@ -26,7 +26,7 @@ def staged(tmp_path_factory):
     spy = Spy()
     watch = watch_of(folder, {"stages": {"step": 2}}, spy=spy)
     race(watch)
-    summary, flags = watch.ask("summary")["stages"], watch.ask("flags")["stages"]
+    summary, flags = watch.collect("summary")["stages"], watch.collect("flags")["stages"]
     watch.close()
     assert not watch.warnings
     return folder / "traces" / "20261121_042547", summary, flags, spy
@@ -85,7 +85,7 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
     spy = Spy()
     watch = watch_of(tmp_path, {"stages": {"step": 50, "gzip": True, "with_stack": False}}, spy=spy)
     race(watch)
-    summary = watch.ask("summary")["stages"]
+    summary = watch.collect("summary")["stages"]
     assert {phase: found["status"] for phase, found in summary.items()} == {
         "model_init": "recorded",
         "eval_bpb": "recorded",
@@ -102,8 +102,8 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
 def test_a_rank_above_0_records_only_if_asked_and_has_its_number_in_the_names(tmp_path):
     watch = watch_of(tmp_path, {"stages": {}}, rank=1, world_size=2)
     race(watch)
-    assert {found["status"] for found in watch.ask("summary")["stages"].values()} == {"not this rank: ranks=[0]"}
-    assert sorted(watch.ask("flags")["stages"]) == [1, 2]  # in step 2 it waits for rank 0's files
+    assert {found["status"] for found in watch.collect("summary")["stages"].values()} == {"not this rank: ranks=[0]"}
+    assert sorted(watch.collect("flags")["stages"]) == [1, 2]  # in step 2 it waits for rank 0's files
     watch = watch_of(tmp_path, {"stages": {"ranks": None}}, rank=1, world_size=2)
     race(watch)
     assert len(list((tmp_path / "traces").rglob("stage*_rank1_trace.json"))) == 4
