@@ -66,7 +66,7 @@ def test_a_step_ends_when_the_steps_before_it_and_the_validations_are_over():
         {"event": "eval_stop", "t_ns": 2_000_000_000, "step": 0},
         {"event": "eval_stop", "t_ns": 4_000_000_000, "step": 2},
     ]
-    assert run_charts.wall_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
+    assert run_charts.end_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
 
 
 def test_a_flagged_step_is_drawn_apart_and_not_in_the_median():
@@ -347,7 +347,7 @@ def test_the_page_of_a_race_begins_with_its_verdict_and_draws_its_runs_in_order(
     cli.main([str(folder)])
     html = (folder / "race.html").read_text()
     assert html.index("B is slower by 5 %") < html.index("data-chart") < html.index("+4.00 to +6.00 %")
-    assert "looked at the interim state" in html
+    assert "Interim looks that were not planned: 1." in html
 
 
 def test_a_damaged_race_is_refused(tmp_path):
