@@ -137,10 +137,7 @@ class Odd(Seeing):
 def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context):
     watch = InstrumentSet([Odd(context)])
     assert watch.collect("columns") == {} and watch.collect("summary") == {}
-    assert (
-        "columns() gave step_ms, which the run or another instrument writes already"
-        in watch.warnings[0]["error"]
-    )
+    assert "columns() gave step_ms, which the run or another instrument writes already" in watch.warnings[0]["error"]
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 

@@ -8,9 +8,10 @@ from snapshots import FORWARD
 
 from bench.instruments import memory
 from bench.instruments.base import Instrument, InstrumentSet
-from bench.memory import rss, snapshot
+from bench.memory import rss
 from bench.memory.monitor import DeviceMemoryMonitor, MemoryMonitor
 from bench.memory.peaks import CudaPeaks, ProcessPeaks
+from bench.memory.snapshot import pickles
 
 GIB = 2**30
 
@@ -202,7 +203,7 @@ def test_the_monitors_history_begins_a_step_before_its_snapshot(cuda, tmp_path):
         assert facts["num_alloc_retries"] == facts["num_ooms"] == 0
     (path,) = tmp_path.iterdir()
     assert path.name == "snapshot_step_3_device_0_rank_1.pickle"
-    assert [entry["size"] for entry in snapshot.load(path)["device_traces"][0] if entry["action"] == "alloc"] == [300]
+    assert [entry["size"] for entry in pickles.load(path)["device_traces"][0] if entry["action"] == "alloc"] == [300]
     assert not cuda.is_recording
     assert DeviceMemoryMonitor is MemoryMonitor
 

@@ -188,7 +188,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     import warnings
 
     from bench.memory import recording as memory_recording
-    from bench.memory import snapshot
+    from bench.memory.snapshot import pickles
 
     cuda = fake_cuda.install(monkeypatch)
     watch = watch_of(tmp_path, {"stages": {"max_entries": 1000}})
@@ -213,6 +213,6 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
     first, second = sorted(tmp_path.rglob("*_mem.pickle"))
     assert (first.name, second.name) == ("stage1-model_init_mem.pickle", "stage2-eval_bpb_mem.pickle")
     assert str(REPO).encode() not in first.read_bytes()
-    found = snapshot.load(first)
+    found = pickles.load(first)
     assert found["speedrun"]["what"] == "CUDA memory while model_init was recorded"
     assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [MIB]

@@ -5,7 +5,7 @@ Stands where torch's export_memory_timeline stood, which is deprecated and needs
 
 from bench.units import MIB, NS_PER_MS, format_bytes
 from bench.web.chart import chart, series_of
-from bench.web.page import figure, page, section, table, tag
+from bench.web.page import figure, page, section, soft, table, tag
 
 NO_PHASE = "outside of phases"
 NUM_GROUPS = 25
@@ -17,7 +17,7 @@ def of_timelines(title, about, timelines, phases):
     parts = [_section(timeline, drawn) for timeline, drawn in zip(timelines.values(), charts, strict=True)]
     if not timelines:
         parts = [tag("p", "Nothing was allocated or released while this was recorded.")]
-    return page(title, tag("h1", title), tag("p", about, class_="soft"), *parts, data={"charts": charts})
+    return page(title, tag("h1", title), soft(about), *parts, data={"charts": charts})
 
 
 def _chart(timeline, phases):
