@@ -21,19 +21,19 @@ def utc_now(before_s=0.0):
 
 
 def write_out(path, text):
-    """A file that the user asked for, with the folders above it.  ValueError with what to try where it cannot be written."""
+    """A file that the user asked for, with the folders above it.  ValueError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
-        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
+        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another path") from None
 
 
 def write_json(path, obj, durable=True):
     """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
 
-    JSON has no nan and inf: they become null.  durable=False leaves out fsync and the reserve, for what only the
-    living read.
+    JSON has no nan and inf: they become null.  durable=False: without fsync and reserve, for files that
+    need not survive a crash of the machine.
     """
     try:
         text = json.dumps(obj, indent=1, allow_nan=False)
@@ -59,7 +59,7 @@ def _write_once(path, text, durable):
 
 @contextlib.contextmanager
 def replacing(path, durable=True):
-    """with replacing(path) as file: ...  The bytes written appear under path when the block ends well, or not at all."""
+    """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # beside it: a rename is atomic in one file system
     try:
         with open(temporary, "wb") as file:

@@ -33,7 +33,7 @@ def redact_logs(folder, repo):
     """The texts in a run folder's logs/, in place; on a full disk they stay as they are."""
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError):
-            if b"\0" in path.read_bytes():  # no text: a dump of NCCL's
+            if b"\0" in path.read_bytes():  # binary: a dump of NCCL's
                 continue
             text = path.read_text(errors="replace")
             clean = redact(text, repo)

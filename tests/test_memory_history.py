@@ -47,7 +47,7 @@ def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
     assert not cuda.is_recording
     memory_recording.Recording("two").start()
     memory_recording._holder = None  # as if another program's call had begun it
-    with pytest.raises(RuntimeError, match="three: somebody else is recording"):
+    with pytest.raises(RuntimeError, match="three: another program is recording"):
         memory_recording.Recording("three").start()
     with pytest.raises(ValueError, match="stacks=cpp: use python or all"):
         memory_recording.Recording("three", stacks="cpp")

@@ -92,7 +92,7 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
         "training_microsteps": "not reached",
         "optimizer_step": "not reached",
     }
-    assert "training_microsteps]\033[0m was not reached: the race has no step 50" in spy.said[-2]
+    assert "training_microsteps]\033[0m was not reached: the run has no step 50" in spy.said[-2]
     assert sorted(path.name for path in (tmp_path / "traces").rglob("*.gz")) == [
         "stage1-model_init_trace.json.gz",
         "stage2-eval_bpb_trace.json.gz",

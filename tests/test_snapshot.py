@@ -48,7 +48,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path,
         (b"\x80\x04\x95", "is no memory snapshot"),
         (b"not a pickle", "is no memory snapshot"),
         (pickle.dumps(3), "no segments and device_traces"),
-        (pickle.dumps({"segments": {}, "device_traces": []}), "segments is no list"),
+        (pickle.dumps({"segments": {}, "device_traces": []}), "segments: not a list"),
         (pickle.dumps({"segments": [{"blocks": []}], "device_traces": []}), "segment 0 has no total_size"),
         (
             pickle.dumps({"segments": [{"total_size": 1, "blocks": [{"size": "1"}]}], "device_traces": []}),
@@ -60,7 +60,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path,
         ),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "frames": 5}]]}),
-            "frames that are none",
+            "frames that are not dicts",
         ),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "addr": [1]}]]}),

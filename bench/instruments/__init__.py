@@ -22,6 +22,6 @@ def load(chosen, context):
         try:
             made.append(importlib.import_module(module).INSTRUMENT(context, **settings))
             made[-1].name = name
-        except Exception as error:  # no sensor, no package, no permission: the race goes on without it
+        except Exception as error:  # no sensor, no package, no permission: the run goes on without it
             warnings.append(base.warning(name, "start", error))
     return made, warnings

@@ -76,7 +76,7 @@ class Instrument:
         """The run ends with this exception; only close() follows."""
 
     def columns(self):
-        """{column: {row: value}} for steps.csv; row k is after k steps.  Each rank's; the maximum over ranks is kept."""
+        """{column: {row: value}} for steps.csv; row k is after k steps.  The maximum over ranks is kept."""
         return {}
 
     def flags(self):
@@ -112,8 +112,8 @@ class InstrumentSet:
 
     # fmt: off
     EDGES = (
-        "on_build_start", "on_build_end", "on_warmup_start", "on_warmup_end", "on_run_start", "on_step_start", "on_phase",
-        "on_step_end", "on_validation", "on_run_end", "on_failure",
+        "on_build_start", "on_build_end", "on_warmup_start", "on_warmup_end", "on_run_start", "on_step_start",
+        "on_phase", "on_step_end", "on_validation", "on_run_end", "on_failure",
     )
     # fmt: on
 
@@ -186,7 +186,7 @@ class InstrumentSet:
             self.warnings += [{"instrument": name, "edge": "run", "error": sentence} for sentence in sentences]
 
     def merge(self, by_rank):
-        """[{instrument name: summary} of each rank] -> {name: merged summary}; if merging raises, rank 0's and a warning."""
+        """[{name: summary} of each rank] -> {name: merged summary}; where merging raises, rank 0's and a warning."""
         known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
         for name in dict.fromkeys(name for summaries in by_rank for name in summaries):
@@ -216,7 +216,7 @@ def warning(name, edge, error):
 
 
 def _checked(what, answer, taken=()):
-    """The answer, if it is plain finite numbers and words, and none of its columns is taken.  TypeError or ValueError."""
+    """The answer, if it is finite numbers and words, and none of its columns is taken.  Or TypeError, ValueError."""
     sentences = what in ("doubts", "warnings")
     _expect(answer, list if sentences else dict, f"{what}()")
     json.dumps(answer, allow_nan=False)

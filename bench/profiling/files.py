@@ -32,6 +32,10 @@ class Saved:
     num_bytes: int  # of the file, compressed or not
     left_out: dict[str, int]  # category: events, where max_mib did not allow them
 
+    def facts(self):
+        """What the record says of it."""
+        return {"num_events": self.num_events, "num_bytes": self.num_bytes, "left_out": self.left_out}
+
     @property
     def num_recorded(self):
         """Events that torch has in memory, whatever was written."""

@@ -1,7 +1,7 @@
 """The operators of a trace, in a folder beside it: ops/STEM.txt for people, ops/STEM.json for programs.
 
 A folder of its own, because HolisticTraceAnalysis takes every .json beside a trace for another trace.
-Reading a profile's events takes torch seconds for 100,000 of them: this runs after the race, and for more than
+Reading a profile's events takes torch seconds for 100,000 of them: this runs after training, and for more than
 MAX_EVENTS not at all, because the other ranks wait meanwhile.
 """
 
@@ -38,7 +38,7 @@ def write(recording, stem, **facts):
 
 @contextlib.contextmanager
 def _readable_names(profiler):
-    """torch reads no profile in which one Python call has a name in no encoding (allocations._name): such calls are left out."""
+    """torch reads no profile in which a Python call has an undecodable name (allocations._name): without such calls."""
     whole = profiler.kineto_results
     profiler.kineto_results = _Readable(whole)
     try:

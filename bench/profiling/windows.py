@@ -1,10 +1,11 @@
-"""The windows of one race: torch's profiler on exactly the steps that were asked for, and what became of each window.
+"""The windows of one run: torch's profiler on exactly the steps that were asked for, and what became of each window.
 
-Follows the edges of bench/instruments/base.py.  Everything that takes long and can wait is done by summary(), after
-the race; the trace itself is written at once, so that a race which dies later keeps it.
+Follows the edges of bench/instruments/base.py.  What takes long and can wait is done by summary(), after training; the
+trace itself is written at once, so that a run which fails later keeps it.
 """
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.config import profiler_windows as rules
@@ -19,10 +20,10 @@ STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
 
 @dataclass
 class Shot:
-    """One window, and what has come of it on this rank."""
+    """One window, and what became of it on this rank."""
 
     window: rules.Window
-    status: str = "not reached"  # then "recorded", or "cut short" if the race ended in its midst
+    status: str = "not reached"  # then "recorded", or "cut short" if the run ended within it
     rows: list[int] = field(default_factory=list)  # recorded, finished
     recording: Recording | None = None
     saved: files.Saved | None = None
@@ -30,22 +31,18 @@ class Shot:
 
 
 def merged(summaries):
-    """Windows.summary() of every rank -> one: of each window what its first recording rank says, with the files and sizes of all."""
-    known = [summary for summary in summaries if summary]
-    found = {}
-    for name in dict.fromkeys(name for summary in known for name in summary):
-        of_ranks = [summary[name] for summary in known if name in summary]
+    """Windows.summary() of every rank -> one: of each window its first recording rank's, with all files."""
+    merged_windows = {}
+    for name in dict.fromkeys(name for summary in summaries for name in summary):
+        of_ranks = [summary[name] for summary in summaries if name in summary]
         written = [one for one in of_ranks if one.get("files")] or of_ranks[:1]
-        found[name] = dict(written[0])
+        merged_windows[name] = window = dict(written[0])
         if len(written) > 1:
-            found[name] |= {
-                "files": [file for one in written for file in one["files"]],
-                "flush_ms": max(one["flush_ms"] for one in written),
-            }
-            found[name] |= {key: sum(one[key] for one in written) for key in ("num_events", "num_bytes")}
-            kinds = dict.fromkeys(kind for one in written for kind in one["left_out"])
-            found[name]["left_out"] = {kind: sum(one["left_out"].get(kind, 0) for one in written) for kind in kinds}
-    return found
+            window["files"] = [file for one in written for file in one["files"]]
+            window["flush_ms"] = max(one["flush_ms"] for one in written)
+            window |= {key: sum(one[key] for one in written) for key in ("num_events", "num_bytes")}
+            window["left_out"] = dict(sum((Counter(one["left_out"]) for one in written), Counter()))
+    return merged_windows
 
 
 class Windows:
@@ -68,7 +65,7 @@ class Windows:
         for shot in self.shots:
             ranks = "" if shot.window.ranks is None else f" on rank {', '.join(map(str, shot.window.ranks))}"
             late = shot.window.last_step > self._context.num_steps
-            never = f", but the race has {self._context.num_steps}" if late else ""
+            never = f", but the run has {self._context.num_steps} steps" if late else ""
             self._say(f"window {shot.window.name} records {rules.words(shot.window)}{ranks}{never}")
 
     def on_step_start(self, step):
@@ -84,11 +81,10 @@ class Windows:
     def _begin_step(self, shot, row):
         window = shot.window
         if shot.recording is None:
-            facts = {"first_step": window.first_step, "last_step": window.last_step}
-            context = self._context
-            shot.recording = Recording(
-                window.name, window.options, context.device_type, context.rank, context.world_size, **facts
-            )
+            here = self._context
+            where = (here.device_type, here.rank, here.world_size)
+            steps = {"first_step": window.first_step, "last_step": window.last_step}
+            shot.recording = Recording(window.name, window.options, *where, **steps)
         if row == window.first_step:
             shot.recording.start()
             self._recording = shot.recording
@@ -127,9 +123,8 @@ class Windows:
         recording = shot.recording
         if recording is None:
             if shot.rows:
-                self._say(
-                    f"window {shot.window.name} was for rank {', '.join(map(str, shot.window.ranks))}: {rules.span(shot.rows[0], shot.rows[-1])}"
-                )
+                ranks, steps = ", ".join(map(str, shot.window.ranks)), rules.span(shot.rows[0], shot.rows[-1])
+                self._say(f"window {shot.window.name} was for rank {ranks}: {steps}")
             return
         started_ns = time.perf_counter_ns()
         self._recording = None
@@ -144,13 +139,8 @@ class Windows:
         if not tables.readable(shot.saved):
             shot.recording = None  # millions of events are not kept in memory for a table that is not made
         steps = rules.span(shot.rows[0], shot.rows[-1])
-        self._context.emit(
-            "profile_stop",
-            window=shot.window.name,
-            status=status,
-            steps=[shot.rows[0], shot.rows[-1]],
-            flush_ms=shot.flush_ms,
-        )
+        facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
+        self._context.emit("profile_stop", window=shot.window.name, status=status, **facts)
         size = f"{shot.saved.num_events:,} events, {format_bytes(shot.saved.num_bytes)}"
         cut = f", {sum(shot.saved.left_out.values()):,} events left out for max_mib" if shot.saved.left_out else ""
         end = "" if status == "recorded" else f", {status}"
@@ -162,7 +152,7 @@ class Windows:
         self._times.read_all()
 
     def on_failure(self):
-        """What was recorded until then is worth keeping most of all."""
+        """What was recorded until then is kept."""
         for shot in list(self._current):
             self._end(shot, "cut short")
 
@@ -175,28 +165,19 @@ class Windows:
 
     def _of(self, shot):
         window = shot.window
-        found = {
-            "status": shot.status,
-            "steps_asked": [window.first_step, window.last_step],
-            "warmup_steps": window.warmup_steps,
-        }
-        found["ranks"] = None if window.ranks is None else list(window.ranks)
+        found = {"status": shot.status, "steps_asked": [window.first_step, window.last_step]}
+        found |= {"warmup_steps": window.warmup_steps, "ranks": window.ranks and list(window.ranks)}
         found["steps"] = [shot.rows[0], shot.rows[-1]] if shot.rows else None
         if shot.status != "recorded":
             status = f"{'was ' * (not shot.rows)}{shot.status}"
-            self._say(f"window {window.name} {status}: the race ended after step {self._last_row}")
+            self._say(f"window {window.name} {status}: the run ended after step {self._last_row}")
         if shot.saved is None:
             return found
         stem = shot.saved.path.with_name(shot.saved.path.name.split(".pt.trace")[0])
         facts = {"window": window.name, "rank": self._context.rank, "steps": found["steps"]}
         written = [] if shot.recording is None else tables.write(shot.recording, stem, **facts)
         found["files"] = [self._shown(path) for path in (shot.saved.path, *written)]
-        found |= {
-            "num_events": shot.saved.num_events,
-            "num_bytes": shot.saved.num_bytes,
-            "left_out": shot.saved.left_out,
-        }
-        found |= {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
+        found |= shot.saved.facts() | {"flush_ms": shot.flush_ms} | self._times.cost(shot.rows, self._flagged)
         if found["cost_pct"] is not None:
             profiled, other = format_ms(found["profiled_step_ms"]), format_ms(found["other_step_ms"])
             self._say(

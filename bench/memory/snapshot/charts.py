@@ -72,7 +72,7 @@ def axis(held):
 
 
 def segment_map(snapshot, device):
-    """The largest segments as bars of blocks, drawn to one scale.  A block too thin to see joins its equal neighbours."""
+    """The largest segments as bars of blocks, to one scale.  A block too thin to see joins its equal neighbours."""
     largest, num_all = segments.largest(snapshot, device, MAX_SEGMENTS)
     if not largest:
         return Safe("")

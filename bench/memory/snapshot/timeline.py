@@ -10,7 +10,7 @@ Sizes are those asked for; the allocator rounds up, which bench/memory/snapshot/
 
 from dataclasses import dataclass, field
 
-from bench.memory.snapshot.sites import BEFORE, Sites
+from bench.memory.snapshot.sites import BEFORE, Sites, line_of
 
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 ALIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
@@ -42,9 +42,8 @@ def of_device(snapshot, device, sites=None):
     traces = snapshot["device_traces"]
     entries = traces[device] if device < len(traces) else []
     blocks, reserved = _final(snapshot, device, sites)
-    times_us = (
-        [entry["time_us"] for entry in entries] if entries and all("time_us" in entry for entry in entries) else None
-    )
+    has_times = entries and all("time_us" in entry for entry in entries)
+    times_us = [entry["time_us"] for entry in entries] if has_times else None
     found = Timeline(device, len(entries), times_us, {})
     alive = _walk(entries, sites, found)
     for address, (size, place) in blocks.items():
@@ -81,7 +80,7 @@ def _final(snapshot, device, sites):
 
 
 def _walk(entries, sites, found):
-    """Fills in changes, initial, reserved_changes, ooms and allocated; returns {address: ...} of what lives at the end."""
+    """Fills in changes, initial, reserved_changes, ooms and allocated -> {address: ...} of what is alive at the end."""
     alive = {}
     ends_life = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free_requested"
     for number, entry in enumerate(entries):
@@ -105,10 +104,7 @@ def _walk(entries, sites, found):
         elif action in SHRINKS:
             found.reserved_changes.append((number, -size))
         elif action == "oom":
-            stack = [
-                f"{frame.get('filename')}:{frame.get('line')} {frame.get('name')}"
-                for frame in entry.get("frames") or ()
-            ]
+            stack = [line_of(frame) for frame in entry.get("frames") or ()]
             found.ooms.append({"entry": number, "size": size, "device_free": entry.get("device_free"), "stack": stack})
     return alive
 
@@ -141,22 +137,22 @@ def held_at(found, entry):
 def sampled(found, places, max_points):
     """Bytes over time at no more than max_points moments: [(entry, {place: bytes}, bytes of all, reserved)].
 
-    Of each stretch of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
-    places: which to tell; the rest is under None.
+    Of each segment of changes the moments of its largest and smallest sum are kept, so that no peak is lost.
+    places: those listed; the rest is under None.
     """
     changes = sorted(
         [(number, place, change, 0) for number, place, change in found.changes]
         + [(number, None, 0, change) for number, change in found.reserved_changes],
         key=lambda one: one[0],
     )
-    stretch = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
+    length = max(1, -(-len(changes) // max(1, max_points // 2 - 1)))
     held = {place: found.initial.get(place, 0) for place in places}
     total, reserved = sum(found.initial.values()), found.reserved_initial
     held[None] = total - sum(held.values())
     points = [(0, dict(held), total, reserved)]
-    for start in range(0, len(changes), stretch):
+    for start in range(0, len(changes), length):
         largest = smallest = None
-        for number, place, change, grown in changes[start : start + stretch]:
+        for number, place, change, grown in changes[start : start + length]:
             held[place if place in held else None] += change
             total, reserved = total + change, reserved + grown
             if largest is None or total > largest[2]:
