@@ -154,7 +154,7 @@ def _happened(run, events):
     parts = []
     costs = {kind: cost for kind, cost in (run.get("costs") or {}).items() if isinstance(cost, dict)}
     if costs:
-        lines = [[kind, cost.get("count"), round(cost.get("ms") or 0.0, 3)] for kind, cost in costs.items()]
+        lines = [[kind, cost.get("count"), _rounded(cost.get("ms"), 3)] for kind, cost in costs.items()]
         parts.append(table(("what", "count", "cost, ms"), lines, caption="What cost time in the timed region"))
     loud = [event for event in events if event["event"] not in QUIET_EVENTS]
     if loud:
@@ -186,13 +186,15 @@ def _plain(value):
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
+def _rounded(value, decimals):
+    return round(value, decimals) if isinstance(value, float) else _plain(value)
+
+
 def _summaries(run):
     """What each instrument recorded."""
     parts = []
     for name, summary in (run.get("instrument_summaries") or {}).items():
-        lines = [
-            [key, round(value, 6) if isinstance(value, float) else _plain(value)] for key, value in summary.items()
-        ]
+        lines = [[key, _rounded(value, 6)] for key, value in summary.items()]
         parts.append(details(name, table((), lines)))
     return section("Instruments", *parts) if parts else ""
 
