@@ -2,7 +2,7 @@
 
 import re
 
-from tabulate import tabulate
+from bench import text_table
 
 MAX_NAME_CHARS = 60
 NUM_LINES = 10
@@ -344,17 +344,12 @@ def _part(title, head, rows, form):
 
 
 def _table(head, rows, form):
-    return tabulate(rows, head, tablefmt=form, disable_numparse=True, colalign=["left"] * len(head) if rows else None)
+    return text_table.render(head, [["" if cell is None else str(cell) for cell in row] for row in rows], form=form)
 
 
 def _plain(value, limit=MAX_NAME_CHARS):
     """Somebody's words on our screen: no control characters, no table of their own, not too long."""
-    words = (
-        "".join(char if char.isprintable() else " " for char in str(value))
-        .replace("|", "¦")
-        .replace("<", "‹")
-        .replace(">", "›")
-    )
+    words = text_table.printable(str(value)).replace("|", "¦").replace("<", "‹").replace(">", "›")
     return words if len(words) <= limit else words[: limit - 1] + "…"
 
 
