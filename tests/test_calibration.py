@@ -70,7 +70,7 @@ def test_what_is_kept():
 
 @pytest.mark.parametrize(
     ("a", "b", "sentence"),
-    [([10.0], [10.1], "1 and 1 runs have a time"), ([10.0, 10.0], [10.0, 10.0], "all 4 times are equal")],
+    [([10.0], [10.1], "1 and 1 runs have a time"), ([10.0, 10.0], [10.0, 10.0], "4 identical times: not measured?")],
 )
 def test_too_little_to_calibrate_with_is_refused(a, b, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -117,7 +117,7 @@ def test_the_users_mistakes_are_said(results):
         (["n=1"], "n=1: runs a side, 2 or more"),
         (["n=x"], "n=x: runs a side"),
         (["--runs", "2026"], "these are 2 configs; calibrate with repeats of one"),
-        (["--runs", "aaaaaaaa", "--", "seed=1"], "runs that were made cannot be changed"),
+        (["--runs", "aaaaaaaa", "--", "seed=1"], "finished runs cannot be changed"),
     ):
         with pytest.raises(ValueError, match=sentence):
             calibrate.main(argv)

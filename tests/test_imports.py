@@ -38,9 +38,9 @@ TABLE = {
     "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
     "compare": "diagnosis importers paths record stats text_table",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
-    "race": "atomic compare data.sources launch machine paths record report text_table",
+    "race": "atomic compare data.sources launch machine paths record report stats text_table",
     "claims.rules": "compare config machine race record",
-    "claims": "claims.rules config paths private race record report stats text_table",
+    "claims": "claims.rules compare config paths private race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace training units",

@@ -11,7 +11,7 @@ import pytest
 from comparing import COMPLETE
 
 from bench import stats
-from bench.compare import verdict as comparison
+from bench.compare.verdict import of_rows
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -61,7 +61,7 @@ def rows(arm, times_s):
 
 
 def verdict(a_s, b_s, plan=None):
-    found = comparison.of_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
+    found = of_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
     assert "order-confounded" not in found["flags"]
     return found["verdict"]
 

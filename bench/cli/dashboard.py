@@ -12,7 +12,7 @@ import yaml
 from bench import paths
 from bench.exporters import reading
 from bench.exporters.dashboards import PACKAGES, note, require
-from bench.record import run_folder
+from bench.record import named
 
 CONF = paths.CONF / "instruments"
 
@@ -29,11 +29,10 @@ def main(argv):
         except ImportError as error:
             raise ValueError(f"--to {name}: {error}") from None
     ended_well = True
-    for word in args.run:
-        for folder in run_folder.find_runs([run_folder.locate(word)]):
-            exported = reading.read(folder)
-            for name in names:
-                ended_well &= _export(exported, name, args.set)
+    for folder in named.runs(args.run):
+        exported = reading.read(folder)
+        for name in names:
+            ended_well &= _export(exported, name, args.set)
     return 0 if ended_well else 1
 
 

@@ -72,7 +72,7 @@ def _utc(t_ns, events):
     """The wall clock's time of t_ns, by an event of the same boot that has both."""
     for event in events:
         if t_ns is not None and event.get("utc"):
-            known = datetime.fromisoformat(event["utc"].replace("Z", "+00:00"))
+            known = datetime.fromisoformat(event["utc"])
             then = known + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3)
             return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return None

@@ -162,7 +162,7 @@ def write_launcher_killed(folder):
         private.redact_logs(folder, REPO)
         run["artifacts"] = run_folder.artifacts(folder)
         atomic.write_json(folder / "run.json", run)
-        run_folder.remove_passing(folder)
+        run_folder.remove_temporary(folder)
 
 
 def _told(path):

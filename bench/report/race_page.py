@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from bench.diagnosis import text as diagnosis_text
-from bench.record import run_folder, step_files
+from bench.record import race_folder, run_folder, step_files
 from bench.web.chart import chart, series_of
 from bench.web.page import Safe, figure, page, section, table, tag
 
@@ -16,7 +16,7 @@ COLOUR = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive
 
 def of_race(folder):
     """A race's folder -> the page's html."""
-    race, root = read(folder), results_of(folder)
+    race, root = race_folder.read(folder), results_of(folder)
     charts = charts_of(folder)
     against = (race.get("result") or {}).get("against") or {}
     parts = [_verdict(name, one) for name, one in against.items()] or [
@@ -45,23 +45,9 @@ def of_race(folder):
     return page(f"Race {race.get('race_id')}", *body, data={"charts": charts})
 
 
-def read(folder):
-    """race.json.  Raises ValueError where it is damaged."""
-    path = Path(folder) / "race.json"
-    try:
-        race = json.loads(path.read_text())
-        return race if isinstance(race["arms"], dict) else _refuse(path)
-    except (OSError, ValueError, KeyError, TypeError):
-        _refuse(path)
-
-
-def _refuse(path):
-    raise ValueError(f"{path}: it is no readable race; ./run.sh race makes one")
-
-
 def charts_of(folder):
     """Specs: train time in the order of the runs, and the median step of each arm's runs over the race."""
-    race = read(folder)
+    race = race_folder.read(folder)
     found = _in_order(race, results_of(folder))
     if not found:
         return []

@@ -16,9 +16,11 @@ from bench.stats.hypotheses import (
     welch_df,
     welch_of_samples,
 )
-from bench.stats.power import needed_n, power, smallest_difference
+from bench.stats.power import ALPHA, WANTED_POWER, needed_n, power, smallest_difference
 
 __all__ = [
+    "ALPHA",
+    "WANTED_POWER",
     "Welch",
     "cv_pct",
     "equivalence_p",
