@@ -162,7 +162,7 @@ def test_an_arm_without_a_complete_run_is_not_comparable():
 # ---- runs left out
 
 
-def suspect(run, because="other programs used 0.80 CPU cores during the race (limit 0.1)", instrument=None):
+def suspect(run, because="other programs used 0.80 CPU cores during the run (limit 0.1)", instrument=None):
     doubts = [{"rank": 0, "instrument": instrument, "doubt": because}] if instrument else []
     return run | {"validity": "suspect", "validity_reasons": [because], "doubts": doubts}
 

@@ -36,7 +36,7 @@ def test_chance_may_bring_a_loss_a_little_below_the_floor():
 
 def test_other_programs_make_a_cpu_race_suspect():
     kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": 0.25}))
-    assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the race (limit 0.1)"])
+    assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the run (limit 0.1)"])
     assert validity.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
     assert validity.validity(run(measured={"foreign_cpu_cores": None}))[0] == "valid"
 

@@ -1,7 +1,8 @@
 """A claim as a folder that can be sent, committed and judged anywhere: it is a results folder with a claim in it.
 
-claim.yaml     track, n, races: what is claimed            README.md     a generated table, and what its author says
-<track>/<run_id>/ ...   every run of the claim and of its races       races/<race_id>/ ...       ledger.jsonl   the whole
+claim.yaml              track, n, races, arm: what is claimed
+README.md               a generated table, and what its author says
+<track>/<run_id>/ ...   every run of the claim and of its races        races/<race_id>/ ...     ledger.jsonl  the whole
 """
 
 from pathlib import Path

@@ -88,7 +88,7 @@ def by_track(found):
 
 
 def _without_copies(groups):
-    """Without groups whose runs are all in another: an older publication of the same repeats, a claim of published runs."""
+    """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
     kept, of_thing = {}, {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
         *thing, _, comparability_id = key

@@ -42,7 +42,7 @@ class Content:
 
     @functools.cached_property
     def runs(self):
-        """Names of the runs and of all runs of the races, warm-ups and interrupted ones too: each once, if it is there."""
+        """Names of the runs and of all of the races, warm-ups and interrupted ones too: each once, if it is there."""
         names = list(self.named_runs)
         for race_id in self.race_ids:
             try:

@@ -1,7 +1,8 @@
 """Does the claim hold?  ./run.sh judge RUN... | RACE | RACE:ARM | CLAIM_FOLDER      [--claim FOLDER] [--json]
 
-RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the track
-prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it elsewhere.
+RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the
+track prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it
+elsewhere.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def _parser():
         prog="./run.sh judge",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"rules:\n{lines}\n\nA track's numbers are in conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
+        epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="make a claim folder of it: runs, races, ledger, README")

@@ -4,8 +4,8 @@
     ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=10             two revisions of this repository
     ./run.sh race A="model=gpt2" B="model=modern seq_len=64" track=free looks=3,5
 
-One session, a fresh process group a run, a discarded warm-up run an arm, the order random in blocks and planned before the
-first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume
+One session, a fresh process group a run, a discarded warm-up run an arm, the order random in blocks and planned before
+the first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume
 """
 
 import argparse

@@ -76,7 +76,7 @@ def floor_pct(spread, df, n):
 
 
 def floor_for(kept, num_a, num_b):
-    """The kept floor, of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as their means' error."""
+    """The kept floor of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as the means' error."""
     shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
     return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
 

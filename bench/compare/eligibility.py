@@ -64,7 +64,7 @@ def judge(a_rows, b_rows, interleaved=None):
 
 
 def _arms(a, b):
-    """An arm is repeats of one thing, and no run is in both."""
+    """An arm is repeats of one config, and no run is in both."""
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
         names = sorted(row["run_id"] for row in a if identity(row) in both)
@@ -100,7 +100,7 @@ def identity(row):
 
 
 def index_of_runs(rows):
-    """Indices of rows, in order, each run once: of several files of one run the one that knows most, the first of equals."""
+    """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
     by_run = {}
     for number, row in enumerate(rows):
         by_run.setdefault(identity(row), []).append(number)

@@ -1,4 +1,4 @@
-"""The words of a comparison -> its arms: all started runs that are compared as one thing."""
+"""The words of a comparison -> its arms: groups of started runs."""
 
 import os
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ SEPARATOR = "vs"
 
 @dataclass
 class Arm:
-    """All started runs that are compared as one thing; rows and folders have the same length."""
+    """All started runs of one side of a comparison; rows and folders have the same length."""
 
     name: str  # as the user typed it, or the arm's name in its race
     rows: list = field(default_factory=list)  # bench.record.rows.Row
@@ -57,8 +57,7 @@ def of_words(words, on_error=None):
     else:
         groups = [[word] for word in words]
     groups = [lookup.each(group) for group in groups]
-    paths = [path for group in groups for one in group if not one.race for path in one.paths]
-    rows = dict(index.read_rows(paths, on_error, logs_too=True))  # at once, which is quicker than arm by arm
+    rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
     arms = [_joined([_of_named(one, rows, on_error) for one in group]) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
         raise ValueError(
@@ -72,6 +71,14 @@ def of_folders(name, folders, on_error=None, **of_race):
     """Run folders -> one arm.  of_race: its plan, race and unplanned_look."""
     rows = index.read_rows([str(path) for path in folders], on_error)
     return Arm(name, [row for _, row in rows], [folder for folder, _ in rows], **of_race)
+
+
+def _paths(groups):
+    """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
+    found = {}
+    for one in (one for group in groups for one in group if not one.race):
+        found |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.paths)
+    return list(found)
 
 
 def _joined(parts):
@@ -104,7 +111,8 @@ def _of_named(one, rows, on_error):
 
 def _of_paths(word, paths, rows):
     folders = []
-    for path in map(os.path.abspath, paths):
+    for path in map(str, paths):
+        path = path if path in rows else os.path.abspath(path)
         if path in rows:
             folders.append(path)
         else:

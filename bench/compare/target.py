@@ -1,6 +1,6 @@
 """Do repeats reach their track's target?  A fixed number of steps is won when the mean val_loss is below it.
 
-One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against a target here only.
+One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against it only here.
 """
 
 import functools
@@ -47,7 +47,7 @@ def of_repeats(rows, p_value):
 
 
 def _decided(rows, found, num_lost, target_val_loss, p_value):
-    """(passed, words).  Runs that stop at their target are won one by one: each reached it within its steps or did not."""
+    """(passed, words).  Runs that stop at their target are won one by one: each reached it in its steps or did not."""
     if num_lost:
         return False, f"{num_lost} of {len(rows)} runs did not complete or are invalid"
     if any(row["stop_at_target"] for row in rows):

@@ -174,9 +174,8 @@ def _loss_lines(loss):
             f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
             for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)
         ]
-        lines.append(
-            f"mean val_loss below {loss['target']:g}, one-sided t, needed p < {loss['target_p_value']:g}: {', '.join(tests)}"
-        )
+        needed = f"needed p < {loss['target_p_value']:g}"
+        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
     words = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",

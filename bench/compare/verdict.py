@@ -13,7 +13,7 @@ DEPENDS = "verdict-depends-on-exclusions"
 
 
 class Comparison(TypedDict, total=False):
-    """Of B against A, JSON as it stands; pairs are those of A and of B.  The last three: of bench/compare/comparison.py."""
+    """Of B against A, JSON as it stands; pairs are those of A and of B.  comparison.py adds the last three."""
 
     comparable: bool
     reasons: list[str]  # why not, then what is unknown
@@ -65,7 +65,7 @@ def of_rows(
     floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha"} made before the
     first run.  interleaved: None finds out from the starts.  identical_losses: every trajectory of B is one of A, bit
     for bit.  target_val_loss, loss_margin_nats: None takes the runs' own, the plan's.  force: numbers although the runs
-    are not comparable, still without a verdict.  unplanned_look: the race's interim state was shown when no look was due.
+    are not comparable, still without a verdict.  unplanned_look: the race had an interim look without a plan.
     """
     plan = plan or {}
     answer = eligibility.judge(a_rows, b_rows, interleaved)

@@ -67,10 +67,10 @@ def _medians(runs, column):
 
 
 def _regions(a, b):
-    """{region: a_ms, b_ms, change_ms, share}: milliseconds a step, mean over the steps of the medians over runs.
+    """{region: a_ms, b_ms, change_ms, share_frac}: milliseconds a step, mean over the steps of the medians over runs.
 
-    change and share use the steps that both arms have; share is of the change of the whole step, None where changes of the
-    regions cancel each other.
+    Of the steps that both arms have; share_frac is of the change of the whole step, None where changes of the regions
+    cancel each other.
     """
     whole = _pair(_medians(a, "step_ms"), _medians(b, "step_ms"))
     if whole is None:
@@ -100,7 +100,7 @@ def _pair(a, b):
 
 
 def _stretches(a, b):
-    """The race in quarters: does the change lie at the start, at the end, everywhere?"""
+    """The run in quarters: does the change lie at the start, at the end, everywhere?"""
     a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
     steps = sorted(set(a_ms) & set(b_ms))
     size = -(-len(steps) // NUM_STRETCHES) if steps else 0

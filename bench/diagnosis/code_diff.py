@@ -1,4 +1,4 @@
-"""What changed in the source between two runs, rebuilt from what their folders say: commit, patch and untracked sources.
+"""What changed in the source between two runs, rebuilt from their folders: commit, patch and untracked sources.
 
 Nothing is checked out and nothing is written into the repository: trees are made in an index and an object store of
 their own.  What a record says is data for git, which refuses paths that lead outside.

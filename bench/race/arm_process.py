@@ -1,7 +1,7 @@
 """The arms of a race as processes: what each is, asked of its own code, and one run of it in a fresh process group.
 
-An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.  All
-arms are started alike, with this Python, this data folder and this results folder.
+An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.
+All arms are started alike, with this Python, this data folder and this results folder.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What a race is going to do, before its first run: arms, number of runs, order, looks, alpha, margins, rules.
 
-Pure: numbers and names in, a dict out.  The plan's hash goes into the ledger before the first run starts, so that nobody
-can say afterwards that something else had been planned.
+Pure: numbers and names in, a dict out.  The plan's hash goes into the ledger before the first run starts, so that a
+plan that was changed afterwards shows.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ RULES = {
     "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
     "interrupted": f"a slot whose run was interrupted is run again, {MAX_ATTEMPTS} times at most; "
     "all attempts stay in the ledger",
-    "excluded": "only runs that the machine disturbed, by their own record and never by their time, from all arms alike",
+    "excluded": "only runs that the machine disturbed, by their record and never by their time, from all arms alike",
     "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; "
     "alpha is shared by the looks",
     "max_attempts": MAX_ATTEMPTS,
@@ -84,7 +84,7 @@ def _check(arms, n, looks, alpha, margin_nats, first_seed):
 
 
 def order(names, n, first_seed=0, order_seed=0):
-    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then randomised blocks A B B A, half of one last where n is odd.
+    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
 
     A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
     arm has the same seed: a change that leaves the losses alone shows so bit for bit.

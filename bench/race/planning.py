@@ -1,4 +1,4 @@
-"""A request -> the race's plan: every arm checked by its own code, fresh seeds, a random order, a hash in the ledger."""
+"""A request -> the race's plan: every arm checked by its own code, fresh seeds, random order, a hash in the ledger."""
 
 import secrets
 
@@ -11,7 +11,7 @@ KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations")  
 
 
 def begin(request, results):
-    """Check every arm, write the plan and put its hash into the ledger.  Returns the race's folder; no run has started."""
+    """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started."""
     asked = request.pop("arms")
     commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
     settings = {"n": plan.N, **request}

@@ -164,7 +164,7 @@ def finish(folder, results, status, why, args):
 
 
 def look(folder, results):
-    """Show the interim state; the ledger keeps the look, and before the end only a planned one leaves a verdict valid."""
+    """Show the interim state; the ledger keeps the look.  Before the end only a planned one leaves a verdict valid."""
     race = state.read(folder, results)
     started = race.started()
     if not all(started.values()):

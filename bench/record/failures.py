@@ -21,11 +21,12 @@ HINTS = {
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "disk_full": "free space where results/ is, then run again",
-    "rank_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
-    "agent_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "rank_killed": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "agent_killed": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
     "rank_crashed": "a crash in native code: the end of the rank's log says more",
-    "collective_timeout": "a rank stalled or died: see the other ranks' logs; raise hardware.collective_timeout_s if steps are long",
-    "wall_timeout": "raise hardware.wall_timeout_s or race fewer steps",
+    "collective_timeout": "a rank stalled or died: see the other ranks' logs; "
+    "raise hardware.collective_timeout_s if steps are long",
+    "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "the launcher was killed from outside; the workers ended themselves",
     "interrupted": "start it again; a sweep skips what is complete",
     "bad_data": "./run.sh data show NAME checks every file",
@@ -93,12 +94,14 @@ def kind_of(error):
 
 def classify(folder, exit_code):
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
-    told = [_told(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
-    told = [one for one in told if one]
+    reported = [_report(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
+    reported = [one for one in reported if one]
     ended = _read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
-    if exit_code == 0 and not told:
+    if exit_code == 0 and not reported:
         return None
-    first_cause = [one for one in told if not (one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]))]
+    first_cause = [
+        one for one in reported if not (one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]))
+    ]
     killed = [one for one in ended if one["exit_code"] < 0 and -one["exit_code"] != signal.SIGTERM]
     if first_cause:
         cause = min(first_cause, key=lambda one: one["failed_at_s"])
@@ -108,8 +111,8 @@ def classify(folder, exit_code):
             return _without_private(cause)
     if killed:
         return _killed(folder, min(killed, key=lambda one: one["failed_at_s"]))
-    if told:
-        return _without_private(min(told, key=lambda one: one["failed_at_s"]))
+    if reported:
+        return _without_private(min(reported, key=lambda one: one["failed_at_s"]))
     if ended:
         one = ended[0]
         return failure(
@@ -145,12 +148,12 @@ def _log(folder, rank):
 
 
 def last_step(folder):
-    """The last step that rank 0's pen wrote: within half a second of what any rank knew."""
+    """The last step that rank 0 wrote: within half a second of what any rank knew."""
     return _read_json(folder / run_folder.PROGRESS, {}).get("step")
 
 
 def write_launcher_killed(folder):
-    """Rank 0 finishes the record in the place of a launcher that is gone."""
+    """Rank 0 finishes the record where the launcher is gone."""
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
@@ -165,7 +168,7 @@ def write_launcher_killed(folder):
         run_folder.remove_temporary(folder)
 
 
-def _told(path):
+def _report(path):
     found = _read_json(path, None)
     return found if found and "kind" in found else None
 

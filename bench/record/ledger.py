@@ -33,7 +33,7 @@ NAME = "ledger.jsonl"
 
 
 def append(results, event, **facts):
-    """Adds one line under a lock, on disk when this returns.  Returns the line as a dict.  Raises OSError: nothing written.
+    """Adds one line under a lock, on disk when this returns.  Returns it as a dict.  Raises OSError: nothing written.
 
     A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
     """
@@ -50,7 +50,7 @@ def append(results, event, **facts):
             _write(file, text if last is None or last.endswith(b"\n") else b"\n" + text)
         except OSError:
             with contextlib.suppress(OSError):
-                file.truncate(size)  # half a line helps nobody
+                file.truncate(size)  # no half lines
             raise
     return line
 

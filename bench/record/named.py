@@ -1,6 +1,6 @@
 """What a word of the user's means.  Every verb that reads results finds its folders here.
 
-    a path            of a run, a race, a claim, a folder of runs, logs; also its run.json or race.json, or a quoted glob
+    a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
     a race's id       the folder of the race                   RACE:ARM   one arm of it
     part of a run id  every run that bears it, a config_id for example
     ONE,OTHER         both
@@ -61,10 +61,9 @@ class Lookup:
         if race and arm and (paths := _paths(race)) and Named(race, paths).race:
             return Named(word, paths, arm)
         for folders in (self._own, self._published):
-            if word in folders:
-                return Named(word, [folders[word]], by_id=True)
-            if paths := [path for name, path in folders.items() if word in name]:
-                return Named(word, paths, by_id=True)
+            names = [word] if word in folders else sorted(name for name in folders if word in name)
+            if names:
+                return Named(word, [Path(folders[name]) for name in names], by_id=True)
         raise ValueError(
             f"{word}: is no folder, no glob that fits, no race and no part of a run id: ./run.sh table lists the runs"
         )
@@ -131,8 +130,6 @@ def _paths(word):
 
 
 def _runs_below(root):
-    """{run id: folder}; of a run that was published twice the first."""
-    found = {}
-    for folder in run_folder.find_runs([root] if root.is_dir() else []):
-        found.setdefault(folder.name, folder)
-    return found
+    """{run id: folder as text}; of a run that was published twice the first."""
+    found = sorted(run_folder.walk(os.path.abspath(root)), key=lambda one: one[:2], reverse=True)
+    return {name: f"{parent}/{name}" for parent, name, _ in found}

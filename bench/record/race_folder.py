@@ -1,4 +1,4 @@
-"""The race folder, results/races/<race_id>/: plan.json from before the first run, race.json and its pages from the end."""
+"""The race folder, results/races/<race_id>/: plan.json from before its first run, race.json and pages from its end."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """A record -> one flat row of facts: all that the table shows and a comparison counts with.
 
-Rows are what the index keeps (bench/record/index.py), so they hold plain JSON values only and depend on the record alone.
+Rows are what the index keeps (bench/record/index.py), so they hold plain JSON values and depend on the record alone.
 None is off, unknown or not measured.
 """
 

@@ -71,7 +71,7 @@ def find_runs(paths):
     for path in paths:
         if not os.path.isdir(path):
             raise ValueError(f"{path}: is no folder: ./run.sh table without a folder shows results/")
-        yield from sorted(Path(parent, name) for parent, name, _ in walk(os.fspath(path)))
+        yield from map(Path, sorted(os.path.join(parent, name) for parent, name, _ in walk(os.fspath(path))))
 
 
 def walk(path, on_error=None):

@@ -1,7 +1,6 @@
 """The rules that a record must keep: it follows its schema, and says of its folder what is there.
 
-check(folder, record) yields (rule, passed, evidence); a rule is a function (folder, record) -> (passed, evidence), its name
-and docstring are what ./run.sh verify shows.
+A rule is a function (folder, record) -> (passed, evidence); its name and docstring are what ./run.sh verify shows.
 """
 
 import hashlib
@@ -41,7 +40,7 @@ def check(folder, run):
 
 
 def applied(rules, *args):
-    """Functions of args -> (name, passed, evidence) of every one, whatever the first ones give; an error is a failure."""
+    """Functions of args -> (name, passed, evidence) of each, whatever the first ones give; an error is a failure."""
     for rule in rules:
         try:
             passed, evidence = rule(*args)

@@ -1,7 +1,7 @@
 """When a claim holds: each rule a function of the claim (bench/claims/claim.py) -> (passed, evidence).
 
-passed None: the rule does not apply.  A track's own numbers and names are data in conf/track/; here is what is done with
-them.
+passed None: the rule does not apply.  A track's own numbers and names are data in conf/track/; what is done with
+them is here.
 """
 
 from bench.claims.rules import races, records, runs, track

@@ -44,7 +44,7 @@ def every_record_is_that_of_the_ledger(claim):
 
 
 def every_run_completed(claim):
-    """A run that failed or is invalid was started and lost; a suspect one keeps its loss, and its time does not count."""
+    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
 
     def fault_of(run):
         if run.record["status"] != "complete":
