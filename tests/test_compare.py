@@ -305,7 +305,7 @@ def test_trajectories_of_other_seeds_cannot_be_the_same(arms, capsys):
 
 
 def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys):
-    """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, their traces are shown."""
+    """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, traces shown."""
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         (folders[2] / "traces").mkdir()
         events = [traces.step(number, 1000 * number, 900) for number in (1, 2, 3)]

@@ -33,7 +33,7 @@ def test_the_json_has_what_programs_rely_on_in_every_case():
 def test_two_arms_worked_by_hand():
     """10, 10.1 against 10.2, 10.3: logs 2.302585, 2.312535 and 2.322388, 2.332144.
 
-    Difference 0.019705755, so +1.99012 %.  Variances 4.950496e-5 and 4.759100e-5, se = sqrt(their sum / 2) = 0.00696766;
+    Difference 0.019705755, so +1.99012 %.  Variances 4.950496e-5 and 4.759100e-5, se = sqrt(sum / 2) = 0.00696766;
     t = 2.82817 with df = (sum)^2 / (sum of squares) = 1.99922.
     """
     time = compared([10.0, 10.1], [10.2, 10.3])["time"]
@@ -347,7 +347,7 @@ THIS_PR = [
 
 
 def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():
-    """-0.50 % [-0.73, -0.27]; val_loss 3.27912 (sd 0.00063) and 3.27892 (sd 0.00056), below 3.28 with p 0.0091 and 0.0026."""
+    """-0.50 % [-0.73, -0.27]; val_loss 3.27912 (sd 0.00063), 3.27892 (sd 0.00056), below 3.28: p 0.0091, 0.0026."""
     arms = []
     for name, logs in (("A", BASELINE), ("B", THIS_PR)):
         changes = {

@@ -104,7 +104,8 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 
 def test_launchers_at_once_lose_no_line(tmp_path, repo):
-    code = "import sys; from bench.record import ledger\nfor n in range(40): ledger.append(sys.argv[1], 'start', run=sys.argv[2] + str(n), race=None)"
+    append = "ledger.append(sys.argv[1], 'start', run=sys.argv[2] + str(n), race=None)"
+    code = f"import sys; from bench.record import ledger\nfor n in range(40): {append}"
     started = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], cwd=repo) for name in "abc"]
     assert [process.wait(60) for process in started] == [0, 0, 0]
     lines = ledger.read(tmp_path).lines

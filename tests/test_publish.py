@@ -1,4 +1,4 @@
-"""publish: evidence goes to git on purpose, whole, once, without anything private; what a machine runs leaves git clean."""
+"""publish: evidence goes to git on purpose, whole, once, nothing private; what a machine runs leaves git clean."""
 
 import errno
 import itertools
@@ -24,7 +24,7 @@ OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n
 
 @pytest.fixture
 def house(tmp_path, repo, monkeypatch):
-    """A git repository with this one's ignore rules and two committed READMEs, and no run yet; it takes this one's place."""
+    """A git repository with this one's ignore rules, two committed READMEs and no run; it stands for this one."""
     home = tmp_path / "house"
     (home / "results" / "published").mkdir(parents=True)
     shutil.copy(repo / ".gitignore", home)
@@ -283,7 +283,7 @@ def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(hou
 
 
 def test_the_leaderboard_takes_each_publication_with_its_own_ledger(house, results, tmp_path):
-    """A larger publication of the same repeats replaces the smaller; the same thing from another machine makes no new record."""
+    """A larger publication of the same repeats replaces the smaller; the same from another machine is no new record."""
     folders = three(results)
     assert publish.main([*map(str, folders), "--name", "early"]) == 0
     folders += three(results, seeds=range(3, 5))
@@ -378,7 +378,7 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
 
 
 def test_the_committed_publications_are_whole(repo, monkeypatch):
-    """What this repository publishes passes verify; the leaderboard, which is checked elsewhere, says what judge accepts."""
+    """What this repository publishes passes verify; the leaderboard (checked elsewhere) says what judge accepts."""
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     folders = [path for path in (Path(repo) / "results" / "published").iterdir() if (path / "README.md").exists()]
     assert folders

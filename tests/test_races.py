@@ -1,4 +1,4 @@
-"""A race of several runs: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
+"""A race: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
 
 import json
 import os

@@ -46,7 +46,7 @@ def is_timed(row):
     )
 
 
-def judge(a_rows, b_rows, interleaved=None):
+def judge(a_rows, b_rows):
     """Rows of all started runs of both arms -> Answer."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
     refusals, remarks, flags = [], [], []
@@ -59,7 +59,7 @@ def judge(a_rows, b_rows, interleaved=None):
         for kind, word in rule(a, b):
             {"refusal": refusals, "remark": remarks, "flag": flags}[kind].append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
-        _order(a, b, interleaved, flags)
+        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
     return Answer(refusals, remarks, list(dict.fromkeys(flags)))
 
 
@@ -200,15 +200,6 @@ def _on_the_way(a, b, steps, target, ran):
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
-
-
-def _order(a, b, interleaved, flags):
-    if interleaved is None:
-        interleaved = are_interleaved(a, b)
-    if interleaved is None:
-        flags.append("order-unknown")
-    elif not interleaved:
-        flags.append("order-confounded")
 
 
 def are_interleaved(a_rows, b_rows):

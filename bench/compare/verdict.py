@@ -52,7 +52,6 @@ def of_rows(
     b_rows,
     floor_pct=None,
     plan=None,
-    interleaved=None,
     identical_losses=None,
     target_val_loss=None,
     loss_margin_nats=None,
@@ -63,12 +62,12 @@ def of_rows(
     """Rows (bench/record/rows.py) of all started runs.
 
     floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha"} made before the
-    first run.  interleaved: None finds out from the starts.  identical_losses: every trajectory of B is one of A, bit
-    for bit.  target_val_loss, loss_margin_nats: None takes the runs' own, the plan's.  force: numbers although the runs
-    are not comparable, still without a verdict.  unplanned_look: the race had an interim look without a plan.
+    first run.  identical_losses: every trajectory of B is one of A, bit for bit.  target_val_loss, loss_margin_nats:
+    None takes the runs' own, the plan's.  force: numbers although the runs are not comparable, still without a verdict.
+    unplanned_look: the race had an interim look that its plan has not.
     """
     plan = plan or {}
-    answer = eligibility.judge(a_rows, b_rows, interleaved)
+    answer = eligibility.judge(a_rows, b_rows)
     shown = force or not answer.refusals
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
     counted, excluded = _without_disturbed_runs(arms)

@@ -40,17 +40,9 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
-def failure(kind, message, rank=None, step=None, signal_name=None, exit_code=None):
-    """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
-    return {
-        "kind": kind,
-        "rank": rank,
-        "step": step,
-        "signal": signal_name,
-        "exit_code": exit_code,
-        "message": message,
-        "hint": HINTS[kind],
-    }
+def failure(kind, message, *where, **more):
+    """run_folder.failure() with the hint of its kind."""
+    return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
 def write(folder, rank, step, error):
@@ -66,15 +58,9 @@ def write(folder, rank, step, error):
         atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
     if kind == "non_finite_loss":
-        event = {
-            "t_ns": time.perf_counter_ns(),
-            "utc": atomic.utc_now(),
-            "event": kind,
-            "rank": rank,
-            "step": found["step"],
-        }
+        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": kind}
         with contextlib.suppress(OSError):
-            step_files.append_event(folder, event | {"message": found["message"]})
+            step_files.append_event(folder, event | {key: found[key] for key in ("rank", "step", "message")})
     return kind
 
 
@@ -114,20 +100,13 @@ def classify(folder, exit_code):
     if reported:
         return _without_private(min(reported, key=lambda one: one["failed_at_s"]))
     if ended:
-        one = ended[0]
-        return failure(
-            "exception",
-            f"rank {one['rank']} ended with exit code {one['exit_code']}",
-            one["rank"],
-            exit_code=one["exit_code"],
-        )
+        rank, code = ended[0]["rank"], ended[0]["exit_code"]
+        return failure("exception", f"rank {rank} ended with exit code {code}", rank, exit_code=code)
     if exit_code == -signal.SIGKILL:
-        return failure(
-            "agent_killed", "the launching agent was ended by SIGKILL", None, last_step(folder), "SIGKILL", exit_code
-        )
-    return failure(
-        "exception", f"the launching agent ended with exit code {exit_code}; see logs/agent.log", exit_code=exit_code
-    )
+        message = "the launching agent was ended by SIGKILL"
+        return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
+    message = f"the launching agent ended with exit code {exit_code}; see logs/agent.log"
+    return failure("exception", message, exit_code=exit_code)
 
 
 def _killed(folder, ended):

@@ -209,18 +209,16 @@ def effective(run, now_s=None, boot=None, start_ticks_of=None):
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
     if not gone:
         return run
-    failure = {
-        "kind": "launcher_killed",
-        "rank": None,
-        "step": None,
-        "signal": None,
-        "exit_code": None,
-        "message": f"run.json says running, but {why}",
-        "hint": "run it again",
-    }
+    found = failure("launcher_killed", f"run.json says running, but {why}", "run it again")
     ended_at = run.get("heartbeat_at") or run["started_at"]  # the last sign of life
     doubt = {"validity": "invalid", "validity_reasons": ["the run did not complete"]}
-    return run | {"status": "aborted", "failure": failure, "ended_at": ended_at} | doubt
+    return run | {"status": "aborted", "failure": found, "ended_at": ended_at} | doubt
+
+
+def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_code=None):
+    """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
+    where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
+    return {"kind": kind, **where, "message": message, "hint": hint}
 
 
 def _seconds(utc):
