@@ -58,7 +58,7 @@ class Results:
         source="41",
         change=None,
     ):
-        """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record before it is written."""
+        """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record first."""
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
         minute = next(self.clock)

@@ -257,6 +257,9 @@ def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(result
     go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
     globs = [str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]
+    (open_race,) = (results.folder / "races").iterdir()
+    with pytest.raises(ValueError, match="it has not ended: race --resume .*, or --look"):
+        compare.main([open_race.name])
     with pytest.raises(ValueError, match="holds runs of the race .*, which has not ended: ./run.sh race --look"):
         compare.main(globs)
     race.main(["--resume"])

@@ -45,6 +45,9 @@ def of(results, race_id):
 def read(folder) -> Race:
     """race.json of this folder, its flags by their names of today.  ValueError where it is missing or damaged."""
     path = Path(folder) / "race.json"
+    if not path.is_file():
+        name = Path(folder).name
+        raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
     try:
         race = json.loads(path.read_bytes())
         against = (race.get("result") or {}).get("against") or {}
