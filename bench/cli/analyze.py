@@ -9,10 +9,10 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from bench import atomic
 from bench.paths import of_user
+from bench.record import named
 from bench.trace import analysis, categories, diff, load
 from bench.trace.text import as_markdown, as_text, diff_text
 
@@ -25,7 +25,7 @@ def main(argv):
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
     answers = {}
     for words in _jobs(args.path):
-        paths = [_locate(word) for word in words]
+        paths = [named.path(word) for word in words]
         by_window = load.by_window([one for path in paths for one in load.find(path)])
         found = {}
         for name, ranks in by_window.items():
@@ -81,21 +81,11 @@ def _diff(argv):
 
 
 def _one_rank(word, number):
-    ranks = load.load_all(load.find(_locate(word)))
+    ranks = load.load_all(load.find(named.path(word)))
     for rank in ranks:
         if number is None or rank.rank == number:
             return rank
     raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
-
-
-def _locate(word):
-    """A path from where the user stands; or a run id."""
-    path = of_user(word)
-    if path.exists():
-        return path
-    from bench.record import run_folder
-
-    return Path(run_folder.locate(word))
 
 
 def _parser():

@@ -1,12 +1,12 @@
 """Events that cost time: a finished run folder -> run.json["costs"] and ["skew"], and its stalls as events.
 
     costs   {kind: {"count", "ms"}}; a kind is there only if somebody looked for it; ms null: it has no duration
-      stall             steps far above the usual, and the milliseconds above it (bench/diagnosis/stalls.py, bench/diagnosis/stall_causes.py)
+      stall             steps far above the usual, and the milliseconds above it (stalls.py, stall_causes.py)
       gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
       graph_break       seen by the same instrument
       allocator_retry   of the rank that lost most
-      late_rank         steps with a late rank (bench/diagnosis/rank_skew.py), and the others' waiting over all steps
-      non_finite_loss   ends the race
+      late_rank         steps with a late rank (rank_skew.py), and the others' waiting over all steps
+      non_finite_loss   ends the run
 They overlap: a collection that stalls a step is in both.  No sum is given because it would count milliseconds twice.
 """
 
@@ -45,7 +45,7 @@ def _without(flagged, of_rank):
 
 
 def _of_worst_rank(kind, events):
-    """Count and milliseconds of the rank that lost most of them; its own total, where it told one, has the short ones too."""
+    """Count and milliseconds of the rank that lost most; a total that it recorded has the short ones too."""
     by_rank = {}
     for event in events:
         if event["event"] == kind:
@@ -72,7 +72,7 @@ def _utc(t_ns, events):
     """The wall clock's time of t_ns, by an event of the same boot that has both."""
     for event in events:
         if t_ns is not None and event.get("utc"):
-            known = datetime.fromisoformat(event["utc"].replace("Z", "+00:00"))
+            known = datetime.fromisoformat(event["utc"])
             then = known + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3)
             return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return None
