@@ -35,6 +35,7 @@ TABLE = {
     "diagnosis": "machine record stats text_table trace",
     "instruments": "config exporters memory paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory paths record",
+    "compat": "memory training units",
     "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
     "compare": "diagnosis importers paths record stats text_table",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
