@@ -16,7 +16,8 @@ from bench.config import resolve, schema
 from bench.instruments.base import Context, Watch
 from bench.launch import progress
 from bench.record import failures
-from bench.training import clock, flight_recorder, gc_policy, worker
+from bench.training import clock, flight_recorder, gc_policy
+from bench.training.rank_events import RankEvents
 from bench.training.timers import HostMarks
 
 
@@ -233,24 +234,24 @@ def as_before():
 )
 def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
     gc.unfreeze()
-    one = gc_policy.Collector(policy, 5)
-    one.before_race()
+    one = gc_policy.GcPolicy(policy, 5)
+    one.before_training()
     assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen, enabled)
     words = (clock.TIMING_PROTOCOL | gc_policy.protocol(policy, 5))["garbage_collection"]
     assert ("frozen" in words, "off" not in words) == (frozen, enabled)
-    one.after_race()
+    one.after_training()
     assert gc.isenabled()
 
 
 def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
     asked = []
-    one = gc_policy.Collector("manual", 3)
+    one = gc_policy.GcPolicy("manual", 3)
     monkeypatch.setattr(gc, "collect", asked.append)
     for _ in range(7):
         for check in one.checks:
             check()
     assert asked == [1, 1]  # after steps 3 and 6
-    assert gc_policy.Collector(None).checks == gc_policy.Collector("off").checks == ()
+    assert gc_policy.GcPolicy(None).checks == gc_policy.GcPolicy("off").checks == ()
 
 
 def test_the_default_policy_has_one_config_id_said_or_not():
@@ -283,7 +284,7 @@ def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
     "nccl, gloo",
     [(b'{"entries": [1, 2]}', b'{"entries": []}'), (b"{}", '{"entries": [1]}'), (None, b'{"entries": [1]}')],
 )
-def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp_path, monkeypatch, nccl, gloo):
+def test_the_buffer_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp_path, monkeypatch, nccl, gloo):
     from torch._C import _distributed_c10d as c10d
 
     (tmp_path / "logs").mkdir()
@@ -294,11 +295,11 @@ def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp
     assert json.loads((tmp_path / "logs" / "rank3.flight.json").read_text())["entries"]
 
 
-def test_an_event_told_late_has_the_wall_clocks_time_of_when_it_happened(tmp_path):
-    told = worker.Emitted(0)
-    told("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
-    told("gc")
-    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in told.kept)
+def test_an_event_reported_late_has_the_wall_clocks_time_of_when_it_happened():
+    events = RankEvents(0)
+    events("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
+    events("gc")
+    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in events.kept)
     assert 2.9 < (late - early).total_seconds() < 3.2
 
 

@@ -26,6 +26,8 @@ NOT_RACED = {
     "bench/paths.py": "finds folders",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/exporters": "exports after the run",
+    "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
+    "bench/stats": "counts with records",
     "bench/trace": "reads traces after the run",
 }
 SAMPLE = b'''"""Doc."""

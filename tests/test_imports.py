@@ -34,7 +34,7 @@ TABLE = {
     "profiling": "config machine paths trace units",
     "diagnosis": "machine record stats text_table trace",
     "instruments": "config exporters memory paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments machine memory paths record",
+    "training": "atomic config data data.sources instruments machine memory paths record units",
     "compat": "memory training units",
     "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
     "compare": "diagnosis importers paths record stats text_table",
@@ -44,7 +44,7 @@ TABLE = {
     "claims": "claims.rules config paths private race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report text_table trace training units",
+    "memory.snapshot overhead paths race record report text_table trace units",
     "__main__": "",  # it finds a verb in cli/ by its name
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
@@ -58,6 +58,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/distributed.py",
     "training/evaluate.py",
     "training/step_log.py",
+    "training/run.py",
     "training/trainer.py",
 }
 TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "training", "cli"}

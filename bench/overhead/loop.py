@@ -144,7 +144,7 @@ class _Loops:
 
     def _race(self, name):
         from bench.training.clock import Clock
-        from bench.training.loop import race
+        from bench.training.loop import train
         from bench.training.step_log import StepLog
 
         watch, trainer = self._watches[name], self.trainer
@@ -153,7 +153,7 @@ class _Loops:
         watch.attach(log)
         trainer.attach(watch, log)
         clock = Clock(self._sync, lambda: None)
-        race(trainer.step, lambda: 0.0, lambda loss: False, self.num_block_steps, self.num_block_steps, clock, watch)
+        train(trainer.step, lambda: 0.0, lambda loss: False, self.num_block_steps, self.num_block_steps, clock, watch)
         watch.attach(None)
         return clock.train_s
 

@@ -9,6 +9,7 @@ from bench import atomic
 from bench.compare import comparison
 from bench.compare import selection as arms_of_runs
 from bench.launch.progress import say
+from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, plan, worktrees
 from bench.race import planning as race_plan
@@ -43,7 +44,7 @@ def go(folder, results, args):
                 folders = {name: paths.get(f"{state.race_id}-{name}", REPO) for name in state.plan["arms"]}
                 _same_as_planned(state, folders, results)
                 status, why = _run_all(state, folders, results, args.show)
-        except arm_process.Interrupted as error:
+        except Interrupted as error:
             say("race", f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood")
             return 1
         return finish(folder, results, status, why, args)
