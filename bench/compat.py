@@ -1,4 +1,4 @@
-"""KempnerForge's timers and memory monitor, for a training loop of your own: its names, on this harness' marks and peaks.
+"""KempnerForge's timers and memory monitor for a training loop of your own, on this harness' marks and peaks.
 
     timers = CUDATimerCollection(["forward", "backward"])
     monitor = DeviceMemoryMonitor(device=0, snapshot_step=3)
@@ -97,7 +97,7 @@ class CUDATimerCollection:
 
 
 class DeviceMemoryMonitor:
-    """report(step) after each step.  snapshot_step: after which one to write a snapshot into snapshot_dir; None: never."""
+    """report(step) after each step.  snapshot_step: after which one to write a snapshot; None: never."""
 
     def __init__(self, device=0, snapshot_step=None, snapshot_dir="memory_snapshots", rank=0):
         self._device, self._snapshot_step = device, snapshot_step
@@ -130,7 +130,7 @@ class DeviceMemoryMonitor:
         }
 
     def capture_snapshot(self, step):
-        """Write snapshot_step_S_device_D_rank_R.pickle.  Returns its path; None without a GPU, or if it failed, logged."""
+        """Write snapshot_step_S_device_D_rank_R.pickle.  Its path; None without a GPU, or if that failed, logged."""
         if not recording.is_available():
             return None
         path = self._folder / f"snapshot_step_{step}_{self._name}.pickle"

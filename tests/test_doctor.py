@@ -78,7 +78,9 @@ def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monk
     """One of two ranks never comes: the other's wait for it ends, and the check says so."""
     (tmp_path / "usercustomize.py").write_text("")
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys, time\nif os.environ.get('RANK') == '1' and 'bench.launch.probe_rank' in ' '.join(sys.orig_argv): time.sleep(60)\n"
+        "import os, sys, time\n"
+        "is_probe = 'bench.launch.probe_rank' in ' '.join(sys.orig_argv)\n"
+        "if is_probe and os.environ.get('RANK') == '1': time.sleep(60)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (check,) = probe.probe(schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1), timeout_s=2.0)

@@ -42,7 +42,7 @@ TABLE = {
     "race": "atomic compare data.sources launch machine paths record report text_table",
     "claims.rules": "compare config machine race record",
     "claims": "claims.rules config paths private race record report stats text_table",
-    "overhead": "data instruments launch machine stats training",
+    "overhead": "data instruments launch machine paths stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace units",
     "__main__": "",  # it finds a verb in cli/ by its name
@@ -50,6 +50,7 @@ TABLE = {
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "data/loader.py",
     "launch/agent.py",
+    "overhead/loop.py",
     "profiling/allocations.py",
     "profiling/breakdown.py",
     "profiling/kempner.py",

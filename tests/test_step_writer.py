@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_rows_that_do_not_fit_on_the_disk_leave_no_half_line_and_end_the_run(tmp
 
     one = writer(tmp_path)
     before = (tmp_path / "steps.csv").read_text()
-    monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(open(*args, **more)), raising=False)
+    monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(Path.open(*args, **more)), raising=False)
     with pytest.raises(OSError) as caught, one:
         one.row(row(1))
     assert caught.value.errno == errno.ENOSPC

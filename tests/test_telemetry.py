@@ -1,4 +1,4 @@
-"""Telemetry: the real nvidia-ml-py on a compiled stand-in for the driver's library, the join by hand-worked numbers, a race."""
+"""Telemetry: the real nvidia-ml-py on a compiled stand-in for the driver's library, the join by hand, a run."""
 
 import json
 import os
@@ -174,7 +174,10 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
     assert told["foreign_processes"] == {"gpu0": 1}
     assert "power_average_w" in told["unsupported"]["gpu0"] and told["warnings"] == []
     env = os.environ | {"LD_LIBRARY_PATH": str(old_library), "FAKE_NVML": str(tmp_path / "gpus.txt")}
-    code = "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus']; print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
+    code = (
+        "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus'];"
+        "print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=racing.REPO, env=env, capture_output=True, text=True)
     assert done.stdout == "2 ['sw_power_cap']\n", done.stderr
 
@@ -230,7 +233,7 @@ def test_limits_slowdowns_and_foreign_processes_are_doubts_with_their_figures(tm
     num = told["by_device"]["gpu0"]["num_timed_samples"]
     assert throttling.doubts(told) == [
         f"gpu0 was slowed down by hw_thermal in 100.0 % of {num} samples (limit 1 %)",
-        "2 other processes computed on gpu0 during the race",
+        "2 other processes computed on gpu0 during the run",
         "the GPUs have unequal power limits: gpu0 700 W, gpu1 350 W",
     ]
 
@@ -255,7 +258,7 @@ def test_a_power_limit_changed_in_the_race_is_a_doubt_and_rounding_is_none():
     assert throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
     rows[3]["power_limit_w"] = 400.0
     (doubt,) = throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
-    assert doubt == "the power limit of gpu0 was changed in the race, between 400 and 700 W"
+    assert doubt == "the power limit of gpu0 was changed in the run, between 400 and 700 W"
 
 
 def test_without_a_driver_the_host_is_sampled_and_the_record_is_told(tmp_path, library):
@@ -298,7 +301,8 @@ def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path,
     )
     code = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-m', 'bench.telemetry.sampler', '{job}'], stdin={read_end}, stdout=subprocess.PIPE)\n"
+        f"words = [sys.executable, '-m', 'bench.telemetry.sampler', '{job}']\n"
+        f"child = subprocess.Popen(words, stdin={read_end}, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen(
@@ -410,7 +414,7 @@ def test_energies_of_the_steps_add_up_to_that_of_the_run():
 
 
 def test_a_step_has_the_share_of_it_in_which_the_worst_gpu_was_slowed_down():
-    """gpu1 is held down from its second sample to its third; between two samples that differ, half of the time is taken."""
+    """gpu1 is held down from its second sample to its third; of the time between two samples that differ, half."""
     rows = gpu_rows([100] * 5, throttle_reasons="sw_power_cap")
     reasons = ["none", "hw_thermal", "sw_power_cap|hw_thermal", "none", "none"]
     rows += [row | {"device": "gpu1", "throttle_reasons": reason} for row, reason in zip(gpu_rows([100] * 5), reasons)]
@@ -501,7 +505,7 @@ def test_the_bar_shows_the_power_of_all_gpus_at_the_last_tick(tmp_path):
 
 @pytest.fixture
 def seen(tmp_path, library, monkeypatch):
-    """A made-up race of two GPUs, four steps, two validations: (watch, telemetry, context), to be given its edges by race()."""
+    """A made-up run of two GPUs, four steps, two validations: (watch, telemetry, context) for train()."""
 
     def make(gpus, interval_ms=20):
         scenario = tmp_path / "gpus.txt"
@@ -521,7 +525,7 @@ def seen(tmp_path, library, monkeypatch):
     return make
 
 
-def race(watch, context, step_s=0.15, after_step=lambda step: None):
+def train(watch, context, step_s=0.15, after_step=lambda step: None):
     watch.on_warmup_start()
     watch.on_run_start()
     for step in range(5):
@@ -541,7 +545,7 @@ def race(watch, context, step_s=0.15, after_step=lambda step: None):
 
 def test_a_run_on_two_gpus_is_told_with_its_energy_by_step(seen):
     watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {"power_mw": 300_000, "clock_mhz": 1655}})
-    race(watch, context)
+    train(watch, context)
     told, found = telemetry.summary(), telemetry.columns()
     timed_s = sum(end_ns - begin_ns for begin_ns, end_ns in telemetry._spans) / 1e9
     assert 0.6 <= timed_s < 5
@@ -567,7 +571,7 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
             )
             (tmp_path / "new").replace(scenario)
 
-    race(watch, context, after_step=lose)
+    train(watch, context, after_step=lose)
     assert watch.instruments == [telemetry]
     (warning,) = watch.warnings
     assert (warning["instrument"], warning["edge"]) == ("telemetry", "race") and warning["error"].startswith(
@@ -586,7 +590,7 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
             process.append(telemetry._process)
             telemetry.pause()
 
-    race(watch, context, after_step=hang)
+    train(watch, context, after_step=hang)
     assert process[0].poll() is not None  # killed
     assert watch.warnings == [
         {"instrument": "telemetry", "edge": "race", "error": "the sampler of telemetry.csv gave no answer in 1 s"}

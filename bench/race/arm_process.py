@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.machine import code_state
 from bench.machine.processes import child
-from bench.machine.signals import Interrupted, raise_interrupted
+from bench.machine.signals import raise_interrupted
 from bench.paths import REPO, working_folder
 from bench.record import run_folder
 

@@ -1,4 +1,4 @@
-"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: what was measured at each step, and what happened when."""
+"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: each step's numbers, and what happened when."""
 
 import errno
 import json
@@ -7,15 +7,7 @@ from pathlib import Path
 
 from bench import atomic
 
-CORE_COLUMNS = (
-    "step",
-    "flags",
-    "tokens",
-    "lr",
-    "train_loss",
-    "val_loss",
-    "step_ms",
-)  # of every record, imported ones too
+CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
 INT_COLUMNS = ("step", "tokens", "t_ns")  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
 BY_RANK = "steps_by_rank.csv"

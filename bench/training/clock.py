@@ -21,7 +21,7 @@ TIMING_PROTOCOL = {
 
 
 class Clock:
-    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() and barrier() come from outside."""
+    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device."""
 
     def __init__(self, sync, barrier, now_ns=time.perf_counter_ns):
         self._sync, self._barrier, self._now_ns = sync, barrier, now_ns

@@ -68,7 +68,7 @@ def write(folder, facts, times, everyone, summaries):
 
 
 def rows(own_rows, everyone):
-    """Rank 0's rows of steps.csv -> the run's: losses are means over ranks, milliseconds and columns maxima over ranks."""
+    """Rank 0's rows of steps.csv -> the run's: losses are means over ranks, milliseconds and columns maxima."""
     found = [of_one for rank in everyone for of_one in rank.columns.values()]
     columns = sorted({name for of_one in found for name in of_one}, key=_column_order)
     flags = [flag for rank in everyone for flag in rank.flags.values()]

@@ -22,7 +22,7 @@ def protocol(policy, every_steps):
 
 
 class GcPolicy:
-    """before_training(); each_step() at the end of every step, in its time; after_training(): on, but frozen stays frozen."""
+    """before_training(); each_step() at the end of every step, in its time; after_training()."""
 
     def __init__(self, policy=None, every_steps=None):
         self._policy, self._every_steps = policy, every_steps
@@ -46,4 +46,4 @@ class GcPolicy:
             gc.collect(GENERATION)
 
     def after_training(self):
-        gc.enable()
+        gc.enable()  # what is frozen stays frozen

@@ -5,7 +5,7 @@ def train(step, evaluate, reached, num_steps, val_every_steps, clock, instrument
     """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
 
     step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
-    val_every_steps and at the end, while the clock stands still.  instruments see each edge (bench/instruments/base.py).
+    val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
     """
     clock.start()
     steps_done = 0

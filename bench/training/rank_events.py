@@ -1,4 +1,4 @@
-"""What happens on one rank as lines of events.jsonl: rank 0 writes them at once, the others' wait until they are gathered."""
+"""What happens on one rank as lines of events.jsonl: rank 0 writes them at once, others keep them."""
 
 import contextlib
 import time

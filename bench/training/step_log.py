@@ -69,7 +69,7 @@ class StepLog:
         self._segment = (train_s, None)
 
     def _read(self, val_loss=None, train_s=None):
-        """The oldest step that was not read yet; with a validation, train_s is the clock's own and not that of marks."""
+        """The oldest unread step; with a validation, train_s is the clock's own and not that of marks."""
         step, start_ns, start, end = self._unread.pop(0)
         before_s, segment_start = self._segment
         row = {

@@ -30,7 +30,7 @@ def step_lines(row, num_steps):
 
 
 class StepWriter:
-    """A context around the training loop, which calls row(), event(), emitted(), and check() to raise what the thread met.
+    """A context around the training loop, which calls row(), event(), emitted(); check() raises what the thread met.
 
     lr: index of an optimizer step -> its learning rate.  speed: (train_s, num_steps) -> the numbers of progress
     (bench/record/metrics.py).  out: where step lines go, a function of text; None: standard output.

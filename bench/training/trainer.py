@@ -5,6 +5,7 @@ Legend: B sequences, T tokens.
 
 import contextlib
 import inspect
+import itertools
 import time
 
 import torch
@@ -37,15 +38,8 @@ class Trainer:
             )
         build_optimizer = models.OPTIMIZERS[config.optim.name]
         self.optimizer = build_optimizer(self.model, config.optim, ranks.rank, ranks.world_size, ranks.device.type)
-        self.loader = Loader(
-            train_shards,
-            config.data.batch_tokens,
-            config.data.seq_len,
-            self._num_micro_steps,
-            ranks.rank,
-            ranks.world_size,
-            ranks.device,
-        )
+        batch = (config.data.batch_tokens, config.data.seq_len, self._num_micro_steps)
+        self.loader = Loader(train_shards, *batch, ranks.rank, ranks.world_size, ranks.device)
         self._instruments = self._log = None
         self._checks = ()
 
@@ -165,20 +159,10 @@ class Trainer:
         return self.forward.module if isinstance(self.forward, DistributedDataParallel) else self.forward
 
     def _val_batches(self, max_batches):
-        config, ranks = self.config, self.ranks
-        batches = val_batches(
-            self._val_shards,
-            config.goal.val_tokens,
-            config.data.seq_len,
-            config.hardware.micro_batch_seqs,
-            ranks.rank,
-            ranks.world_size,
-            ranks.device,
-        )
-        for num, batch in enumerate(batches):
-            if max_batches is not None and num == max_batches:
-                return
-            yield batch
+        val_tokens, config, ranks = self.config.goal.val_tokens, self.config, self.ranks
+        shape = (config.data.seq_len, config.hardware.micro_batch_seqs)
+        batches = val_batches(self._val_shards, val_tokens, *shape, ranks.rank, ranks.world_size, ranks.device)
+        return itertools.islice(batches, max_batches)
 
 
 def _buffers_argument():
