@@ -65,10 +65,9 @@ class CUDATimer:
 
 
 class CUDATimerCollection:
-    """One CUDATimer per named region.  enabled=False makes every call free and every time 0.0.
+    """One CUDATimer per named region; reset() begins the next step.  KeyError for a region that was not declared.
 
-    elapsed_ms(region) and elapsed_all() wait for the device; reset() begins the next step.  KeyError for a region that
-    was not declared.
+    enabled=False makes every call free and every time 0.0.
     """
 
     def __init__(self, regions, enabled=True, marks=None):
@@ -91,9 +90,8 @@ class CUDATimerCollection:
         return {region: self.elapsed_ms(region) for region in self._timers}
 
     def reset(self):
-        if self.enabled:
-            for timer in self._timers.values():
-                timer.reset()
+        for timer in self._timers.values() if self.enabled else ():
+            timer.reset()
 
 
 class DeviceMemoryMonitor:

@@ -18,19 +18,20 @@ def metrics(run, steps):
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
     val_loss = last_val_loss(steps)
-    seconds = train_s(measured)
+    train_s = max(measured.get("train_s_by_rank") or (), default=None)  # the slowest rank's clock
     num_untimed_steps = measured.get("num_untimed_steps") or 0
-    timed_s, num_timed_steps = timed(seconds, steps, num_untimed_steps)
-    num_flagged_steps = (
-        None if seconds is None or not steps else max(0, num_steps - num_untimed_steps) - num_timed_steps
-    )
-    gap_nats = _minus(val_loss, run["data"].get("floor_nats"))
+    timed_s, num_timed_steps = timed(train_s, steps, num_untimed_steps)
+    num_flagged_steps = None
+    if num_timed_steps is not None:
+        num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps
+    floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
+    gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
-    timed_ms = unflagged_step_ms(steps) if seconds is not None else []
+    timed_ms = unflagged_step_ms(steps) if train_s is not None else []
     return {
         "num_steps": num_steps,
         "val_loss": val_loss,
-        "train_s": seconds,
+        "train_s": train_s,
         "num_flagged_steps": num_flagged_steps,
         **speed(run, timed_s, num_timed_steps),
         "step_ms_p50": stats.percentile(timed_ms, 50),
@@ -38,8 +39,8 @@ def metrics(run, steps):
         "peak_mem_gib": max(mem_gib, default=None),
         "peak_mem_gib_min": min(mem_gib, default=None),
         "compile_s": measured.get("compile_s"),
-        "goodput_frac": goodput_frac(seconds, measured.get("wall_s")),
-        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if seconds is not None else None,
+        "goodput_frac": train_s / wall_s if train_s is not None and wall_s else None,  # of launch to record
+        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if train_s is not None else None,
         "gap_nats": gap_nats,
         **energy(run, num_steps),
     }
@@ -63,25 +64,20 @@ def speed(run, timed_s, num_steps):
     }
 
 
-def train_s(measured):
-    """The run's time: the slowest rank's clock (DESIGN 4.2), which excludes warm-up, compilation and validation."""
-    return max(measured.get("train_s_by_rank") or (), default=None)
-
-
-def timed(seconds, steps, num_untimed_steps=0):
+def timed(train_s, steps, num_untimed_steps=0):
     """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
 
     The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the
     first ones of some foreign logs, which their clock does not hold.  (None, None) without a time or a step.
     """
-    if seconds is None or not steps:
+    if train_s is None or not steps:
         return None, None
     flagged_ms = [
         row["step_ms"]
         for row in steps
         if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
     ]
-    return seconds - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
+    return train_s - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
 
 
 def step_avg_ms(train_ms, num_steps):
@@ -151,11 +147,6 @@ def peak_mem_gib(by_rank):
     return [gib for gib in found if gib is not None]
 
 
-def goodput_frac(seconds, wall_s):
-    """Share of the wall time, launch to record, that was training: train_s / wall_s."""
-    return seconds / wall_s if seconds is not None and wall_s else None
-
-
 def target_reached(goal, val_loss, gap_nats):
     """Whether the last validation is at or below the goal's target; None without a target."""
     goal = goal or {}
@@ -169,7 +160,3 @@ def last_val_loss(steps):
     """Of the last validation, nats per token; None if there was none or it is not a number."""
     found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
     return found[-1] if found and math.isfinite(found[-1]) else None
-
-
-def _minus(value, floor):
-    return None if value is None or floor is None else value - floor

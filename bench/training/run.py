@@ -75,21 +75,10 @@ class Run:
 
     def _load_instruments(self):
         """The chosen instruments; one that cannot be made is a warning."""
-        ranks, config = self.ranks, self.config
-        context = Context(
-            self.folder,
-            ranks.rank,
-            ranks.world_size,
-            ranks.device.type,
-            config.goal.num_steps,
-            self.marks,
-            ranks.device.index,
-            self.events,
-            _say,
-            self.peaks,
-            rows=self.rows,
-        )
-        made, warnings = load(config.instruments, context)
+        ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
+        facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
+        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows)
+        made, warnings = load(self.config.instruments, context)
         return Watch(made, warnings=warnings)
 
     def _build(self):
