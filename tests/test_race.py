@@ -1,4 +1,4 @@
-"""Whole races, started as a user starts them: what is in the record, and that the losses are always the same."""
+"""Whole runs, started as a user starts them: what is in the record, and that the losses are always the same."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def first(results):
     return racing.race(results, "seed=5")
 
 
-def test_a_race_leaves_a_complete_record(first):
+def test_a_run_leaves_a_complete_record(first):
     run = racing.run_json(first)
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
     assert first.name == run["run_id"]
@@ -105,7 +105,7 @@ def test_instruments_change_no_bit(results, first):
 
 
 def test_all_instruments_together_change_no_bit(results, first):
-    """But window and stages: each is a profiler of its own, and two at once crash a process; they have tests of theirs."""
+    """But window and stages: each is a profiler of its own, two at once crash a process; they have their own tests."""
     every = sorted(path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml"))
     chosen = [name for name in every if name not in ("window", "stages")]
     folder = racing.race(
@@ -209,7 +209,7 @@ def numbers(folder):
     return [float(loss) for row in racing.losses(folder) for loss in row[1:] if loss]
 
 
-def test_a_race_stops_at_its_target(results):
+def test_a_run_stops_at_its_target(results):
     folder = racing.race(
         results, "goal=target", "goal.target_val_loss=5.5", "goal.num_steps=30", "goal.val_every_steps=2"
     )

@@ -1,4 +1,4 @@
-"""Killed ranks, killed launchers, full disks, losses that are no numbers: the record says what happened."""
+"""Killed ranks, killed launchers, full disks, losses that are not finite: the record says what happened."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from bench.record import run_folder, step_files
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1", "hardware.collective_timeout_s=20"]
 
 
-def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
+def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
     with racing.Background(tmp_path, *TWO) as race:
         race.wait_for_step(3)
         os.kill(race.rank_pid(1), signal.SIGKILL)
@@ -51,7 +51,7 @@ def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path
     assert str(racing.REPO) not in logs
 
 
-def test_when_everything_is_killed_the_reader_tells(tmp_path):
+def test_when_everything_is_killed_the_reader_says_so(tmp_path):
     with racing.Background(tmp_path, *TWO) as race:
         race.wait_for_step(3)
         workers = race.all_pids()
@@ -82,7 +82,7 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
     assert {artifact["path"] for artifact in run["artifacts"]} >= {"steps.csv", "config.yaml"}
 
 
-def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path):
     done = racing.bench(
         tmp_path, "run", *racing.SHORT, "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50"
     )
@@ -98,7 +98,7 @@ def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
     assert "lower optim.lr" in done.stdout
 
 
-def test_out_of_memory_is_told_with_its_remedy(tmp_path):
+def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
     done = racing.bench(tmp_path, "run", *racing.SHORT, "model.vocab_size=4000000000")  # 2 TB of embedding
     assert done.returncode == 1
     (folder,) = racing.folders(tmp_path)
@@ -117,7 +117,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_ends_the_race_within_the_timeout_and_the_record_says_where_each_rank_stood(tmp_path):
+def test_a_stopped_rank_ends_the_run_within_the_timeout_and_the_record_says_where_each_rank_stood(tmp_path):
     with racing.Background(tmp_path, *TWO[:2], "hardware.collective_timeout_s=3") as race:
         race.wait_for_step(3)
         os.kill(race.rank_pid(1), signal.SIGSTOP)
