@@ -112,7 +112,7 @@ def test_each_phase_has_its_own_peak_and_the_races_peak_stays_known(cuda, tmp_pa
     peaks = {phase: found[f"{phase}_peak_allocated_gib"] for phase in ("build", "warmup", "train", "validation")}
     assert peaks == {"build": 1.0, "warmup": 9.0, "train": 4.0, "validation": 5.0}
     assert found["train_num_alloc_retries"] == 0 and events == []
-    assert where.peaks.whole_gib()["allocated"] == 5.0  # of the race: what worker.py records, warm-up left out
+    assert where.peaks.whole_gib()["allocated"] == 5.0  # of the run: what run.py records, without the warm-up
 
 
 def test_a_retry_is_told_with_its_step_and_what_that_step_took_longer(cuda, tmp_path, monkeypatch):
