@@ -48,21 +48,6 @@ def format_ms(ms, decimals=2):
     return "" if ms is None else f"{ms:.{decimals}f} ms"
 
 
-def format_count(count):
-    """Three significant digits: 999 -> "999", 1234567 -> "1.23M", 524288 -> "524k"."""
-    if count is None:
-        return ""
-    for size, suffix in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T")):
-        scaled = float(f"{count / size:.3g}")  # rounded first: 999999 is 1M, not 1000k
-        if abs(scaled) < 1000 or suffix == "T":
-            break
-    return f"{scaled:.{_decimals(scaled)}f}{suffix}" if suffix else f"{count:g}"
-
-
-def _decimals(value):
-    return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-
-
 def format_bytes(num_bytes):
     """65536 -> "64.0 KiB", 2402048 -> "2.3 MiB"."""
     if num_bytes is None:
@@ -75,8 +60,3 @@ def format_bytes(num_bytes):
 
 def format_gib(gib, decimals=2):
     return "" if gib is None else f"{gib:.{decimals}f} GiB"
-
-
-def format_pct(frac, decimals=1):
-    """A fraction as per cent: 0.4512 -> "45.1 %"."""
-    return "" if frac is None else f"{100 * frac:.{decimals}f} %"

@@ -15,6 +15,7 @@ import yaml
 from bench import atomic
 from bench.config import compose, resolve, schema
 from bench.machine import environment
+from bench.machine.signals import Interrupted
 from bench.race import arm_process
 from bench.record import ledger, metrics, run_folder, step_files
 
@@ -204,7 +205,7 @@ class Racers:
             seed, self.time_of(arm, seed), self.loss_of(arm, seed), overrides, self.shares_of(arm), dict(place), status
         )
         if what in ("interrupt", "kill"):
-            raise arm_process.Interrupted("SIGINT")
+            raise Interrupted("SIGINT")
         return ""
 
 

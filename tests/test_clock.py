@@ -1,4 +1,4 @@
-"""The clock holds what DESIGN calls train_s: the sum of running stretches, pauses left out, edges synced."""
+"""The clock holds what DESIGN calls train_s: the sum of running segments without pauses, edges synced."""
 
 from bench.training.clock import Clock
 
@@ -25,7 +25,7 @@ def make():
     return hand, Clock(hand.sync, hand.barrier, hand.now_ns)
 
 
-def test_a_pause_is_left_out_of_train_s():
+def test_a_pause_is_not_in_train_s():
     hand, clock = make()
     clock.start()
     hand.ns += 2_000_000_000

@@ -8,13 +8,13 @@ import racing
 
 from bench.cli import doctor
 from bench.config import schema
+from bench.launch import probe
 from bench.machine.preflight import Check
 
 
-def told(**facts):
+def answer(**facts):
     fine = {
         "torch_facts": {"torch": "2.13.0", "cuda": "13.0", "cudnn": 92000, "nccl": "2.29.7"},
-        "world_size": 2,
         "num_bytes": 64 * 2**20,
         "all_reduce_ms": 1.0,
         "matmul_tflop_per_s": 700.0,
@@ -24,30 +24,30 @@ def told(**facts):
 
 def test_ranks_that_answer_tell_software_and_bandwidth():
     """Four ranks, 64 MiB in the slowest rank's 2 ms: 2 * 3/4 * 64 MiB / 2 ms, or 0.09375 GiB / 0.002 s."""
-    software, collective, speed = doctor.answers("cuda", [told(all_reduce_ms=ms) for ms in (1.0, 2.0, 1.5, 1.0)])
+    software, collective, speed = probe.judge("cuda", [answer(all_reduce_ms=ms) for ms in (1.0, 2.0, 1.5, 1.0)])
     assert software.found == "torch 2.13.0, CUDA 13.0, cuDNN 92000, NCCL 2.29.7"
     assert collective.found == "4 ranks agree; all-reduce of 64 MiB 2.00 ms, 46.9 GiB/s a rank"
     assert {software.status, collective.status, speed.status} == {"ok"}
-    assert [check.name for check in doctor.answers("cpu", [told(), told()])] == ["software", "collective"]
-    assert doctor.answers("cuda", [told(all_reduce_ms=None)])[1].found == "one process: nobody to talk to"
+    assert [check.name for check in probe.judge("cpu", [answer(), answer()])] == ["software", "collective"]
+    assert probe.judge("cuda", [answer(all_reduce_ms=None)])[1].found == "one process: no other to talk to"
 
 
 @pytest.mark.parametrize(("rate", "status"), [(680.0, "ok"), (678.0, "warn")])
 def test_a_gpu_more_than_three_percent_below_the_median_is_slow(rate, status):
     """The median of 700, 700 and this one is 700; 3 % below it is 679."""
-    assert doctor.speed([700.0, rate, 700.0]).status == status
+    assert probe.gpu_speed([700.0, rate, 700.0]).status == status
 
 
 def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
     failed = [{"rank": 1, "message": "RuntimeError: Timed out waiting 5000ms", "hint": "see", "failed_at_s": 1.0}]
-    check = doctor._silent(2, 1, failed, 1, "", 30.0)
+    check = probe.no_answer(2, 1, failed, 1, "", 30.0)
     assert (check.name, check.status) == ("collective", "fail")
     assert check.found == "1 of 2 ranks answered; rank 1: RuntimeError: Timed out waiting 5000ms"
     assert "--timeout-s=60" in check.remedy
-    check = doctor._silent(2, 0, [], -6, "starting\nncclUnhandledCudaError: call failed\n  frame 1\n", 30.0)
+    check = probe.no_answer(2, 0, [], -6, "starting\nncclUnhandledCudaError: call failed\n  frame 1\n", 30.0)
     assert "exit code -6: ncclUnhandledCudaError" in check.found
     assert "NCCL_DEBUG=INFO" in check.remedy
-    assert "did not end in time: they said nothing" in doctor._silent(2, 0, [], None, "", 30.0).found
+    assert "did not end in time: they printed nothing" in probe.no_answer(2, 0, [], None, "", 30.0).found
 
 
 def test_the_last_line_says_whether_the_machine_is_fit():
@@ -79,13 +79,15 @@ def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monk
     """One of two ranks never comes: the other's wait for it ends, and the check says so."""
     (tmp_path / "usercustomize.py").write_text("")
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys, time\nif os.environ.get('RANK') == '1' and 'bench.launch.probe' in ' '.join(sys.orig_argv): time.sleep(60)\n"
+        "import os, sys, time\n"
+        "is_probe = 'bench.launch.probe_rank' in ' '.join(sys.orig_argv)\n"
+        "if is_probe and os.environ.get('RANK') == '1': time.sleep(60)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (check,) = doctor.probe(schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1), timeout_s=2.0)
+    (check,) = probe.probe(schema.HardwareConfig(device="cpu", num_processes=2, num_threads=1), timeout_s=2.0)
     assert (check.name, check.status) == ("collective", "fail")
     assert check.found.startswith("0 of 2 ranks answered; rank 0: ")
-    assert not _running("bench.launch.probe")
+    assert not _running("bench.launch.probe_rank")
 
 
 def _running(module):
@@ -101,7 +103,7 @@ def _running(module):
 
 
 def test_a_quick_visit_starts_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "probe", lambda *args: pytest.fail("a probe was started"))
+    monkeypatch.setattr(probe, "probe", lambda *args: pytest.fail("a probe was started"))
     assert doctor.main(["hardware=cpu", "--quick"]) == 0
     out = capsys.readouterr().out
     assert "disk" in out and out.splitlines()[-1].startswith("fit")

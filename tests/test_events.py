@@ -1,4 +1,4 @@
-"""The instruments of events that cost time: garbage collection, recompiles, the host's CPUs; and the collector's policy."""
+"""The instruments of events that cost time: garbage collection, recompiles, the host's CPUs; and hardware.gc."""
 
 import gc
 import json
@@ -16,7 +16,8 @@ from bench.config import resolve, schema
 from bench.instruments.base import Context, InstrumentSet
 from bench.launch import progress
 from bench.record import failures
-from bench.training import clock, flight_recorder, gc_policy, worker
+from bench.training import clock, flight_recorder, gc_policy
+from bench.training.rank_events import RankEvents
 from bench.training.timers import HostMarks
 
 
@@ -142,7 +143,8 @@ def test_a_race_that_compiles_nothing_has_no_doubt(context, emitted):
 def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
     code = (
-        "import sys; from pathlib import Path; from bench import instruments; from bench.instruments.base import Context, InstrumentSet;"
+        "import sys; from pathlib import Path;"
+        "from bench import instruments; from bench.instruments.base import Context, InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
         "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0); watch.on_step_end(0); watch.on_run_end();"
@@ -193,7 +195,10 @@ def test_the_host_tells_when_another_program_had_its_core(context):
     """Another process spins on the one core that this thread may use: half of the time is spent waiting for it."""
     ours = os.sched_getaffinity(0)
     core = min(ours)
-    spin = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nend = time.time() + 60\nwhile time.time() < end: pass"
+    spin = (
+        f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\n"
+        "end = time.time() + 60\nwhile time.time() < end: pass"
+    )
     other = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()
@@ -233,29 +238,29 @@ def as_before():
 )
 def test_a_policy_does_what_the_record_says(as_before, policy, frozen, enabled):
     gc.unfreeze()
-    one = gc_policy.Collector(policy, 5)
-    one.before_race()
+    one = gc_policy.GcPolicy(policy, 5)
+    one.before_training()
     assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen, enabled)
     words = (clock.TIMING_PROTOCOL | gc_policy.protocol(policy, 5))["garbage_collection"]
     assert ("frozen" in words, "off" not in words) == (frozen, enabled)
-    one.after_race()
+    one.after_training()
     assert gc.isenabled()
 
 
 def test_by_hand_means_every_so_many_steps(as_before, monkeypatch):
     asked = []
-    one = gc_policy.Collector("manual", 3)
+    one = gc_policy.GcPolicy("manual", 3)
     monkeypatch.setattr(gc, "collect", asked.append)
     for _ in range(7):
         for check in one.checks:
             check()
     assert asked == [1, 1]  # after steps 3 and 6
-    assert gc_policy.Collector(None).checks == gc_policy.Collector("off").checks == ()
+    assert gc_policy.GcPolicy(None).checks == gc_policy.GcPolicy("off").checks == ()
 
 
 def test_the_default_policy_has_one_config_id_said_or_not():
     def hardware(**settings):
-        found = schema.HardwareConfig(device="cpu", **settings)
+        found = schema.build(schema.HardwareConfig, {"device": "cpu", **settings}, "hardware.")
         resolve.resolve_hardware(found, schema.Machine(0, 2))
         return found
 
@@ -283,7 +288,7 @@ def test_the_flight_recorder_is_for_ranks_that_talk_to_each_other():
     "nccl, gloo",
     [(b'{"entries": [1, 2]}', b'{"entries": []}'), (b"{}", '{"entries": [1]}'), (None, b'{"entries": [1]}')],
 )
-def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp_path, monkeypatch, nccl, gloo):
+def test_the_buffer_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp_path, monkeypatch, nccl, gloo):
     from torch._C import _distributed_c10d as c10d
 
     (tmp_path / "logs").mkdir()
@@ -294,11 +299,11 @@ def test_the_ring_with_collectives_in_it_is_kept_whichever_backend_filled_it(tmp
     assert json.loads((tmp_path / "logs" / "rank3.flight.json").read_text())["entries"]
 
 
-def test_an_event_told_late_has_the_wall_clocks_time_of_when_it_happened(tmp_path):
-    told = worker.Emitted(0)
-    told("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
-    told("gc")
-    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in told.kept)
+def test_an_event_reported_late_has_the_wall_clocks_time_of_when_it_happened():
+    events = RankEvents(0)
+    events("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
+    events("gc")
+    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in events.kept)
     assert 2.9 < (late - early).total_seconds() < 3.2
 
 

@@ -25,6 +25,8 @@ NOT_RACED = {
     "bench/private.py": "hides private words in records",
     "bench/paths.py": "finds folders",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
+    "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
+    "bench/stats": "counts with records",
     "bench/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
     "bench/text_table.py": "tables of what was recorded",

@@ -34,22 +34,24 @@ TABLE = {
     "profiling": "atomic config machine paths text_table trace units web",
     "diagnosis": "machine paths record stats text_table trace",
     "instruments": "atomic config memory paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments machine memory paths record",
+    "training": "atomic config data data.sources instruments machine memory paths record units",
+    "compat": "memory training units",
     "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training units",
     "compare": "config diagnosis importers paths record stats text_table",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
     "race": "atomic compare data.sources instruments launch machine paths record report stats text_table",
     "claims.rules": "compare config instruments machine race record",
     "claims": "claims.rules compare config paths private race record report stats text_table",
-    "overhead": "data instruments launch machine stats training",
+    "overhead": "data instruments launch machine paths stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report text_table trace training units",
+    "memory.snapshot overhead paths race record report text_table trace units",
     "__main__": "paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "data/loader.py",
     "launch/agent.py",
+    "overhead/loop.py",
     "profiling/allocations.py",
     "profiling/breakdown.py",
     "profiling/kempner.py",
@@ -58,6 +60,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/distributed.py",
     "training/evaluate.py",
     "training/step_log.py",
+    "training/run.py",
     "training/trainer.py",
 }
 TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "training", "cli"}

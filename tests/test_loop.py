@@ -1,8 +1,8 @@
-"""The race: when it validates, when it stops, and what its watchers are told."""
+"""The training loop: when it validates, when it stops, and what its instruments see."""
 
 import contextlib
 
-from bench.training.loop import race
+from bench.training.loop import train
 
 
 class FakeClock:
@@ -24,7 +24,7 @@ class FakeClock:
         self.log.append("go")
 
 
-class Watcher:
+class Instruments:
     def __init__(self, log):
         self.log = log
 
@@ -35,8 +35,8 @@ class Watcher:
 def run(losses, num_steps, val_every_steps, target=None):
     clock, steps, val_losses = FakeClock(), [], iter(losses)
     reached = (lambda loss: loss <= target) if target is not None else (lambda loss: False)
-    answer = race(
-        steps.append, lambda: next(val_losses), reached, num_steps, val_every_steps, clock, Watcher(clock.log)
+    answer = train(
+        steps.append, lambda: next(val_losses), reached, num_steps, val_every_steps, clock, Instruments(clock.log)
     )
     return answer, steps, clock.log
 
@@ -66,7 +66,7 @@ def test_the_last_step_is_validated_once_when_it_is_also_a_regular_one():
     assert log.count("pause validation") == 2
 
 
-def test_watchers_see_each_step_between_its_edges():
+def test_instruments_see_each_step_between_its_edges():
     _, _, log = run([5.0, 4.0], num_steps=1, val_every_steps=7)
     edges = [entry for entry in log if isinstance(entry, tuple) and entry[0].startswith("on_step")]
     assert edges == [("on_step_start", 0), ("on_step_end", 0)]

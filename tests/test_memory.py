@@ -4,14 +4,11 @@ import fake_cuda
 import pytest
 from fake_cuda import context
 from racing import TWO, race, run_json, steps
-from snapshots import FORWARD
 
 from bench.instruments import memory
 from bench.instruments.base import Instrument, InstrumentSet
 from bench.memory import rss
-from bench.memory.monitor import DeviceMemoryMonitor, MemoryMonitor
 from bench.memory.peaks import CudaPeaks, ProcessPeaks
-from bench.memory.snapshot import pickles
 
 GIB = 2**30
 
@@ -115,7 +112,7 @@ def test_each_phase_has_its_own_peak_and_the_races_peak_stays_known(cuda, tmp_pa
     peaks = {phase: found[f"{phase}_peak_allocated_gib"] for phase in ("build", "warmup", "train", "validation")}
     assert peaks == {"build": 1.0, "warmup": 9.0, "train": 4.0, "validation": 5.0}
     assert found["train_num_alloc_retries"] == 0 and events == []
-    assert where.peaks.whole_gib()["allocated"] == 5.0  # of the race: what worker.py records, warm-up left out
+    assert where.peaks.whole_gib()["allocated"] == 5.0  # of the run: what run.py records, without the warm-up
 
 
 def test_a_retry_is_told_with_its_step_and_what_that_step_took_longer(cuda, tmp_path, monkeypatch):
@@ -181,39 +178,6 @@ def test_a_merge_that_fails_is_a_warning_and_rank_0_is_told(tmp_path):
     by_rank = [{"odd": {"a": 1}, "plain": {"b": 1}}, {"odd": {"a": 2}, "plain": {"b": 2}, "only_there": {"c": 3}}]
     assert watch.merge(by_rank) == {"odd": {"a": 1}, "plain": {"b": 1}}
     assert watch.warnings == [{"instrument": "odd", "edge": "merge", "error": "RuntimeError: no"}]
-
-
-# ---- the monitor
-
-
-def test_the_monitors_history_begins_a_step_before_its_snapshot(cuda, tmp_path):
-    monitor = MemoryMonitor(device=0, snapshot_step=3, snapshot_dir=tmp_path, rank=1)
-    for step in range(1, 6):
-        cuda.peak(allocated=step * GIB, active=2 * step * GIB, reserved=8 * GIB)
-        address = cuda.gpu.alloc(step * 100, FORWARD)
-        facts = monitor.report(step)
-        cuda.gpu.free(address)
-        assert (facts["allocated_gb"], facts["peak_gb"], facts["reserved_gb"], facts["total_gb"]) == (
-            step,
-            step,
-            8.0,
-            80.0,
-        )
-        assert facts["mem_utilization"] == step / 80 and facts["max_active_pct"] == pytest.approx(100 * 2 * step / 80)
-        assert facts["num_alloc_retries"] == facts["num_ooms"] == 0
-    (path,) = tmp_path.iterdir()
-    assert path.name == "snapshot_step_3_device_0_rank_1.pickle"
-    assert [entry["size"] for entry in pickles.load(path)["device_traces"][0] if entry["action"] == "alloc"] == [300]
-    assert not cuda.is_recording
-    assert DeviceMemoryMonitor is MemoryMonitor
-
-
-def test_without_a_gpu_the_monitor_tells_of_the_process_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    facts = MemoryMonitor(snapshot_step=1, snapshot_dir=tmp_path).report(1)
-    assert facts["what"] == "resident set of the process"
-    assert 0 < facts["allocated_gb"] <= facts["peak_gb"] < facts["total_gb"]
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- a real race

@@ -29,7 +29,7 @@ def on_gpus(run, *names, dtype="bfloat16"):
     return run
 
 
-def test_the_numbers_of_a_race_on_two_ranks(run, steps):
+def test_the_numbers_of_a_run_on_two_ranks(run, steps):
     """4 steps of 1,024 tokens; the ranks' clocks say 0.218 and 0.22 s; steps took 50, 52, 60 (flagged) and 56 ms."""
     found = metrics(run, steps)
     assert found["num_steps"] == 4

@@ -182,26 +182,16 @@ def test_the_cost_of_a_recorded_step_is_its_median_against_the_others(tmp_path):
 
 def test_what_ranks_waited_for_each_other_is_not_taken_off_twice():
     """Rank 0 writes its trace in step 1 while rank 1 waits in step 2: 1.0 + 0.1 s passed on both, not 1.0 + 1.0."""
-    from types import SimpleNamespace
-
     from bench.training import gather_result
 
     def rank(flags, *step_ms):
         rows = [{"train_loss": 1.0, "step_ms": ms, "t_ns": 0} for ms in step_ms]
-        return {"num_steps": 3, "val_losses": {}, "columns": {}, "flags": {"trace": flags}, "rows": rows}
+        return gather_result.RankResult(1.0, 0.0, 1, rows, {}, {"trace": flags}, {}, {}, 0.0, {}, None)
 
-    config = SimpleNamespace(data=SimpleNamespace(batch_tokens=8), optim=SimpleNamespace(lr=1.0))
-    rows = gather_result._rows(
-        config,
-        lambda step: 1.0,
-        [rank({1: "profiled", 2: "profiled"}, 1000.0, 100.0, 50.0), rank({}, 100.0, 1000.0, 60.0)],
-    )
-    assert [row.get("step_ms") for row in rows] == [
-        None,
-        1000.0,
-        100.0,
-        60.0,
-    ]  # rank 0's where flagged, else the slowest
+    everyone = [rank({1: "profiled", 2: "profiled"}, 1000.0, 100.0, 50.0), rank({}, 100.0, 1000.0, 60.0)]
+    own_rows = [{"step": step, "step_ms": ms} for step, ms in enumerate((None, 1000.0, 100.0, 50.0))]
+    rows = gather_result.rows(own_rows, everyone)
+    assert [row["step_ms"] for row in rows] == [None, 1000.0, 100.0, 60.0]  # rank 0's where flagged, else the slowest
 
 
 def test_the_op_table_is_text_and_json_in_a_folder_of_its_own(tmp_path):

@@ -1,4 +1,4 @@
-"""Whole races, started as a user starts them: what is in the record, and that the losses are always the same."""
+"""Whole runs, started as a user starts them: what is in the record, and that the losses are always the same."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def results(tmp_path_factory):
     return tmp_path_factory.mktemp("results")
 
 
-def test_a_race_leaves_a_complete_record(finished_run):
+def test_a_run_leaves_a_complete_record(finished_run):
     run = racing.run_json(finished_run)
     assert racing.said(finished_run)[0] == 0, racing.said(finished_run)[1]
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
@@ -200,7 +200,7 @@ def numbers(folder):
     return [float(loss) for row in racing.losses(folder) for loss in row[1:] if loss]
 
 
-def test_a_race_stops_at_its_target(results):
+def test_a_run_stops_at_its_target(results):
     folder = racing.race(
         results, "goal=target", "goal.target_val_loss=5.5", "goal.num_steps=30", "goal.val_every_steps=2"
     )

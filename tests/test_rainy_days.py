@@ -1,4 +1,4 @@
-"""Killed ranks, killed launchers, full disks, losses that are no numbers: the record says what happened."""
+"""Killed ranks, killed launchers, full disks, losses that are not finite: the record says what happened."""
 
 import json
 import os
@@ -21,7 +21,7 @@ if "run" in sys.orig_argv:
 """
 
 
-def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
+def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
     with racing.Background(tmp_path, *TWO) as race:
         race.wait_for_step(3)
         os.kill(race.rank_pid(1), signal.SIGKILL)
@@ -59,7 +59,7 @@ def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path
     assert racing.left_in_temp(tmp_path) == []
 
 
-def test_when_everything_is_killed_the_reader_tells(tmp_path):
+def test_when_everything_is_killed_the_reader_says_so(tmp_path):
     with racing.Background(tmp_path, *TWO) as race:
         race.wait_for_step(3)
         workers = race.all_pids()
@@ -91,7 +91,7 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
     assert racing.left_in_temp(tmp_path) == []
 
 
-def test_a_loss_that_is_no_number_stops_the_race_at_its_step(diverged_run):
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
     folder, (code, text) = diverged_run, racing.said(diverged_run)
     assert code == 1
     failure = racing.run_json(folder)["failure"]
@@ -104,7 +104,7 @@ def test_a_loss_that_is_no_number_stops_the_race_at_its_step(diverged_run):
     assert "lower optim.lr" in text
 
 
-def test_out_of_memory_is_told_with_its_remedy(tmp_path):
+def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
     done = racing.bench(tmp_path, "run", *racing.SHORT, "model.vocab_size=4000000000")  # 2 TB of embedding
     assert done.returncode == 1
     (folder,) = racing.folders(tmp_path)
@@ -142,7 +142,7 @@ def test_a_running_run_says_that_it_lives(timed_out):
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_ends_the_race_within_the_timeout_and_the_record_says_where_each_rank_stood(tmp_path):
+def test_a_stopped_rank_ends_the_run_within_the_timeout_and_the_record_says_where_each_rank_stood(tmp_path):
     with racing.Background(tmp_path, *TWO[:2], "hardware.collective_timeout_s=3") as race:
         race.wait_for_step(3)
         os.kill(race.rank_pid(1), signal.SIGSTOP)

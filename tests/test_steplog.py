@@ -1,4 +1,4 @@
-"""The race's bookkeeping: step times, the clock at each step's end, and losses that must stay numbers."""
+"""The step log: step times, the clock at each step's end, and losses that must stay numbers."""
 
 import pytest
 import torch
@@ -17,14 +17,7 @@ class Hand:
 def make(num_steps=4):
     hand = Hand()
     seen = []
-    log = StepLog(
-        HostMarks(hand),
-        torch.device("cpu"),
-        num_steps,
-        on_row=seen.append,
-        on_val=lambda *facts: seen.append(facts),
-        now_ns=hand,
-    )
+    log = StepLog(HostMarks(hand), torch.device("cpu"), num_steps, on_row=seen.append, now_ns=hand)
     return hand, log, seen
 
 
@@ -45,24 +38,30 @@ def test_train_s_runs_on_over_a_validation_but_does_not_count_it():
     hand.ns += 9_000_000_000  # validation takes 9 s
     step(hand, log, 2, 400, [0.5])
     log.on_validation(3, 4.0, 0.7)
-    assert log.rows == [
-        {"step": 1, "t_ns": 0, "step_ms": 100.0, "train_s": 0.1, "train_loss": 2.5},
-        {"step": 2, "t_ns": 100_000_000, "step_ms": 200.0, "train_s": pytest.approx(0.3), "train_loss": 2.0},
-        {"step": 3, "t_ns": 9_300_000_000, "step_ms": 400.0, "train_s": pytest.approx(0.7), "train_loss": 0.5},
+    times = [(row["step"], row["t_ns"], row["step_ms"], row["train_s"]) for row in seen]
+    assert times == [
+        (0, None, None, 0.0),
+        (1, 0, 100.0, 0.1),
+        (2, 100_000_000, 200.0, 0.3),  # with a validation: the clock's own train_s
+        (3, 9_300_000_000, 400.0, 0.7),
     ]
-    assert log.val_losses == {0: 5.5, 2: 4.5, 3: 4.0}
-    assert [row["step"] if isinstance(row, dict) else row[:2] for row in seen] == [
-        (0, 5.5),
-        1,
-        2,
-        (2, 4.5),
-        3,
-        (3, 4.0),
-    ]
+    assert [row["train_loss"] for row in seen] == [None, 2.5, 2.0, 0.5]
+    assert [row["val_loss"] for row in seen] == [5.5, None, 4.5, 4.0]
+    assert log.rows == seen[1:]
+
+
+def test_between_validations_train_s_is_the_clock_of_the_last_one_and_the_marks_since():
+    hand, log, seen = make()
+    log.on_validation(0, 5.5, 0.0)
+    step(hand, log, 0, 100, [1.0])
+    log.on_validation(1, 4.5, 0.15)  # the clock says more than the marks
+    for number in (1, 2, 3):
+        step(hand, log, number, 200, [1.0])
+    assert [row["train_s"] for row in seen[2:]] == [pytest.approx(0.35), pytest.approx(0.55)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_ends_the_race_and_names_its_step(bad):
+def test_a_loss_that_is_no_number_ends_the_run_and_names_its_step(bad):
     hand, log, _ = make()
     step(hand, log, 0, 1, [2.0])
     step(hand, log, 1, 1, [bad])
@@ -72,7 +71,7 @@ def test_a_loss_that_is_no_number_ends_the_race_and_names_its_step(bad):
     assert [row["step"] for row in log.rows] == [1, 2]
 
 
-def test_a_validation_that_is_no_number_ends_the_race_too():
+def test_a_validation_that_is_no_number_ends_the_run_too():
     _, log, _ = make()
     with pytest.raises(NonFiniteLoss, match="val_loss=nan at step 3"):
         log.on_validation(3, float("nan"), 0.1)

@@ -1,4 +1,4 @@
-"""Telemetry: the real nvidia-ml-py on a compiled stand-in for the driver's library, the join by hand-worked numbers, a race."""
+"""Telemetry: the real nvidia-ml-py on a compiled stand-in for the driver's library, the join by hand, a run."""
 
 import json
 import os
@@ -120,22 +120,22 @@ def sampled(tmp_path, library, gpus, num_rows=20, **more):
         stopped = sampling.ask("stop")
         assert sampling.process.wait(10) == 0
     rows = samples.read(sampling.path)
-    told = join.summary(rows, [(started["t_ns"], stopped["t_ns"])], started, stopped)
-    return rows, told | stopped["report"]
+    summary = join.summary(rows, [(started["t_ns"], stopped["t_ns"])], started, stopped)
+    return rows, summary | stopped["report"]
 
 
 def test_what_the_library_says_is_in_the_rows_in_their_units(tmp_path, library):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {"reasons": 0x24}}, num_rows=25)
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {"reasons": 0x24}}, num_rows=25)
     row = rows[3]
     assert (row["device"], row["power_w"], row["sm_clock_mhz"], row["mem_clock_mhz"]) == ("gpu0", 500, 1755, 2619)
     assert (row["temp_c"], row["util_pct"], row["mem_gib"], row["power_limit_w"]) == (61, 97, 2, 700)
     assert (row["power_average_w"], row["throttle_reasons"], row["mem_temp_c"]) == (499, "sw_power_cap|sw_thermal", 71)
     assert (row["ecc_corrected"], row["ecc_uncorrected"], row["remapped_rows"], row["mem_util_pct"]) == (3, 0, 2, 40)
     assert row["cpu_util_pct"] is None and row["num_processes"] == 1
-    assert told["source"] == "nvml" and told["limits"]["gpu0"]["max_sm_clock_mhz"] == 1980
-    assert told["unsupported"] == {"gpu0": ["set_sm_clock_mhz", "nvlink_tx_mib_s", "nvlink_rx_mib_s"]}
-    assert told["energy_from"] == "counter" and told["energy_agrees"] is True
-    assert told["mean_power_w"] == pytest.approx(500, rel=0.02)
+    assert summary["source"] == "nvml" and summary["limits"]["gpu0"]["max_sm_clock_mhz"] == 1980
+    assert summary["unsupported"] == {"gpu0": ["set_sm_clock_mhz", "nvlink_tx_mib_s", "nvlink_rx_mib_s"]}
+    assert summary["energy_from"] == "counter" and summary["energy_agrees"] is True
+    assert summary["mean_power_w"] == pytest.approx(500, rel=0.02)
 
 
 def test_counters_become_rates_also_where_they_run_over(tmp_path, library):
@@ -150,49 +150,54 @@ def test_counters_become_rates_also_where_they_run_over(tmp_path, library):
     ("what", "column"), [("TotalEnergyConsumption", "energy_j"), ("82", "mem_temp_c"), ("MemoryInfo", "mem_gib")]
 )
 def test_what_a_gpu_does_not_support_is_empty_in_every_row_and_named_once(tmp_path, library, what, column):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=25, FAKE_NVML_UNSUPPORTED=f",{what},")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=25, FAKE_NVML_UNSUPPORTED=f",{what},")
     assert all(row[column] is None and row["power_w"] == 500 for row in rows)
-    assert told["unsupported"]["gpu0"].count(column) == 1
-    assert told["energy_from"] == ("power" if column == "energy_j" else "counter")
-    assert told["mean_power_w"] == pytest.approx(500, rel=0.02)
+    assert summary["unsupported"]["gpu0"].count(column) == 1
+    assert summary["energy_from"] == ("power" if column == "energy_j" else "counter")
+    assert summary["mean_power_w"] == pytest.approx(500, rel=0.02)
 
 
 def test_a_board_without_instant_power_gives_its_usage(tmp_path, library):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_UNSUPPORTED=",186,")
-    assert {row["power_w"] for row in rows} == {500} and "power_w" not in told["unsupported"]["gpu0"]
-    rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_UNSUPPORTED=",186,PowerUsage,")
-    assert {row["power_w"] for row in rows} == {None} and told["unsupported"]["gpu0"].count("power_w") == 1
-    assert told["energy_j"] is None and told["run_energy_j"] > 0  # the counter is there, and nothing to share it out by
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_UNSUPPORTED=",186,")
+    assert {row["power_w"] for row in rows} == {500} and "power_w" not in summary["unsupported"]["gpu0"]
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_UNSUPPORTED=",186,PowerUsage,")
+    assert {row["power_w"] for row in rows} == {None} and summary["unsupported"]["gpu0"].count("power_w") == 1
+    assert (
+        summary["energy_j"] is None and summary["run_energy_j"] > 0
+    )  # the counter is there, and nothing to share it out by
 
 
 def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_path, old_library):
     gpus = {"GPU-a": {"reasons": 0x4, "num_processes": 2}}
-    rows, told = sampled(tmp_path, old_library, gpus, num_rows=5)
+    rows, summary = sampled(tmp_path, old_library, gpus, num_rows=5)
     assert {(row["throttle_reasons"], row["num_processes"], row["power_w"]) for row in rows} == {
         ("sw_power_cap", 2, 500)
     }
-    assert told["foreign_processes"] == {"gpu0": 1}
-    assert "power_average_w" in told["unsupported"]["gpu0"] and told["warnings"] == []
+    assert summary["foreign_processes"] == {"gpu0": 1}
+    assert "power_average_w" in summary["unsupported"]["gpu0"] and summary["warnings"] == []
     env = os.environ | {"LD_LIBRARY_PATH": str(old_library), "FAKE_NVML": str(tmp_path / "gpus.txt")}
-    code = "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus']; print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
+    code = (
+        "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus'];"
+        "print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=racing.REPO, env=env, capture_output=True, text=True)
     assert done.stdout == "2 ['sw_power_cap']\n", done.stderr
 
 
 @pytest.mark.parametrize("rest", ["", "PowerUsage,"])
 def test_without_any_field_values_power_comes_from_the_older_call_and_each_is_named_once(tmp_path, library, rest):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, FAKE_NVML_UNSUPPORTED=f",FieldValues,{rest}")
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=5, FAKE_NVML_UNSUPPORTED=f",FieldValues,{rest}")
     assert {row["power_w"] is None for row in rows} == {bool(rest)} and all(
         row["power_average_w"] is None for row in rows
     )
-    names = told["unsupported"]["gpu0"]
+    names = summary["unsupported"]["gpu0"]
     assert "power_average_w" in names and ("power_w" in names) == bool(rest) and len(names) == len(set(names))
 
 
 def test_what_may_not_be_read_is_empty_and_a_warning(tmp_path, library):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {"denied": 1}})
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {"denied": 1}})
     assert all(row["util_pct"] is None and row["temp_c"] == 61 for row in rows)
-    assert told["warnings"] == ["gpu0: no permission to read util_pct"]
+    assert summary["warnings"] == ["gpu0: no permission to read util_pct"]
 
 
 def test_a_gpu_lost_in_mid_run_ends_its_rows_and_not_those_of_the_other(tmp_path, library):
@@ -208,14 +213,14 @@ def test_a_gpu_lost_in_mid_run_ends_its_rows_and_not_those_of_the_other(tmp_path
     assert rows[-1]["device"] == "gpu1" and {row["device"] for row in rows} == {"gpu0", "gpu1"}
     (warning,) = stopped["report"]["warnings"]
     assert warning.startswith("gpu0 was lost")
-    told = join.summary(rows, [(started["t_ns"], stopped["t_ns"])], started, stopped)
-    assert told["energy_j"] is None and told["run_energy_j"] is None and told["mean_power_w"] is None
+    summary = join.summary(rows, [(started["t_ns"], stopped["t_ns"])], started, stopped)
+    assert summary["energy_j"] is None and summary["run_energy_j"] is None and summary["mean_power_w"] is None
 
 
 def test_a_slow_call_makes_fewer_samples_and_no_burst(tmp_path, library):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {"slow_ms": 100}}, num_rows=5)
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {"slow_ms": 100}}, num_rows=5)
     apart_ms = [(after["t_ns"] - before["t_ns"]) / 1e6 for before, after in zip(rows, rows[1:])]
-    assert min(apart_ms) >= 95 and told["max_tick_ms"] >= 100
+    assert min(apart_ms) >= 95 and summary["max_tick_ms"] >= 100
 
 
 def test_gpus_are_found_by_uuid_and_not_by_their_number(tmp_path, library):
@@ -226,11 +231,11 @@ def test_gpus_are_found_by_uuid_and_not_by_their_number(tmp_path, library):
 
 def test_limits_slowdowns_and_foreign_processes_are_doubts_with_their_figures(tmp_path, library):
     gpus = {"GPU-a": {"reasons": 0x40, "num_processes": 3}, "GPU-b": {"limit_mw": 350_000}}
-    _, told = sampled(tmp_path, library, gpus)
-    num = told["by_device"]["gpu0"]["num_timed_samples"]
-    assert throttling.doubts(told) == [
+    _, summary = sampled(tmp_path, library, gpus)
+    num = summary["by_device"]["gpu0"]["num_timed_samples"]
+    assert throttling.doubts(summary) == [
         f"gpu0 was slowed down by hw_thermal in 100.0 % of {num} samples (limit 1 %)",
-        "2 other processes computed on gpu0 during the race",
+        "2 other processes computed on gpu0 during the run",
         "the GPUs have unequal power limits: gpu0 700 W, gpu1 350 W",
     ]
 
@@ -239,9 +244,9 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
     rows = gpu_rows([1] * 150, throttle_reasons="sw_power_cap")
     rows[3]["throttle_reasons"], rows[7]["throttle_reasons"] = "sw_thermal", "hw_slowdown|hw_power_brake"
     spans = [(0, 149 * S)]
-    told = join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}
-    assert told["by_device"]["gpu0"]["slowed_frac"] == 2 / 150  # each alone would be below the limit
-    assert throttling.doubts(told) == [
+    summary = join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}
+    assert summary["by_device"]["gpu0"]["slowed_frac"] == 2 / 150  # each alone would be below the limit
+    assert throttling.doubts(summary) == [
         "gpu0 was slowed down by hw_power_brake, hw_slowdown, sw_thermal in 1.3 % of 150 samples (limit 1 %)"
     ]
     rows[3]["throttle_reasons"] = "none"
@@ -255,12 +260,12 @@ def test_a_power_limit_changed_in_the_race_is_a_doubt_and_rounding_is_none():
     assert throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found) == []
     rows[3]["power_limit_w"] = 400.0
     (doubt,) = throttling.doubts(join.summary(rows, [(0, 3 * S)], *ENDS) | found)
-    assert doubt == "the power limit of gpu0 was changed in the race, between 400 and 700 W"
+    assert doubt == "the power limit of gpu0 was changed in the run, between 400 and 700 W"
 
 
-def test_without_a_driver_the_host_is_sampled_and_the_record_is_told(tmp_path, library):
-    rows, told = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_NO_DRIVER="1")
-    assert told["source"] == "host" and told["warnings"] == ["NVML: Driver Not Loaded"]
+def test_without_a_driver_the_host_is_sampled_and_the_record_says_so(tmp_path, library):
+    rows, summary = sampled(tmp_path, library, {"GPU-a": {}}, num_rows=3, FAKE_NVML_NO_DRIVER="1")
+    assert summary["source"] == "host" and summary["warnings"] == ["NVML: Driver Not Loaded"]
     assert {row["device"] for row in rows} == {"cpu"} and rows[-1]["rss_gib"] > 0
 
 
@@ -298,7 +303,8 @@ def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path,
     )
     code = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-m', 'bench.telemetry.sampler', '{job}'], stdin={read_end}, stdout=subprocess.PIPE)\n"
+        f"words = [sys.executable, '-m', 'bench.telemetry.sampler', '{job}']\n"
+        f"child = subprocess.Popen(words, stdin={read_end}, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen(
@@ -374,8 +380,8 @@ def test_new_memory_errors_are_those_since_the_race_began():
     rows = gpu_rows([100] * 4)
     for row, count in zip(rows, (7.0, 7.0, 9.0, 9.0)):
         row["ecc_uncorrected"], row["remapped_rows"] = count, 3.0
-    told = join.summary(rows, [(0, 3 * S)], *ENDS)["by_device"]["gpu0"]
-    assert (told["new_ecc_uncorrected"], told["new_remapped_rows"]) == (2, 0)
+    summary = join.summary(rows, [(0, 3 * S)], *ENDS)["by_device"]["gpu0"]
+    assert (summary["new_ecc_uncorrected"], summary["new_remapped_rows"]) == (2, 0)
 
 
 def test_means_are_over_the_samples_and_then_over_the_devices():
@@ -410,7 +416,7 @@ def test_energies_of_the_steps_add_up_to_that_of_the_run():
 
 
 def test_a_step_has_the_share_of_it_in_which_the_worst_gpu_was_slowed_down():
-    """gpu1 is held down from its second sample to its third; between two samples that differ, half of the time is taken."""
+    """gpu1 is held down from its second sample to its third; of the time between two samples that differ, half."""
     rows = gpu_rows([100] * 5, throttle_reasons="sw_power_cap")
     reasons = ["none", "hw_thermal", "sw_power_cap|hw_thermal", "none", "none"]
     rows += [row | {"device": "gpu1", "throttle_reasons": reason} for row, reason in zip(gpu_rows([100] * 5), reasons)]
@@ -421,11 +427,11 @@ def test_a_step_has_the_share_of_it_in_which_the_worst_gpu_was_slowed_down():
 def test_energy_in_the_steps_is_the_counters_shared_out_by_power():
     rows = gpu_rows([100] * 30 + [200] * 31)
     ends = [{"t_ns": 0, "energy_j": {"gpu0": 1000.0}}, {"t_ns": 60 * S, "energy_j": {"gpu0": 10900.0}}]
-    told = join.summary(rows, [(40 * S, 60 * S)], *ends)
-    assert told["run_energy_j"] == 9900 and told["integrated_run_energy_j"] == 29 * 100 + 150 + 30 * 200
-    assert told["energy_j"] == pytest.approx(4000 * 9900 / 9050)
-    assert told["mean_power_w"] == pytest.approx(4000 * 9900 / 9050 / 20)
-    assert told["energy_disagreement_pct"] == pytest.approx(100 * 850 / 9900) and told["energy_agrees"] is False
+    summary = join.summary(rows, [(40 * S, 60 * S)], *ends)
+    assert summary["run_energy_j"] == 9900 and summary["integrated_run_energy_j"] == 29 * 100 + 150 + 30 * 200
+    assert summary["energy_j"] == pytest.approx(4000 * 9900 / 9050)
+    assert summary["mean_power_w"] == pytest.approx(4000 * 9900 / 9050 / 20)
+    assert summary["energy_disagreement_pct"] == pytest.approx(100 * 850 / 9900) and summary["energy_agrees"] is False
 
 
 def test_shares_of_reasons_count_timed_samples_alone():
@@ -448,13 +454,13 @@ def test_a_process_of_another_namespace_is_the_runs_own():
 
 
 def test_metrics_of_energy_and_of_the_clock_by_hand():
-    told = {"energy_j": 800.0, "mean_power_w": 400.0, "mean_sm_clock_mhz": 915.0}
+    summary = {"energy_j": 800.0, "mean_power_w": 400.0, "mean_sm_clock_mhz": 915.0}
     name = "NVIDIA H100 80GB HBM3"
     run = {
         "measured": {"batch_tokens": 100, "dtype": "bfloat16"},
         "environment": {"gpus": [{"name": name}]},
         "world_size": 1,
-        "instrument_summaries": {"telemetry": told},
+        "instrument_summaries": {"telemetry": summary},
     }
     assert metrics.energy(run, 4) == {
         "energy_j": 800.0,
@@ -501,7 +507,7 @@ def test_the_bar_shows_the_power_of_all_gpus_at_the_last_tick(tmp_path):
 
 @pytest.fixture
 def seen(tmp_path, library, monkeypatch):
-    """A made-up race of two GPUs, four steps, two validations: (watch, telemetry, context), to be given its edges by race()."""
+    """A made-up run of two GPUs, four steps, two validations: (watch, telemetry, context) for train()."""
 
     def make(gpus, interval_ms=20):
         scenario = tmp_path / "gpus.txt"
@@ -521,7 +527,7 @@ def seen(tmp_path, library, monkeypatch):
     return make
 
 
-def race(watch, context, step_s=0.15, after_step=lambda step: None):
+def train(watch, context, step_s=0.15, after_step=lambda step: None):
     watch.on_warmup_start()
     watch.on_run_start()
     for step in range(5):
@@ -539,20 +545,20 @@ def race(watch, context, step_s=0.15, after_step=lambda step: None):
     watch.close()
 
 
-def test_a_run_on_two_gpus_is_told_with_its_energy_by_step(seen):
+def test_a_run_on_two_gpus_is_recorded_with_its_energy_by_step(seen):
     watch, telemetry, context = seen({"GPU-a": {}, "GPU-b": {"power_mw": 300_000, "clock_mhz": 1655}})
-    race(watch, context)
-    told, found = telemetry.summary(), telemetry.columns()
+    train(watch, context)
+    summary, found = telemetry.summary(), telemetry.columns()
     timed_s = sum(end_ns - begin_ns for begin_ns, end_ns in telemetry._spans) / 1e9
     assert 0.6 <= timed_s < 5
-    assert told["energy_j"] == pytest.approx(800 * timed_s, rel=0.03) and told["mean_power_w"] == pytest.approx(
+    assert summary["energy_j"] == pytest.approx(800 * timed_s, rel=0.03) and summary["mean_power_w"] == pytest.approx(
         800, rel=0.03
     )
-    assert told["mean_sm_clock_mhz"] == 1705 and told["by_device"]["gpu1"]["mean_power_w"] == 300
-    assert sum(found["energy_j"].values()) == pytest.approx(told["energy_j"])
+    assert summary["mean_sm_clock_mhz"] == 1705 and summary["by_device"]["gpu1"]["mean_power_w"] == 300
+    assert sum(found["energy_j"].values()) == pytest.approx(summary["energy_j"])
     assert list(found["energy_j"]) == [1, 2, 3, 4] and list(found["sm_clock_mhz"].values()) == pytest.approx([1705] * 4)
-    assert told["sampler_cpu_frac"] > 0 and watch.warnings == []
-    json.dumps(told)
+    assert summary["sampler_cpu_frac"] > 0 and watch.warnings == []
+    json.dumps(summary)
 
 
 def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_path):
@@ -567,7 +573,7 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
             )
             (tmp_path / "new").replace(scenario)
 
-    race(watch, context, after_step=lose)
+    train(watch, context, after_step=lose)
     assert watch.instruments == [telemetry]
     (warning,) = watch.warnings
     assert (warning["instrument"], warning["edge"]) == ("telemetry", "run") and warning["error"].startswith(
@@ -586,7 +592,7 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
             process.append(telemetry._process)
             telemetry.pause()
 
-    race(watch, context, after_step=hang)
+    train(watch, context, after_step=hang)
     assert process[0].poll() is not None  # killed
     assert watch.warnings == [
         {"instrument": "telemetry", "edge": "run", "error": "the sampler of telemetry.csv gave no answer in 1 s"}
@@ -613,10 +619,10 @@ def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libr
     assert racing.losses(bare_run) == racing.losses(seen)
     run = racing.run_json(seen)
     assert len(json.loads((seen / "environment.json").read_text())["gpus"]) == 2
-    told = run["instrument_summaries"]["telemetry"]
-    assert told["source"] == "host" and run["environment"]["gpus"] == []
-    assert len(samples.read(seen / "telemetry.csv")) == sum(told["num_samples"].values()) > 2
-    assert 0 < told["num_timed_samples"] <= sum(told["num_samples"].values())
+    summary = run["instrument_summaries"]["telemetry"]
+    assert summary["source"] == "host" and run["environment"]["gpus"] == []
+    assert len(samples.read(seen / "telemetry.csv")) == sum(summary["num_samples"].values()) > 2
+    assert 0 < summary["num_timed_samples"] <= sum(summary["num_samples"].values())
     assert run["metrics"]["energy_j"] is None and not any(
         one["instrument"] == "telemetry" for one in run.get("warnings", ())
     )

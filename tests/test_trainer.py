@@ -52,7 +52,7 @@ def test_the_optimizer_is_reset_with_its_memory_kept(trainer):
     assert len(remembered) >= 10  # allocated, so that no timed step has to
     assert all(not value.any() for value in remembered)
     before = [value.data_ptr() for value in remembered]
-    trainer._watch.on_step_start(0)
+    trainer._instruments.on_step_start(0)
     trainer.step(0)
     after = list(tensors(trainer.optimizer.state_dict()))
     assert [value.data_ptr() for value in after] == before

@@ -17,23 +17,6 @@ def test_seconds_milliseconds_and_nanoseconds_convert():
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (1000, "1.00k"),
-        (1234567, "1.23M"),
-        (12345678, "12.3M"),
-        (524288, "524k"),
-        (999999, "1.00M"),
-        (1.5e9, "1.50B"),
-    ],
-)
-def test_a_count_has_three_digits(count, text):
-    assert units.format_count(count) == text
-
-
-@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (0.5, "0.50 s"),
@@ -48,22 +31,14 @@ def test_a_duration_changes_its_unit_where_a_person_would(seconds, text):
     assert units.format_s(seconds) == text
 
 
-def test_sizes_and_shares_carry_their_unit():
+def test_sizes_and_times_carry_their_unit():
     assert units.format_ms(55.123) == "55.12 ms"
     assert units.format_bytes(512) == "512 B"
     assert units.format_bytes(65536) == "64.0 KiB"
     assert units.format_bytes(2402048) == "2.3 MiB"  # 2402048 / 2**20 = 2.29
     assert units.format_gib(79.647) == "79.65 GiB"
-    assert units.format_pct(0.4512) == "45.1 %"
 
 
 def test_what_was_not_measured_prints_as_nothing():
-    for function in (
-        units.format_s,
-        units.format_ms,
-        units.format_count,
-        units.format_bytes,
-        units.format_gib,
-        units.format_pct,
-    ):
+    for function in (units.format_s, units.format_ms, units.format_bytes, units.format_gib):
         assert function(None) == ""

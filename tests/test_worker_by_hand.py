@@ -9,8 +9,7 @@ import pytest
 import racing
 
 from bench.data import sources
-from bench.record import run_folder
-from bench.record import step_files as steps_file
+from bench.record import run_folder, step_files
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step:6/6 val_loss:" in done.stdout + done.stderr  # on the terminal, not in a log
     assert racing.losses(folder) == racing.losses(original)
-    names = [event["event"] for event in steps_file.read_events(folder)]
+    names = [event["event"] for event in step_files.read_events(folder)]
     assert (names.count("run_start"), names.count("run_stop")) == (1, 1)  # none of the earlier run's
     assert list((folder / "logs").iterdir()) == []
     assert '"launch_s": null' in (folder / run_folder.RESULT).read_text()

@@ -4,6 +4,7 @@ import math
 from datetime import datetime
 
 from bench.record import run_folder, step_files
+from bench.record.metrics import step_avg_ms
 
 RULE = "=" * 100
 
@@ -89,7 +90,7 @@ def _step_lines(rows, total, imported):
         else:
             train_ms += row.get("step_ms") or 0.0
         untimed = 10 if "step-10" in meaning else 0
-        average = f"{train_ms / (step - untimed):.2f}" if step > untimed else "nan"
+        average = _average(train_ms, step - untimed)
         start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
         of_its_own = known_ms is not None and (
             row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
@@ -101,8 +102,12 @@ def _step_lines(rows, total, imported):
             at_ms = train_ms if row.get("train_time_at_val_ms") is None else row["train_time_at_val_ms"]
             since, since_ms = before if "previous val" in meaning and step > before[0] else (untimed, 0.0)
             before = step, at_ms
-            average = f"{(at_ms - since_ms) / (step - since):.2f}" if step > since else "nan"
+            average = _average(at_ms - since_ms, step - since)
             yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{at_ms:.0f}ms step_avg:{average}ms{tail}"
+
+
+def _average(train_ms, num_steps):
+    return f"{step_avg_ms(train_ms, num_steps):.2f}" if num_steps > 0 else "nan"
 
 
 def _llmc_lines(rows):

@@ -1,4 +1,4 @@
-"""torchrun for one run: starts the ranks, waits, and writes how each of them ended.  python -m bench.launch.agent FOLDER N [MODULE]
+"""torchrun for one run: starts N ranks, waits, writes how they ended.  python -m bench.launch.agent FOLDER N [MODULE]
 
 The same elastic agent as torchrun --standalone; called as a library, because only so does it say which rank ended
 with which exit code.  Its answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 LOOK_EVERY_S = 0.5
 WAKE_AFTER_S = 1.0  # after a rank has failed
-KILL_AFTER_S = 8.0  # later than bench/record/failures.py takes a kill for somebody else's
+KILL_AFTER_S = 8.0  # so late that bench/record/failures.py takes the kill for the agent's own
 
 
 class NoLogs(LogsSpecs):
@@ -31,8 +31,8 @@ class NoLogs(LogsSpecs):
 
     def reify(self, envs):
         """envs: {local rank: its environment} -> the agent's own output for all of them, and no error files."""
-        nowhere = dict.fromkeys(envs, "")
-        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+        none = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=none, stderrs=none, error_files=none)
 
 
 def main(folder, num_processes, module="bench.training.worker"):
@@ -65,8 +65,8 @@ def main(folder, num_processes, module="bench.training.worker"):
 def _hurry(logs):
     """When one rank has failed, end the others soon.
 
-    torch sends them SIGTERM and waits 30 s (also where shutdown_timeout says less, pytorch #192815), which a stopped
-    process does not hear: it is woken, so that it leaves its stack and ends; what then is still there is killed.
+    torch sends them SIGTERM and waits 30 s (also where shutdown_timeout says less, pytorch #192815).  A stopped process
+    gets no signal: it is woken, so that it leaves its stack and ends; what has not ended then is killed.
     """
     while not any(logs.glob("rank*.failure.json")):
         time.sleep(LOOK_EVERY_S)
@@ -77,7 +77,7 @@ def _hurry(logs):
 
 
 def _signal_children(number):
-    """Linux only; elsewhere torch's 30 s pass."""
+    """Linux only; elsewhere it takes torch's 30 s."""
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for pid in path.read_text().split():

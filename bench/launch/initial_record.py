@@ -1,4 +1,4 @@
-"""A job -> the record that its race begins with: a folder of its own, run.json, and everything that goes into the race."""
+"""A job -> the record that its run begins with: its folder, run.json, and everything that goes into the run."""
 
 import os
 import time
@@ -17,7 +17,10 @@ from bench.training.clock import TIMING_PROTOCOL
 
 
 def folder_of(config, run, results):
-    """A new run folder with its first run.json; the ledger is told before, so that no run is there which it does not know."""
+    """A new run folder; its ledger entry is written before its run.json, so that every run on disk is in the ledger.
+
+    ValueError where nothing can be written there.
+    """
     try:
         folder = run_folder.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
         run["run_id"] = folder.name
@@ -25,15 +28,13 @@ def folder_of(config, run, results):
         atomic.write_json(folder / "run.json", run)
         atomic.reserve(folder)
     except OSError as error:
-        raise ValueError(
-            f"{results}: no record can be written there ({error.strerror}): free space, or name another "
-            "folder with SPEEDRUN_RESULTS=/path"
-        ) from None
+        words = f"{results}: no record can be written there ({error.strerror})"
+        raise ValueError(f"{words}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
     return folder
 
 
 def record_of(job, env, command):
-    """run.json of a race that has not begun: running, and invalid until it is over."""
+    """run.json of a run that has not begun: running, and invalid until it is complete."""
     config = job.config
     return {
         "schema_version": run_folder.SCHEMA_VERSION,
@@ -83,27 +84,22 @@ def _data(job):
     dataset, config = job.dataset, job.config
     root = sources.data_root()
 
-    def files(shards):
-        found = []
-        for shard in shards:
-            inside = shard.path.is_relative_to(root)
-            name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
-            found.append(
-                {"file": name, "num_tokens": shard.num_tokens, "num_bytes": shard.num_bytes, "sha256": shard.sha256}
-            )
-        return found
+    def facts(shard):
+        inside = shard.path.is_relative_to(root)
+        name = str(shard.path.relative_to(root)) if inside else private.redact(str(shard.path), REPO)
+        return {"file": name} | {key: getattr(shard, key) for key in ("num_tokens", "num_bytes", "sha256")}
 
     return {
         "source": dataset.name,
         "vocab_size": dataset.vocab_size,
         "floor_nats": sources.floor_nats(config.data, dataset, config.goal.val_tokens),
-        "train": files(dataset.train),
-        "val": files(dataset.val),
+        "train": [facts(shard) for shard in dataset.train],
+        "val": [facts(shard) for shard in dataset.val],
     }
 
 
 def write_inputs(folder, job, env, started_s):
-    """All that the race was given: config, overrides, environment, code; and for the workers alone, the launch file.
+    """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
     started_s: when the launcher began, seconds since 1970.  The shards' true paths stand only in the launch file, which
     the end of the run removes: run.json holds no private path.

@@ -1,100 +1,95 @@
-"""One rank of the doctor's probe: can these ranks talk to each other, and is each device as fast as the others?
+"""The doctor's probe: start the ranks of a run, let them talk to each other, and judge their answers.
 
-Started by bench/launch/agent.py as  python -m bench.launch.probe FOLDER  where FOLDER/probe.json says {"device", "timeout_s"}.
-Each rank writes FOLDER/rankN.probe.json; one that fails writes logs/rankN.failure.json as in a race.
+probe_rank.py is one rank of it.
 """
 
+import dataclasses
 import json
-import os
+import re
 import statistics
-import sys
-import time
+import subprocess
+import tempfile
 from pathlib import Path
 
-from bench.record import failures
-from bench.training import flight_recorder
-from bench.units import MIB
+from bench.launch import ranks
+from bench.machine.preflight import Check
+from bench.units import GIB, MIB
 
-GPU_BYTES, CPU_BYTES = 64 * MIB, MIB  # of the all-reduce that is timed
-NUM_REPEATS = 10
-MATMUL_SIZE = 8192  # 2 * 8192**3 = 1.1 TFLOP: 1.5 ms at an H100's dense bfloat16 peak
-MATMUL_REPEATS = 50
-
-
-def main(folder):
-    folder, rank = Path(folder), int(os.environ.get("RANK", 0))
-    flight_recorder.arm(folder)
-    try:
-        asked = json.loads((folder / "probe.json").read_text())
-        found = _probe(asked["device"], asked["timeout_s"])
-        (folder / f"rank{rank}.probe.json").write_text(json.dumps(found))
-    except BaseException as error:
-        failures.write(folder, rank, None, error)
-        raise
+COLLECTIVE_TIMEOUT_S = 30.0
+START_S = 90.0  # for the processes to import torch, also from a cold disk
+SLOW_FRAC = 0.03  # below the median GPU; the same model differs by a few percent at most when it is healthy
+NUM_CPU_RANKS = 2  # what a probe of gloo needs
+ERROR_LINE = re.compile(r"timed out|timeout|error", re.I)
 
 
-def _probe(device_type, timeout_s):
-    import torch
-
-    from bench.machine import environment
-    from bench.training import distributed
-
-    if device_type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"torch {torch.__version__} (CUDA {torch.version.cuda}) can use no GPU here: its CUDA is newer than the driver, "
-            "or it is the CPU build"
-        )
-    ranks = distributed.start(device_type, timeout_s)
-    num_bytes = GPU_BYTES if device_type == "cuda" else CPU_BYTES
-    numbers = torch.full((num_bytes // 4,), float(ranks.rank + 1), device=ranks.device)
-    distributed.all_sum(numbers)
-    wanted = ranks.world_size * (ranks.world_size + 1) / 2
-    if not bool((numbers == wanted).all()):
-        raise RuntimeError(f"a sum over {ranks.world_size} ranks gave {numbers[0].item()} instead of {wanted}")
-    alone = ranks.world_size == 1
-    found = {
-        "torch_facts": environment.torch_facts(),
-        "world_size": ranks.world_size,
-        "num_bytes": num_bytes,
-        "all_reduce_ms": None if alone else _median_ms(lambda: distributed.all_sum(numbers), ranks.device, NUM_REPEATS),
-        "matmul_tflop_per_s": _matmul_tflop_per_s(ranks.device) if device_type == "cuda" else None,
-    }
-    distributed.stop()
-    return found
+def probe(hardware, timeout_s=COLLECTIVE_TIMEOUT_S):
+    """hardware: resolved; timeout_s: of one collective -> list of Check."""
+    num_ranks = max(NUM_CPU_RANKS, hardware.num_processes) if hardware.device == "cpu" else hardware.num_processes
+    env = ranks.environment(dataclasses.replace(hardware, num_processes=num_ranks, num_threads=1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "logs").mkdir()
+        (folder / "probe.json").write_text(json.dumps({"device": hardware.device, "timeout_s": timeout_s}))
+        with (
+            open(folder / "logs" / "agent.log", "wb") as log,
+            ranks.agent(folder, num_ranks, env, log, "bench.launch.probe_rank") as process,
+        ):
+            try:
+                exit_code = process.wait(START_S + 4 * timeout_s)
+            except subprocess.TimeoutExpired:
+                exit_code = None
+        answers = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.probe.json"), key=_rank)]
+        failed = [json.loads(path.read_text()) for path in sorted(folder.glob("logs/rank*.failure.json"), key=_rank)]
+        output = (folder / "logs" / "agent.log").read_text(errors="replace")
+    if len(answers) < num_ranks:
+        return [no_answer(num_ranks, len(answers), failed, exit_code, output, timeout_s)]
+    return judge(hardware.device, answers)
 
 
-def _matmul_tflop_per_s(device):
-    import torch
-
-    a = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
-    b = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16)
-    for _ in range(MATMUL_REPEATS):  # the clocks come up
-        torch.mm(a, b)
-    ms = _median_ms(lambda: [torch.mm(a, b) for _ in range(MATMUL_REPEATS)], device, NUM_REPEATS)
-    return MATMUL_REPEATS * 2 * MATMUL_SIZE**3 / (ms / 1e3) / 1e12
+def _rank(path):
+    return int("".join(filter(str.isdigit, path.name)))
 
 
-def _median_ms(work, device, num_repeats):
-    from bench.training import distributed
+def no_answer(num_ranks, num_answers, failed, exit_code, output, timeout_s):
+    """Why not every rank answered, as far as it is known, as a Check.  exit_code: None if the time was exceeded."""
+    if failed:
+        first = min(failed, key=lambda one: one["failed_at_s"])
+        why, hint = f"rank {first['rank']}: {first['message'][:300]}", first["hint"]
+    else:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        last = next((line for line in lines if ERROR_LINE.search(line)), lines[-1] if lines else "they printed nothing")
+        ended = "did not end in time" if exit_code is None else f"ended with exit code {exit_code}"
+        why = f"the processes {ended}: {last[:300]}"
+        hint = "the same with more output: NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL ./run.sh doctor"
+    if "timed out" in why.lower() or "timeout" in why.lower():
+        hint = f"is a firewall, a dead rank or a broken NVLink between them? --timeout-s={2 * timeout_s:g} waits longer"
+    return Check("collective", "fail", f"{num_answers} of {num_ranks} ranks answered; {why}", hint)
 
-    spent_ms = []
-    for _ in range(num_repeats):
-        distributed.sync(device)
-        started_ns = time.perf_counter_ns()
-        work()
-        distributed.sync(device)
-        spent_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
-    return statistics.median(spent_ms)
+
+def judge(device, answers):
+    """What every rank answered, in rank order -> list of Check."""
+    first, num_ranks = answers[0], len(answers)
+    facts = first["torch_facts"]
+    software = f"torch {facts['torch']}"
+    if device == "cuda":
+        software += f", CUDA {facts['cuda']}, cuDNN {facts['cudnn']}, NCCL {facts['nccl']}"
+    checks = [Check("software", "ok", software)]
+    if first["all_reduce_ms"] is None:
+        checks.append(Check("collective", "ok", "one process: no other to talk to"))
+    else:
+        slowest_ms, num_bytes = max(one["all_reduce_ms"] for one in answers), first["num_bytes"]
+        # Bus bandwidth of an all-reduce, 2 (n - 1) / n of the bytes over the time: nccl-tests, PERFORMANCE.md
+        gib_per_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / GIB / (slowest_ms / 1e3)
+        speed = f"all-reduce of {num_bytes / MIB:g} MiB {slowest_ms:.2f} ms, {gib_per_s:.3g} GiB/s a rank"
+        checks.append(Check("collective", "ok", f"{num_ranks} ranks agree; {speed}"))
+    return [*checks, gpu_speed([one["matmul_tflop_per_s"] for one in answers])] if device == "cuda" else checks
 
 
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)  # as bench/training/worker.py: gloo may abort in its static destructors
+def gpu_speed(rates):
+    """TFLOP/s of a matrix multiplication on each GPU, all at once, as a Check: the slowest sets everybody's pace."""
+    median = statistics.median(rates)
+    slow = [f"GPU {rank} {rate:.0f}" for rank, rate in enumerate(rates) if rate < (1 - SLOW_FRAC) * median]
+    if slow:
+        remedy = "run on the others (CUDA_VISIBLE_DEVICES), or look at its temperature, power and PCIe slot"
+        return Check("gpu speed", "warn", f"{', '.join(slow)} TFLOP/s bfloat16, the median {median:.0f}", remedy)
+    return Check("gpu speed", "ok", f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s bfloat16")

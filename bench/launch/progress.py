@@ -1,4 +1,4 @@
-"""What a person sees of a race: a bar on a terminal, plain lines in a pipe, and its last words."""
+"""What a person sees of a run: a bar on a terminal, plain lines in a pipe, and a summary at its end."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
 
 class Progress:
-    """show() reads what the scribe wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
+    """show() reads what the step writer wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
 
     A pipe gets every line, or with brief only those of validations.
     """
@@ -53,16 +53,12 @@ class Progress:
         step = progress.get("step", 0)
         self._waiting += lines
         if self._bar is None and not step:
-            print(
-                f"\r   start  loading, warming up ({time.monotonic() - self._started_s:.0f} s)",
-                end="",
-                file=self._out,
-                flush=True,
-            )
+            since_s = time.monotonic() - self._started_s
+            print(f"\r   start  loading, warming up ({since_s:.0f} s)", end="", file=self._out, flush=True)
             return
         if self._bar is None:
             print("\r\033[K", end="", file=self._out)  # back to the line's beginning, and empty it
-            tqdm.monitor_interval = 0  # no thread beside the race
+            tqdm.monitor_interval = 0  # no thread beside the run
             self._bar = tqdm(
                 total=self._num_steps, initial=step, unit="step", file=self._out, leave=False, dynamic_ncols=True
             )
@@ -93,10 +89,8 @@ class Progress:
             with open(self._folder / "telemetry.csv", "rb") as file:
                 columns = file.readline().decode().rstrip("\n").split(",")
                 file.seek(max(file.tell(), file.seek(0, 2) - TAIL_BYTES))
-                rows = [
-                    dict(zip(columns, line.split(",")))
-                    for line in file.read().decode(errors="replace").split("\n")[1:-1]
-                ]
+                lines = file.read().decode(errors="replace").split("\n")[1:-1]
+            rows = [dict(zip(columns, line.split(","))) for line in lines]
             watts = [float(row["power_w"]) for row in rows if row["t_ns"] == rows[-1]["t_ns"] and row.get("power_w")]
         except (OSError, ValueError, KeyError, IndexError):
             return None
@@ -117,22 +111,21 @@ class Progress:
 def last_words(run):
     """One line on how a run ended, for a person."""
     if run["status"] == "complete":
-        found = run["metrics"]
+        metrics = run["metrics"]
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-        return (
-            f"complete: val_loss {found['val_loss']:.4f}, train {found['train_s']:.2f} s, step_avg "
-            f"{found['step_avg_ms']:.2f} ms{doubt}\n       {run['folder']}{_warned(run)}"
-        )
+        times = f"train {metrics['train_s']:.2f} s, step_avg {metrics['step_avg_ms']:.2f} ms"
+        return f"complete: val_loss {metrics['val_loss']:.4f}, {times}{doubt}\n       {run['folder']}{_warned(run)}"
     failure = run["failure"]
     where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
-    return f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}\n       {run['folder']}{_warned(run)}"
+    words = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
+    return f"{words}\n       {run['folder']}{_warned(run)}"
 
 
 def _warned(run):
-    """What an instrument could not do, a line each: the race went on, and its author should know."""
-    told = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
-    more = [f"and {len(told) - MAX_WARNINGS} more warnings in run.json"] if len(told) > MAX_WARNINGS else []
-    return "".join(f"\n       warning: {words}" for words in told[:MAX_WARNINGS] + more)
+    """What an instrument could not do, a line each: the run went on, and its author should know."""
+    known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
+    more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
+    return "".join(f"\n       warning: {words}" for words in known[:MAX_WARNINGS] + more)
 
 
 def say(topic, text):

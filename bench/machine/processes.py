@@ -1,11 +1,14 @@
-"""A process that ends when another one has: workers never outlive their launcher, whatever killed it.
+"""Processes that start and end together: workers never outlive their launcher, whatever killed it.
 
-Standard library only: it is armed before torch is imported.  On Linux a pidfd sleeps in the kernel and costs nothing;
-elsewhere the process is looked for once a second.
+Imports nothing heavy: workers use it before torch is imported.  On Linux a pidfd sleeps in the kernel and costs
+nothing; elsewhere the process is looked for once a second.
 """
 
+import contextlib
 import os
 import select
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +16,53 @@ from pathlib import Path
 from bench import private
 
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
+
+
+@contextlib.contextmanager
+def child(words, cwd, env, out, end_within_s):
+    """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
+
+    out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
+    killed after end_within_s.
+    """
+    process = subprocess.Popen(
+        words,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(end_within_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def call_and_exit(main, *args):
+    """End this process as soon as main(*args) has: exit code 0, or 1 with the traceback of what it raised.
+
+    Not sys.exit: DDP over gloo aborts in its static destructors in about 1 exit of 20.
+    """
+    exit_code = 0
+    try:
+        main(*args)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        exit_code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def when_gone(pid, then, name):
@@ -27,7 +77,7 @@ def when_gone(pid, then, name):
 
 
 def has_ended(pid, within_s):
-    """Whether process pid ends within so many seconds (None: wait for it).  One that nobody has reaped has ended too."""
+    """Whether process pid ends within so many seconds (None: wait for it).  A zombie has ended too."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

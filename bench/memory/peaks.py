@@ -45,6 +45,10 @@ class CudaPeaks:
         self._keep(self._of(self._cuda.memory_stats(self._device)))
         return {kind: gib_from_bytes(num_bytes) for kind, num_bytes in self._whole.items()}
 
+    def now_bytes(self):
+        """Of tensors, at this moment."""
+        return self._cuda.memory_allocated(self._device)
+
     def total_gib(self):
         return gib_from_bytes(self._cuda.get_device_properties(self._device).total_memory)
 

@@ -4,26 +4,21 @@ An arm is overrides and, if it names a revision, that revision's whole code in a
 All arms are started alike, with this Python, this data folder and this results folder.
 """
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from bench.machine import code_state
-from bench.machine.processes import die_with_parent
+from bench.machine.processes import child
+from bench.machine.signals import raise_interrupted
 from bench.paths import REPO, working_folder
 from bench.record import run_folder
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
-
-
-class Interrupted(Exception):
-    """A signal came; what was running has been ended and recorded."""
 
 
 def environment(results):
@@ -86,47 +81,11 @@ def start(folder, overrides, results, tag, show=False):
     Raises Interrupted, after the run has been ended and recorded, when a signal comes.
     """
     words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(tag), *overrides]
-    with tempfile.TemporaryFile() as hidden, _signals_raise():
-        out = None if show else hidden
-        settings = {"cwd": folder, "env": environment(results), "stdin": subprocess.DEVNULL}
-        settings |= {"stdout": out, "stderr": out, "process_group": 0, "preexec_fn": die_with_parent}
-        process = subprocess.Popen(words, **settings)
-        try:
+    with tempfile.TemporaryFile() as hidden, raise_interrupted():
+        with child(words, folder, environment(results), None if show else hidden, END_WITHIN_S) as process:
             process.wait()
-        finally:
-            _end(process)
         hidden.seek(0)
         return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
-
-
-def _end(process):
-    """Let the run's launcher finish its record, then make sure that it is gone."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(END_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def _signals_raise():
-    """The first SIGTERM, SIGHUP or Ctrl-C raises Interrupted here, later ones are ignored: the end is under way."""
-
-    def handler(number, frame):
-        for other in before:
-            signal.signal(other, signal.SIG_IGN)
-        raise Interrupted(signal.Signals(number).name)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def record_of(results, run):

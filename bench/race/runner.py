@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import atomic
 from bench.compare import comparison, selection
 from bench.launch.progress import say
+from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, plan, planning, report, state, worktrees
 from bench.record import ledger
@@ -37,7 +38,7 @@ def go(folder, results, args):
                 folders = {name: paths.get(f"{race.race_id}-{name}", REPO) for name in race.plan["arms"]}
                 _refuse_changes(race, folders, results)
                 status, why = _run_all(race, folders, results, args.show)
-        except arm_process.Interrupted as error:
+        except Interrupted as error:
             say("race", f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood")
             return 1
         return finish(folder, results, status, why, args)

@@ -127,7 +127,7 @@ def _log(folder, rank):
 
 
 def last_step(folder):
-    """The last step that rank 0 wrote: within half a second of what any rank knew."""
+    """The last step that rank 0's step writer wrote: within half a second of what any rank knew."""
     return _read_json(folder / run_folder.PROGRESS, {}).get("step")
 
 

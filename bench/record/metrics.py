@@ -15,67 +15,74 @@ def metrics(run, steps):
 
     steps: rows of steps.csv.  Row k is after k optimizer steps.
     """
-    measured, model = run["measured"], run["model"]
+    measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
     val_loss = last_val_loss(steps)
-    seconds = train_s(measured)
+    train_s = max(measured.get("train_s_by_rank") or (), default=None)  # the slowest rank's clock
     num_untimed_steps = measured.get("num_untimed_steps") or 0
-    timed_s, num_timed_steps = timed(seconds, steps, num_untimed_steps)
-    rate = tokens_per_s(num_timed_steps, measured.get("batch_tokens"), timed_s)
-    num_gpus = len(run["environment"].get("gpus") or ())
-    gap_nats = _minus(val_loss, run["data"].get("floor_nats"))
+    timed_s, num_timed_steps = timed(train_s, steps, num_untimed_steps)
+    num_flagged_steps = None
+    if num_timed_steps is not None:
+        num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps
+    floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
+    gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
-    timed_ms = unflagged_step_ms(steps) if seconds is not None else []
-    peak = peak_flops(run)
+    timed_ms = unflagged_step_ms(steps) if train_s is not None else []
     return {
         "num_steps": num_steps,
         "val_loss": val_loss,
-        "train_s": seconds,
-        "num_flagged_steps": None
-        if num_timed_steps is None
-        else max(0, num_steps - num_untimed_steps) - num_timed_steps,
-        "step_avg_ms": step_avg_ms(timed_s, num_timed_steps),
+        "train_s": train_s,
+        "num_flagged_steps": num_flagged_steps,
+        **speed(run, timed_s, num_timed_steps),
         "step_ms_p50": stats.percentile(timed_ms, 50),
         "step_ms_p95": stats.percentile(timed_ms, 95),
-        "tokens_per_s": rate,
-        "tokens_per_s_per_gpu": rate / run["world_size"] if rate is not None and num_gpus else None,
-        "mfu": mfu(model.get("flops_per_token"), rate, run["world_size"], peak),
-        "mfu_causal": mfu(model.get("flops_per_token_causal"), rate, run["world_size"], peak),
-        "mfu_at_clock": mfu_at_clock(model.get("flops_per_token"), rate, run, peak),
         "peak_mem_gib": max(mem_gib, default=None),
         "peak_mem_gib_min": min(mem_gib, default=None),
         "compile_s": measured.get("compile_s"),
-        "goodput_frac": goodput_frac(seconds, measured.get("wall_s")),
-        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if seconds is not None else None,
+        "goodput_frac": train_s / wall_s if train_s is not None and wall_s else None,  # of launch to record
+        "target_reached": target_reached(run.get("goal"), val_loss, gap_nats) if train_s is not None else None,
         "gap_nats": gap_nats,
         **energy(run, num_steps),
     }
 
 
-def train_s(measured):
-    """The run's time: the slowest rank's clock (DESIGN 4.2), which excludes warm-up, compilation and validation."""
-    return max(measured.get("train_s_by_rank") or (), default=None)
+def speed(run, timed_s, num_steps):
+    """How fast num_steps steps were that took timed_s: of a finished run's record, and of one that still trains.
+
+    run: as for metrics(); while a run lasts its clock is not synchronised, and no step is flagged yet.
+    """
+    model, world_size = run["model"], run["world_size"]
+    rate = tokens_per_s(num_steps, run["measured"].get("batch_tokens"), timed_s)
+    peak = peak_flops(run)
+    return {
+        "step_avg_ms": step_avg_ms(None if timed_s is None else ms_from_s(timed_s), num_steps),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / world_size if rate is not None and run["environment"].get("gpus") else None,
+        "mfu": mfu(model.get("flops_per_token"), rate, world_size, peak),
+        "mfu_causal": mfu(model.get("flops_per_token_causal"), rate, world_size, peak),
+        "mfu_at_clock": mfu_at_clock(model.get("flops_per_token"), rate, run, peak),
+    }
 
 
-def timed(seconds, steps, num_untimed_steps=0):
+def timed(train_s, steps, num_untimed_steps=0):
     """(seconds, steps) that may enter timing statistics: all of the run but the steps that an instrument disturbed.
 
-    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the first
-    ones of some foreign logs, which their clock does not hold.
+    The whole is the synchronised clock's; what is taken away is the flagged steps' own step_ms.  num_untimed_steps: the
+    first ones of some foreign logs, which their clock does not hold.  (None, None) without a time or a step.
     """
-    if seconds is None or not steps:
+    if train_s is None or not steps:
         return None, None
     flagged_ms = [
         row["step_ms"]
         for row in steps
         if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
     ]
-    return seconds - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
+    return train_s - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
 
 
-def step_avg_ms(seconds, num_steps):
-    """Over the steps that were not flagged; synchronised at both ends, unlike a step_avg printed during the race."""
-    return ms_from_s(seconds) / num_steps if seconds is not None and num_steps else None
+def step_avg_ms(train_ms, num_steps):
+    """Milliseconds a step: every step_avg that we print or record is this.  None without a time or a step."""
+    return train_ms / num_steps if train_ms is not None and num_steps else None
 
 
 def unflagged_step_ms(steps):
@@ -108,7 +115,7 @@ def peak_flops(run):
 
 
 def mfu_at_clock(flops_per_token, rate, run, peak):
-    """mfu against the peak at the mean SM clock that telemetry saw while the race's clock ran; None without telemetry."""
+    """mfu against the peak at the mean SM clock that telemetry saw while the run's clock ran; None without."""
     names = {gpu["name"] for gpu in run["environment"].get("gpus") or ()}
     clock_mhz = _telemetry(run).get("mean_sm_clock_mhz")
     peak_clock_mhz = peak_rates.peak_clock_mhz(names.pop()) if len(names) == 1 else None
@@ -118,14 +125,14 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
 
 
 def energy(run, num_steps):
-    """Joules of the run's GPUs together while the race's clock ran, all steps in it, flagged ones too."""
-    told = _telemetry(run)
-    energy_j, num_tokens = told.get("energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
+    summary = _telemetry(run)
+    energy_j, num_tokens = summary.get("energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
     return {
         "energy_j": energy_j,
         "energy_j_per_step": energy_j / num_steps if energy_j is not None and num_steps else None,
         "energy_j_per_token": energy_j / num_tokens if energy_j is not None and num_tokens else None,
-        "mean_power_w": told.get("mean_power_w"),
+        "mean_power_w": summary.get("mean_power_w"),
     }
 
 
@@ -138,11 +145,6 @@ def peak_mem_gib(by_rank):
     by_rank = by_rank or {}
     found = by_rank.get("allocated") or by_rank.get("rss") or ()
     return [gib for gib in found if gib is not None]
-
-
-def goodput_frac(seconds, wall_s):
-    """Share of the wall time, launch to record, that was training: train_s / wall_s."""
-    return seconds / wall_s if seconds is not None and wall_s else None
 
 
 def target_reached(goal, val_loss, gap_nats):
@@ -158,7 +160,3 @@ def last_val_loss(steps):
     """Of the last validation, nats per token; None if there was none or it is not a number."""
     found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
     return found[-1] if found and math.isfinite(found[-1]) else None
-
-
-def _minus(value, floor):
-    return None if value is None or floor is None else value - floor

@@ -1,22 +1,37 @@
-"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: what was measured at each step, and what happened when."""
+"""steps.csv, steps_by_rank.csv and events.jsonl of a run folder: each step's numbers, and what happened when."""
 
+import errno
 import json
 import os
 from pathlib import Path
 
 from bench import atomic
 
-CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")
+CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
+RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
 INT_COLUMNS = ("step", "tokens", "t_ns")  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
 BY_RANK = "steps_by_rank.csv"
 
 
-def write(folder, rows):
-    """rows: dicts by column; None is an empty cell.  The core columns come first, the others in order of appearance."""
-    extra = {column: None for row in rows for column in row if column not in CORE_COLUMNS}
-    columns = [*CORE_COLUMNS, *extra]
-    lines = [",".join(_cell(row.get(column)) for column in columns) for row in rows]
-    atomic.write_text(Path(folder) / "steps.csv", "\n".join([",".join(columns), *lines]) + "\n")
+def write(folder, rows, columns=CORE_COLUMNS):
+    """rows: dicts by column; None is an empty cell.  These columns come first, the others in order of appearance."""
+    columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
+    text = ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows)
+    atomic.write_text(Path(folder) / "steps.csv", text)
+
+
+def append(folder, rows):
+    """Rows of RUN_COLUMNS, all or none of them.  OSError where there is no space."""
+    data = "".join(_line(row, RUN_COLUMNS) for row in rows).encode()
+    with open(Path(folder) / "steps.csv", "ab", buffering=0) as file:
+        whole = file.tell()
+        if file.write(data) < len(data):
+            file.truncate(whole)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _line(row, columns):
+    return ",".join(_cell(row.get(column)) for column in columns) + "\n"
 
 
 def _cell(value):
@@ -26,8 +41,8 @@ def _cell(value):
 def read(folder, strict=False):
     """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
-    Lines of one step are made one row (a race in progress writes losses and times on lines of their own).  A line that
-    a kill or a full disk cut is left out; with strict it is a ValueError naming the file and the line.
+    Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
+    with strict it is a ValueError naming the file and the line.
     """
     path = Path(folder) / "steps.csv"
     try:
@@ -62,7 +77,7 @@ def _value(column, cell):
 
 
 def write_by_rank(folder, columns):
-    """columns: {name: [{row: milliseconds} of each rank]}; a column a rank, name_rank0, name_rank1, ...; microseconds kept."""
+    """columns: {name: [{row: milliseconds} of each rank]} -> columns name_rank0, name_rank1, ...; microseconds kept."""
     names = [f"{name}_rank{rank}" for name, of_ranks in columns.items() for rank in range(len(of_ranks))]
     values = [of_rank for of_ranks in columns.values() for of_rank in of_ranks]
     lines = [
@@ -73,7 +88,7 @@ def write_by_rank(folder, columns):
 
 
 def read_by_rank(folder):
-    """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is left out."""
+    """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is skipped."""
     try:
         head, *lines = (Path(folder) / BY_RANK).read_text().split("\n")
     except FileNotFoundError:
@@ -92,9 +107,8 @@ def append_event(folder, event):
     """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows."""
     fd = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(
-            fd, (json.dumps(atomic.without_nan(event)) + "\n").encode()
-        )  # one write: lines of two writers never mix
+        line = json.dumps(atomic.without_nan(event)) + "\n"
+        os.write(fd, line.encode())  # one write: lines of two writers never mix
     finally:
         os.close(fd)
 
@@ -106,16 +120,11 @@ def read_events(folder):
         lines = path.read_text().split("\n")
     except FileNotFoundError:
         return []
-    try:
-        return [json.loads(line) for line in lines[:-1]]
-    except ValueError:
-        number, line = next((number, line) for number, line in enumerate(lines, 1) if not _is_json(line))
-        raise ValueError(f"{path}: line {number} is damaged: {line[:60]!r}: restore it, or remove the line") from None
-
-
-def _is_json(line):
-    try:
-        json.loads(line)
-        return True
-    except ValueError:
-        return False
+    events = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            words = f"{path}: line {number} is damaged: {line[:60]!r}: restore it, or remove the line"
+            raise ValueError(words) from None
+    return events

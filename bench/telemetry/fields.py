@@ -8,7 +8,7 @@ FIELDS = (
     "t_ns",
     "device",
     "late_ms",
-    # a GPU's; power_w is instant where the board tells that, else what it calls usage (a mean of about a second from Ampere on)
+    # a GPU's; power_w: instant where the board measures that, else its usage (from Ampere on a mean over a second)
     "power_w",
     "power_average_w",
     "energy_j",
@@ -40,8 +40,8 @@ FIELDS = (
 
 def line(row):
     """{column: value} -> its line of the file; reasons are joined by "|" and hold no comma."""
-    cells = (row.get(field) for field in FIELDS)
-    return (
-        ",".join("" if cell is None else f"{cell:.12g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        + "\n"
-    )
+    return ",".join(_cell(row.get(field)) for field in FIELDS) + "\n"
+
+
+def _cell(value):
+    return "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)

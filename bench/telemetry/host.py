@@ -11,7 +11,8 @@ import psutil
 from bench.units import gib_from_bytes
 
 SLOW_S = 1.0
-FAMILY_S = 10.0  # looking for processes reads a file for each one of the machine: some 10 ms on a large one
+CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+FAMILY_S = 10.0  # a search for processes reads a file of each one on the machine: some 10 ms on a large one
 
 
 class Family:
@@ -19,13 +20,13 @@ class Family:
 
     def __init__(self, root_pid, now_s=time.monotonic):
         self._root_pid, self._now_s = root_pid, now_s
-        self._found, self._looked_s = [], None
+        self._processes, self._searched_s = [], None
 
     def processes(self, since_s=FAMILY_S):
         """As they were at most so many seconds ago; [] when the first of them is gone."""
-        if self._looked_s is None or self._now_s() - self._looked_s >= since_s:
-            self._found, self._looked_s = _descendants(self._root_pid), self._now_s()
-        return self._found
+        if self._searched_s is None or self._now_s() - self._searched_s >= since_s:
+            self._processes, self._searched_s = _descendants(self._root_pid), self._now_s()
+        return self._processes
 
     def pids(self, since_s=FAMILY_S):
         return {process.pid for process in self.processes(since_s)}
@@ -34,10 +35,9 @@ class Family:
 def _descendants(root_pid):
     try:
         root = psutil.Process(root_pid)
-        found = [root, *root.children(recursive=True)]
+        return [process for process in (root, *root.children(recursive=True)) if process.pid != os.getpid()]
     except psutil.Error:
         return []
-    return [process for process in found if process.pid != os.getpid()]
 
 
 class Host:
@@ -80,19 +80,18 @@ class Host:
 
 
 def _frequency_mhz():
-    """Mean over the CPUs; None where the system does not tell (many virtual machines)."""
+    """Mean over the CPUs; None where the system does not say (many virtual machines)."""
     try:
-        found = psutil.cpu_freq()
+        frequency = psutil.cpu_freq()
     except (OSError, AttributeError, NotImplementedError, RuntimeError):
         return None
-    return found.current if found and found.current else None
+    return frequency.current or None if frequency else None
 
 
 def _temperature_c():
     """The hottest sensor of the CPU; None where there is none."""
     try:
-        found = psutil.sensors_temperatures()
+        sensors = psutil.sensors_temperatures()
     except (OSError, AttributeError):
         return None
-    of_cpu = [one.current for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal") for one in found.get(name, ())]
-    return max(of_cpu, default=None)
+    return max((one.current for name in CPU_SENSORS for one in sensors.get(name, ())), default=None)

@@ -1,6 +1,6 @@
 """Samples and the run's times -> its energy, mean power and clocks, and how often which reason held a clock down.
 
-Pure.  samples: rows of telemetry.csv as read() gives them.  spans: [(begin_ns, end_ns)] in which the race's clock ran.
+Pure.  samples: rows of telemetry.csv as read() gives them.  spans: [(begin_ns, end_ns)] in which the run's clock ran.
 A figure that no sample gives is None.
 """
 
@@ -22,7 +22,7 @@ def spans_j(samples, spans):
 
 
 def counted_j(first, last):
-    """{device: joules} at both ends -> joules in between, all devices; None if a device has none or its counter began anew."""
+    """{device: joules} at both ends -> joules in between, all devices; None if one has no counter, or it was reset."""
     if not first or set(first) != set(last):
         return None
     spent_j = [None if None in (first[name], last[name]) else last[name] - first[name] for name in first]
@@ -37,7 +37,7 @@ def disagreement_pct(counter_j, integral_j):
 def step_spans(rows, spans, ends):
     """{row: (begin_ns, end_ns)} of every step, by the device's own time.
 
-    rows: {"step", "step_ms"}; ends: the last row of each span.  A GPU is behind the host that tells it what to do, so a
+    rows: {"step", "step_ms"}; ends: the last row of each span.  A GPU is behind the host that submits its work, so a
     step lies where the synchronised edges of its span and the steps' own times (of CUDA events) put it: one after the
     other from the span's beginning, stretched together to its length.
     """
@@ -54,16 +54,18 @@ def step_spans(rows, spans, ends):
     return found
 
 
-def columns(samples, steps, told):
-    """{column: {row: value}} of steps.csv: energy_j of all GPUs, adding up to told["energy_j"]; clocks, mean of the devices;
-    slowed_frac, the share of the step in which heat or hardware held the clocks of the worst device down, 0 to 1.
+def columns(samples, steps, joined):
+    """{column: {row: value}} of steps.csv.  steps: {row: (begin_ns, end_ns)}; joined: summary() of the same samples.
+
+    energy_j of all GPUs, adding up to joined["energy_j"]; clocks, mean of the devices; slowed_frac, the share of the
+    step in which heat or hardware held the clocks of the worst device down, 0 to 1.
     """
     found = {}
-    of_power = curves(samples, "power_w") if told["energy_j"] is not None else []
+    of_power = curves(samples, "power_w") if joined["energy_j"] is not None else []
     joules = {row: [curve.integral(*span) for curve in of_power] for row, span in steps.items()}
     joules = {row: sum(each) for row, each in joules.items() if each and None not in each}
     if joules and len(joules) == len(steps) and sum(joules.values()) > 0:
-        scale = told["energy_j"] / sum(joules.values())
+        scale = joined["energy_j"] / sum(joules.values())
         found["energy_j"] = {row: scale * energy_j for row, energy_j in joules.items()}
     for column in ("sm_clock_mhz", "cpu_freq_mhz"):
         of_clock = curves(samples, column)
@@ -78,10 +80,10 @@ def columns(samples, steps, told):
 
 
 def summary(samples, spans, started, stopped):
-    """All that the record says of them.  started, stopped: {"t_ns", "energy_j": {device: joules}} at both ends of the run.
+    """What the record says of them.  started, stopped: {"t_ns", "energy_j": {device: joules}} at both ends of the run.
 
-    energy_j is what all devices took while the clock ran: the counters' figure for the run, run_energy_j with its
-    validations, shared out as the integrated power is; or the integral itself where there is no counter.
+    energy_j is what all devices took while the clock ran: the counters' figure for the whole run (run_energy_j, which
+    holds the validations), divided as the integrated power is; or the integral itself where there is no counter.
     """
     devices = by_device(samples)
     timed_rows = {name: inside(rows, spans) for name, rows in devices.items()}

@@ -10,7 +10,7 @@ from bench.machine.gpus import asked_devices, call, reason_names, visible_order
 from bench.units import MIB, gib_from_bytes
 
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
-SLOW_S = 1.0  # between two looks at what hardly changes in a run
+SLOW_S = 1.0  # between two readings of what hardly changes in a run
 RETURNS_OF_LOSS = ("GPU_IS_LOST", "UNINITIALIZED", "RESET_REQUIRED")
 
 
@@ -22,7 +22,7 @@ class Gpu:
         self.unsupported, self.denied = [], []
         self.lost = None  # why it cannot be asked any more
         self.num_failed_calls = 0
-        self.pids = None  # of the processes that computed on it at the last look; None: not told
+        self.pids = None  # of the processes that computed on it at the last slow reading; None: not known
         self._off = set()
         self._before = {}  # column: (ns, count) of the sample before
         self._slow, self._slow_ns = {}, None
@@ -41,7 +41,7 @@ class Gpu:
         """Its row of the tick at t_ns, read at now_ns; None when it is lost."""
         nvml = self.nvml
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
-            self._slow, self._slow_ns = self._look(), now_ns
+            self._slow, self._slow_ns = self._slow_columns(), now_ns
         fields = self._field_values(now_ns)
         if "power_w" in self._no_fields:
             fields["power_w"] = _over(self._ask("power_w", "PowerUsage"), 1e3)  # NVML gives mW
@@ -63,31 +63,29 @@ class Gpu:
         }
         return None if self.lost else row | fields | self._slow
 
-    def _look(self):
+    def _slow_columns(self):
         """What is asked once a second."""
         nvml = self.nvml
+        corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         rows = self._ask("remapped_rows", "RemappedRows")  # (corrected, uncorrected, pending, failed)
-        found = self._ask("num_processes", "ComputeRunningProcesses")
-        self.pids = None if found is None else [process.pid for process in found]
-        kinds = {
-            "ecc_corrected": nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
-            "ecc_uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-        }
+        processes = self._ask("num_processes", "ComputeRunningProcesses")
+        self.pids = None if processes is None else [process.pid for process in processes]
         return {
             "power_limit_w": _over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3),
             "remapped_rows": None if rows is None else rows[0] + rows[1],
-            "num_processes": None if found is None else len(found),
-            **{
-                column: self._ask(column, "TotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
-                for column, kind in kinds.items()
-            },
+            "num_processes": None if processes is None else len(processes),
+            "ecc_corrected": self._ask("ecc_corrected", "TotalEccErrors", corrected, nvml.NVML_VOLATILE_ECC),
+            "ecc_uncorrected": self._ask("ecc_uncorrected", "TotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
         }
 
     def limits(self):
         """Clocks that it may reach, MHz; asked once."""
-        nvml, kinds = self.nvml, {"max_sm_clock_mhz": "CLOCK_SM", "max_mem_clock_mhz": "CLOCK_MEM"}
-        found = {name: self._ask(name, "MaxClockInfo", getattr(nvml, f"NVML_{kind}")) for name, kind in kinds.items()}
-        return found | {"set_sm_clock_mhz": self._ask("set_sm_clock_mhz", "ApplicationsClock", nvml.NVML_CLOCK_SM)}
+        sm, mem = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
+        return {
+            "max_sm_clock_mhz": self._ask("max_sm_clock_mhz", "MaxClockInfo", sm),
+            "max_mem_clock_mhz": self._ask("max_mem_clock_mhz", "MaxClockInfo", mem),
+            "set_sm_clock_mhz": self._ask("set_sm_clock_mhz", "ApplicationsClock", sm),
+        }
 
     def energy_j(self):
         """Joules since the driver was loaded; None where it is not counted (before Volta)."""
@@ -123,43 +121,41 @@ class Gpu:
         try:
             values = self.nvml.nvmlDeviceGetFieldValues(self.handle, [self._fields[column] for column in wanted])
         except self.nvml.NVMLError as error:
-            nvml = self.nvml
-            if error.value in (nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NOT_SUPPORTED):
-                self._without_fields(wanted)
-            elif error.value == nvml.NVML_ERROR_NO_PERMISSION:
-                self._no_fields.update(wanted)
-                self.denied += [column for column in wanted if column != "power_w"]
-            else:
+            if not self._without_fields(wanted, error.value):
                 self._failed("field values", error)
             return {}
         row = {}
         for column, value in zip(wanted, values):
             if value.nvmlReturn:
-                self._field_failed(column, value.nvmlReturn)
+                if not self._without_fields([column], value.nvmlReturn):
+                    self._failed(column, self.nvml.NVMLError(value.nvmlReturn))
             elif column.endswith("_mib_s"):
                 row[column] = self._rate(column, now_ns, *_number(self.nvml, value))
             else:
                 row[column] = _number(self.nvml, value)[0] / (1e3 if column.endswith("_w") else 1)
         return row
 
-    def _field_failed(self, column, code):
-        """A field or scope that this driver does not know is an invalid argument to it."""
-        nvml = self.nvml
-        if code in (nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_SUPPORTED):
-            self._without_fields([column])
-        else:
-            self._failed(column, nvml.NVMLError(code))
+    def _without_fields(self, columns, code):
+        """Ask these fields no more, if that is what the error says.  Returns whether it does.
 
-    def _without_fields(self, columns):
+        A field or scope that this driver does not know is an invalid argument to it.
+        """
+        nvml = self.nvml
+        names = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
+        unsupported = code in [getattr(nvml, f"NVML_ERROR_{name}") for name in names]
+        if not unsupported and code != nvml.NVML_ERROR_NO_PERMISSION:
+            return False
         self._no_fields.update(columns)
-        self.unsupported += [column for column in columns if column != "power_w"]  # which has another source
+        missing = self.unsupported if unsupported else self.denied
+        missing += [column for column in columns if column != "power_w"]  # which has another source
+        return True
 
     def _rate(self, column, now_ns, count, num_bits):
         """MiB/s since the sample before; None for the first one."""
         before_ns, before = self._before.get(column, (now_ns, count))
         self._before[column] = now_ns, count
         size = 1024 if column.startswith("nvlink") else 1  # KiB, or bytes
-        moved = (count - before) % (1 << num_bits)  # a counter that has run over begins anew at 0
+        moved = (count - before) % (1 << num_bits)  # a counter that is full wraps around
         return moved * size / MIB / ((now_ns - before_ns) / 1e9) if now_ns > before_ns else None
 
 
@@ -195,13 +191,13 @@ def open_gpus(uuids, num_devices):
             uuids = [known[num] for num in visible_order(known, asked_devices(nvml))][:num_devices]
     except nvml.NVMLError as error:
         return [], [f"NVML: {error}"]
-    found = [Gpu(nvml, by_uuid[uuid], f"gpu{num}") for num, uuid in enumerate(uuids) if uuid in by_uuid]
-    strange = [
-        f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it"
-        for num, uuid in enumerate(uuids)
-        if uuid not in by_uuid
-    ]
-    return found, warnings + strange
+    gpus = []
+    for num, uuid in enumerate(uuids):
+        if uuid in by_uuid:
+            gpus.append(Gpu(nvml, by_uuid[uuid], f"gpu{num}"))
+        else:
+            warnings.append(f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it")
+    return gpus, warnings
 
 
 def _over(value, size):

@@ -1,11 +1,11 @@
 """The sampling process: python -m bench.telemetry.sampler JOB
 
-JOB is JSON: path, interval_ms (of GPUs), host_interval_ms (of the host, where there is no GPU), uuids, num_devices, root_pid.
-Started by rank 0's instrument.  Lines on its standard input steer it: "start" and "stop" are each answered by a line of
-JSON with the energy counters read at that moment; the end of the pipe ends it, and so does the end of its parent, which
-is looked for besides because somebody else may hold the pipe open.  No torch, no CUDA context, no lock shared with the
-training process.  It is nice and not pinned: the scheduler finds it an idle core, and where there is none the race goes
-first; a sample that comes late is stamped late.
+JOB is JSON: path, interval_ms (of GPUs), host_interval_ms (of the host, where there is no GPU), uuids, num_devices,
+root_pid.  Started by rank 0's instrument.  Lines on its standard input steer it: "start" and "stop" are each answered
+by a line of JSON with the energy counters read at that moment.  The end of the pipe ends it, and so does the end of its
+parent, which is checked besides because another process may hold the pipe open.  No torch, no CUDA context, no lock
+shared with the training process.  It is nice and not pinned: the scheduler gives it an idle core, and where there is
+none training goes first; a sample that comes late is stamped late.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ class Sampler:
         self.num_samples = {device.name: 0 for device in self.devices}
         self.foreign = {}  # device: the most foreign processes seen at once
         self.max_tick_ms, self.num_missed = 0.0, 0
-        self._strangers = set()  # pids that are known to be none of the run's
+        self._strangers = set()  # pids that are known not to be of the run
         self._cpu_before_s = 0.0
-        self._looked_s = 0.0
+        self._foreign_at_s = 0.0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write(",".join(FIELDS) + "\n")
 
@@ -51,9 +51,9 @@ class Sampler:
                 self.num_samples[device.name] += 1
                 text += line(row)
         self._write(text)
-        if self.gpus and time.monotonic() - self._looked_s >= FOREIGN_EVERY_S:
-            self._looked_s = time.monotonic()
-            self._look_for_foreign()
+        if self.gpus and time.monotonic() - self._foreign_at_s >= FOREIGN_EVERY_S:
+            self._foreign_at_s = time.monotonic()
+            self._count_foreign()
         self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
 
     def _write(self, text):
@@ -65,11 +65,11 @@ class Sampler:
             self.warnings.append(f"telemetry.csv ends early: {error.strerror}")
             self._file = None
 
-    def _look_for_foreign(self):
+    def _count_foreign(self):
         for gpu in self.gpus:
             if gpu.pids and not gpu.lost:
                 ours = self.family.pids()
-                if set(gpu.pids) - ours - self._strangers:  # somebody new: perhaps a child of the run's
+                if set(gpu.pids) - ours - self._strangers:  # a new one: perhaps a child of the run's
                     ours = self.family.pids(since_s=0.0)
                     self._strangers |= set(gpu.pids) - ours
                 self.foreign[gpu.name] = max(self.foreign.get(gpu.name, 0), num_foreign(gpu.pids, ours))
@@ -79,7 +79,7 @@ class Sampler:
         return {"t_ns": time.perf_counter_ns(), "energy_j": {gpu.name: gpu.energy_j() for gpu in self.gpus}}
 
     def report(self):
-        """What the file does not say."""
+        """What telemetry.csv does not say, for the record."""
         for gpu in self.gpus:
             if gpu.lost:
                 self.warnings.append(f"{gpu.name} was lost: {gpu.lost}")

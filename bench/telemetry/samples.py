@@ -9,7 +9,7 @@ MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
 
 
 def read(path):
-    """telemetry.csv -> rows, numbers as numbers and empty cells as None; a line that was cut is left out.
+    """telemetry.csv -> rows, numbers as numbers and empty cells as None; a line that was cut is skipped.
 
     read_ns is when the device was read: t_ns of its tick and late_ms.
     """
@@ -43,8 +43,8 @@ def by_device(samples):
 def inside(samples, spans):
     """The samples taken while the clock ran; samples in time, spans too."""
     begins = [begin_ns for begin_ns, _ in spans]
-    places = [(bisect_right(begins, row["read_ns"]) - 1, row) for row in samples]
-    return [row for place, row in places if place >= 0 and row["read_ns"] <= spans[place][1]]
+    indexed = [(bisect_right(begins, row["read_ns"]) - 1, row) for row in samples]
+    return [row for index, row in indexed if index >= 0 and row["read_ns"] <= spans[index][1]]
 
 
 def mean(samples, column):
@@ -53,7 +53,7 @@ def mean(samples, column):
 
 
 class Curve:
-    """A quantity of one device over time: straight between its samples, constant for a little beyond them, then unknown."""
+    """A quantity of one device over time: linear between samples, constant for a little beyond them, then unknown."""
 
     def __init__(self, samples, column):
         points = [(row["read_ns"], row[column]) for row in samples if row.get(column) is not None]
@@ -76,12 +76,12 @@ class Curve:
         return None if total is None else total / ((end_ns - begin_ns) / 1e9)
 
     def _until(self, ns):
-        place = min(max(bisect_right(self._ns, ns) - 1, 0), len(self._ns) - 1)
-        t0, w0, since_s = self._ns[place], self._values[place], (ns - self._ns[place]) / 1e9
-        if ns <= self._ns[0] or place == len(self._ns) - 1:
-            return self._sums[place] + w0 * since_s
-        t1, w1 = self._ns[place + 1], self._values[place + 1]
-        return self._sums[place] + (w0 + (w1 - w0) * (ns - t0) / (t1 - t0) / 2) * since_s
+        index = min(max(bisect_right(self._ns, ns) - 1, 0), len(self._ns) - 1)
+        t0, w0, since_s = self._ns[index], self._values[index], (ns - self._ns[index]) / 1e9
+        if ns <= self._ns[0] or index == len(self._ns) - 1:
+            return self._sums[index] + w0 * since_s
+        t1, w1 = self._ns[index + 1], self._values[index + 1]
+        return self._sums[index] + (w0 + (w1 - w0) * (ns - t0) / (t1 - t0) / 2) * since_s
 
 
 def curves(samples, column):

@@ -2,7 +2,7 @@
 
 The clock runs from start() to stop() and stands still inside paused(reason).  Every edge waits for the device first,
 so that work queued before an edge is paid for before it.  Host time, time.perf_counter_ns; a run's time is the
-maximum over ranks, which bench/training/worker.py gathers.
+maximum over ranks, which bench/training/run.py gathers.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ TIMING_PROTOCOL = {
 
 
 class Clock:
-    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() and barrier() come from outside."""
+    """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device."""
 
     def __init__(self, sync, barrier, now_ns=time.perf_counter_ns):
         self._sync, self._barrier, self._now_ns = sync, barrier, now_ns

@@ -31,19 +31,13 @@ def start(device_type, timeout_s, num_processes=None):
     if num_processes not in (None, world_size):
         hint = f"start torchrun --nproc_per_node={num_processes}, or change config.yaml"
         raise ValueError(f"hardware.num_processes={num_processes}, but torchrun started {world_size}: {hint}")
-    device = (
-        torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0)))
-        if device_type == "cuda"
-        else torch.device("cpu")
-    )
+    device, backend, device_id = torch.device("cpu"), "gloo", None
     if device_type == "cuda":
+        device = device_id = torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0)))
+        backend = "nccl"
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group(
-            "nccl" if device_type == "cuda" else "gloo",
-            timeout=datetime.timedelta(seconds=timeout_s),
-            device_id=device if device_type == "cuda" else None,
-        )
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), device_id=device_id)
     return Ranks(rank, world_size, device)
 
 
@@ -53,7 +47,7 @@ def barrier():
 
 
 def sync(device):
-    """Wait until the device has done all that was submitted."""
+    """Wait until the device has done everything that was submitted."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,13 +1,13 @@
-"""Python's garbage collector during a race: which policy runs, hardware.gc, and what the record says of it.
+"""Python's garbage collector during a run: which policy acts, hardware.gc, and what the record says of it.
 
-A full collection of a training process takes 0.1 to 0.5 s and stops every thread, so races tame it: modded-nanogpt
+A full collection of a training process takes 0.1 to 0.5 s and stops every thread, so speedruns tame it: modded-nanogpt
 collects before its clock starts, nanochat also freezes and switches it off, torchtitan runs generation 1 every 50
 steps.
 """
 
 import gc
 
-# hardware.gc -> timing_protocol.garbage_collection; None is "freeze" (bench/config/schema.py), in bench/training/clock.py's words
+# hardware.gc -> timing_protocol.garbage_collection; None is "freeze", the words of bench/training/clock.py
 WORDS = {
     "on": "collected before the start, left on",
     "off": "collected and frozen before the start, then off",
@@ -21,8 +21,8 @@ def protocol(policy, every_steps):
     return {} if policy is None else {"garbage_collection": WORDS[policy].format(every_steps=every_steps)}
 
 
-class Collector:
-    """before_race(); each_step() at the end of every step, in its time; after_race(): on again, what is frozen stays."""
+class GcPolicy:
+    """before_training(); each_step() at the end of every step, in its time; after_training()."""
 
     def __init__(self, policy=None, every_steps=None):
         self._policy, self._every_steps = policy, every_steps
@@ -33,7 +33,7 @@ class Collector:
         """What is to be called at the end of each step: nothing unless the policy collects by hand."""
         return (self.each_step,) if self._policy == "manual" else ()
 
-    def before_race(self):
+    def before_training(self):
         gc.collect()
         if self._policy != "on":
             gc.freeze()
@@ -45,5 +45,5 @@ class Collector:
         if self._steps_done % self._every_steps == 0:
             gc.collect(GENERATION)
 
-    def after_race(self):
-        gc.enable()
+    def after_training(self):
+        gc.enable()  # what is frozen stays frozen

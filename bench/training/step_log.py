@@ -1,6 +1,6 @@
-"""The race's own bookkeeping: when each step ended, what its loss was, and whether that loss is still a number.
+"""What each step took, what its loss was, and whether that loss is still a number.
 
-Part of every race, instruments or none.  Nothing waits for the device: a step is read one or more steps late.
+Part of every run, instruments or none.  Nothing waits for the device: a step is read one or more steps late.
 """
 
 import math
@@ -8,7 +8,7 @@ import time
 
 import torch
 
-READ_LATE_STEPS = 1
+READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is read with it
 
 
 class NonFiniteLoss(RuntimeError):
@@ -20,18 +20,16 @@ class NonFiniteLoss(RuntimeError):
 
 
 class StepLog:
-    """Rows as they become known: {"step", "t_ns", "step_ms", "train_s", "train_loss"}, and validations between them.
+    """One row a step, handed to on_row(row) in order: {"step", "t_ns", "step_ms", "train_s", "train_loss", "val_loss"}.
 
-    on_row(row) and on_val(steps_done, val_loss, train_s) hand them on in order (to the scribe).
-
-    step is the row of steps.csv, 1 after the first optimizer step; t_ns is the host's clock when the step began (on a
-    GPU: began to be submitted); train_s is the clock at the end of that step; train_loss is this rank's, mean over its
-    micro-steps.
+    step: the row of steps.csv, 1 after the first optimizer step.  t_ns: the host's clock when the step began (on a GPU:
+    began to be submitted).  train_s: the run's clock at the end of the step.  train_loss: this rank's, mean over its
+    micro-steps.  val_loss: None where there was no validation.  The validation before the first step is row 0, which
+    has no step and is not in .rows.
     """
 
-    def __init__(self, marks, device, num_steps, on_row=None, on_val=None, now_ns=time.perf_counter_ns, rows=None):
-        self._marks, self._now_ns = marks, now_ns
-        self._on_row, self._on_val = on_row, on_val
+    def __init__(self, marks, device, num_steps, on_row=None, now_ns=time.perf_counter_ns, rows=None):
+        self._marks, self._now_ns, self._on_row = marks, now_ns, on_row
         on_gpu = device.type == "cuda"
         self._losses = torch.zeros(num_steps, device=device)
         self._host_losses = torch.zeros(num_steps, pin_memory=True) if on_gpu else self._losses
@@ -39,7 +37,6 @@ class StepLog:
         self._segment = (0.0, None)  # train_s at the last validation, and the mark of the first step after it
         self._start = self._start_ns = None
         self.rows = [] if rows is None else rows
-        self.val_losses = {}  # steps done -> nats per token
 
     def on_step_start(self, step):
         self._start_ns = self._now_ns()
@@ -60,31 +57,36 @@ class StepLog:
 
     def on_validation(self, steps_done, val_loss, train_s):
         """The device has been waited for: read everything, and begin a new segment of the clock."""
-        while self._unread:
+        while len(self._unread) > 1:
             self._read()
+        if self._unread:
+            self._read(val_loss, train_s)
+        else:
+            before = {"step": steps_done, "t_ns": None, "step_ms": None, "train_loss": None}
+            self._hand_on(before | {"train_s": train_s, "val_loss": val_loss})
         if self._segment[1] is not None:
             self._marks.free(self._segment[1])
         self._segment = (train_s, None)
-        self.val_losses[steps_done] = val_loss
-        if self._on_val:
-            self._on_val(steps_done, val_loss, train_s)
-        if not math.isfinite(val_loss):
-            raise NonFiniteLoss(steps_done, val_loss, "val_loss")
 
-    def _read(self):
+    def _read(self, val_loss=None, train_s=None):
+        """The oldest unread step; with a validation, train_s is the clock's own and not that of marks."""
         step, start_ns, start, end = self._unread.pop(0)
-        loss = self._host_losses[step].item()
         before_s, segment_start = self._segment
         row = {
             "step": step + 1,
             "t_ns": start_ns,
             "step_ms": self._marks.ms_between(start, end),
-            "train_s": before_s + self._marks.ms_between(segment_start, end) / 1e3,
-            "train_loss": loss,
+            "train_s": before_s + self._marks.ms_between(segment_start, end) / 1e3 if train_s is None else train_s,
+            "train_loss": self._host_losses[step].item(),
+            "val_loss": val_loss,
         }
         self._marks.free(end) if start is segment_start else self._marks.free(start, end)
         self.rows.append(row)
+        self._hand_on(row)
+
+    def _hand_on(self, row):
         if self._on_row:
             self._on_row(row)
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(step + 1, loss)
+        for what in ("train_loss", "val_loss"):
+            if row[what] is not None and not math.isfinite(row[what]):
+                raise NonFiniteLoss(row["step"], row[what], what)

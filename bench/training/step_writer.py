@@ -1,8 +1,8 @@
-"""Rank 0's pen: step lines, the growing steps.csv, events and progress, from a thread beside the race.
+"""Rank 0's step writer: step lines, steps.csv, events and progress, from a thread beside the training loop.
 
-The race only appends to a deque.  Twice a second this thread writes what has come: lines in modded-nanogpt's format to
-standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  After a normal
-end bench/training/worker.py replaces steps.csv by the complete one; after a kill, what was written here is what is left.
+The loop only appends to a deque.  Twice a second this thread writes what has come: lines in modded-nanogpt's format to
+standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  Until complete()
+replaces them by the numbers of all ranks, steps.csv holds rank 0's; after a kill they are what is left.
 """
 
 import collections
@@ -12,99 +12,98 @@ import time
 
 from bench import atomic
 from bench.record import run_folder, step_files
+from bench.record.metrics import step_avg_ms
+from bench.units import ms_from_s
 
 INTERVAL_S = 0.5
 NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
-PEN = threading.Lock()  # whoever writes the folder holds it; one who finishes the record never gives it back
-PARTIAL_COLUMNS = ("step", "train_loss", "val_loss", "step_ms")
+write_lock = threading.Lock()  # held by who writes the folder; who finishes the record in a launcher's place keeps it
 
 
-def step_line(step, num_steps, train_s):
-    return f"step:{step}/{num_steps} train_time:{1e3 * train_s:.0f}ms step_avg:{1e3 * train_s / max(step, 1):.2f}ms"
+def step_lines(row, num_steps):
+    """A row of StepLog -> its step line, and the line of its validation if there was one."""
+    train_ms = ms_from_s(row["train_s"])
+    times = f"train_time:{train_ms:.0f}ms step_avg:{step_avg_ms(train_ms, max(row['step'], 1)):.2f}ms"
+    start = f"step:{row['step']}/{num_steps}"
+    lines = [f"{start} {times}"] if row["step"] else []
+    return lines if row["val_loss"] is None else [*lines, f"{start} val_loss:{row['val_loss']:.4f} {times}"]
 
 
-def val_line(step, num_steps, val_loss, train_s):
-    rest = step_line(step, num_steps, train_s).partition(" ")[2]
-    return f"step:{step}/{num_steps} val_loss:{val_loss:.4f} {rest}"
+class StepWriter:
+    """A context around the training loop, which calls row(), event(), emitted(); check() raises what the thread met.
 
+    lr: index of an optimizer step -> its learning rate.  speed: (train_s, num_steps) -> the numbers of progress
+    (bench/record/metrics.py).  out: where step lines go, a function of text; None: standard output.
+    """
 
-class Scribe:
-    """.row(row), .validation(...), .event(name, **facts) come from the race; .check() raises what the thread met."""
-
-    def __init__(self, folder, num_steps, batch_tokens, mfu_s_per_token=None, out=None):
+    def __init__(self, folder, num_steps, batch_tokens, lr, speed, out=None):
         self._folder, self._num_steps, self._batch_tokens = folder, num_steps, batch_tokens
-        self._mfu_s_per_token = mfu_s_per_token
+        self._lr, self._speed = lr, speed
         self._out = out or (lambda text: os.write(1, text.encode()))
         self._new = collections.deque()
         self._stop = threading.Event()
-        self._progress = {"step": 0, "num_steps": num_steps}
-        self.error = None
-        with open(folder / "steps.csv", "w") as file:
-            file.write(",".join(PARTIAL_COLUMNS) + "\n")
-        self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
+        self._error = None
+        self.rows = []  # of steps.csv, rank 0's
+        step_files.write(folder, [], step_files.RUN_COLUMNS)
+        self._thread = threading.Thread(target=self._run, name="step-writer", daemon=True)
+
+    def __enter__(self):
         self._thread.start()
+        return self
+
+    def __exit__(self, error_type, *error):
+        """Write what is left.  Raises what the thread met, unless the loop has raised already."""
+        self._stop.set()
+        self._thread.join()
+        if error_type is None:
+            self.check()
 
     def row(self, row):
         self._new.append(("row", row))
-
-    def validation(self, step, val_loss, train_s):
-        self._new.append(("validation", {"step": step, "val_loss": val_loss, "train_s": train_s}))
-        self.event("eval_stop", step=step, val_loss=val_loss, train_s=train_s)
+        if row["val_loss"] is not None:
+            self.event("eval_stop", step=row["step"], val_loss=row["val_loss"], train_s=row["train_s"])
 
     def event(self, name, **facts):
-        self._new.append(("event", {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, **facts}))
+        self.emitted({"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, **facts})
 
     def emitted(self, event):
-        """An event that an instrument made, complete."""
+        """An event that is complete."""
         self._new.append(("event", event))
 
     def check(self):
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
 
-    def close(self):
-        """Write what is left; raises what the thread met."""
-        self._stop.set()
-        self._thread.join()
-        self.check()
+    def complete(self, rows):
+        """steps.csv with the numbers of all ranks, after the loop."""
+        step_files.write(self._folder, rows, step_files.RUN_COLUMNS)
 
     def _run(self):
         try:
             while not self._stop.wait(INTERVAL_S):
-                with PEN:
-                    self._write()
-            with PEN:
                 self._write()
-        except Exception as error:  # a full disk, say: the race hears of it at its next step
-            self.error = error
+            self._write()
+        except Exception as error:  # a full disk, say: the loop raises it at the end of its next step
+            self._error = error
 
     def _write(self):
-        lines, rows, events = [], [], []
-        while self._new:
-            kind, fact = self._new.popleft()
-            if kind == "event":
-                events.append(fact)
-                continue
-            self._progress.update({key: fact[key] for key in ("step", "train_s", "val_loss") if key in fact})
-            if kind == "row":
-                lines.append(step_line(fact["step"], self._num_steps, fact["train_s"]))
-                rows.append(f"{fact['step']},{fact['train_loss']!r},,{fact['step_ms']!r}\n")
-            else:
-                lines.append(val_line(fact["step"], self._num_steps, fact["val_loss"], fact["train_s"]))
-                rows.append(f"{fact['step']},,{fact['val_loss']!r},\n")
-        if rows:
-            with open(self._folder / "steps.csv", "a") as file:
-                file.writelines(rows)
-            self._out("\n".join(lines) + "\n")
-            self._write_progress()
-        for event in events:
-            step_files.append_event(self._folder, event)
+        with write_lock:
+            new = [self._new.popleft() for _ in range(len(self._new))]
+            rows = [row for kind, row in new if kind == "row"]
+            if rows:
+                self.rows += [self._row_of_file(row) for row in rows]
+                step_files.append(self._folder, self.rows[-len(rows) :])
+                self._out("".join(f"{line}\n" for row in rows for line in step_lines(row, self._num_steps)))
+                self._write_progress(rows[-1]["step"], rows[-1]["train_s"])
+            for kind, event in new:
+                if kind == "event":
+                    step_files.append_event(self._folder, event)
 
-    def _write_progress(self):
-        progress = self._progress
-        if progress["step"]:
-            progress["step_avg_ms"] = 1e3 * progress["train_s"] / progress["step"]
-            progress["tokens_per_s"] = self._batch_tokens * progress["step"] / progress["train_s"]
-            if self._mfu_s_per_token is not None:
-                progress["mfu"] = progress["tokens_per_s"] * self._mfu_s_per_token
+    def _row_of_file(self, row):
+        step = row["step"]
+        facts = {"flags": "", "tokens": step * self._batch_tokens, "lr": self._lr(step - 1) if step else None}
+        return facts | {name: row[name] for name in step_files.RUN_COLUMNS if name in row}
+
+    def _write_progress(self, step, train_s):
+        progress = {"step": step, "num_steps": self._num_steps} | (self._speed(train_s, step) if step else {})
         atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)

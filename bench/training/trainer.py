@@ -1,10 +1,11 @@
-"""One rank's model, optimizer and data: what step() and evaluate() of the race do, and the warm-up that is undone.
+"""One rank's model, optimizer and data: what step() and evaluate() do, and the warm-up that is undone.
 
 Legend: B sequences, T tokens.
 """
 
 import contextlib
 import inspect
+import itertools
 import time
 
 import torch
@@ -20,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Trainer:
-    """Build, warm_up(), then hand step and evaluate to bench.training.loop.race.  Config is resolved; shards are checked."""
+    """Build, warm_up(), then hand step and evaluate to loop.train.  config is resolved, shards are checked."""
 
     def __init__(self, config, ranks, train_shards, val_shards):
         self.config, self.ranks, self._val_shards = config, ranks, val_shards
@@ -36,21 +37,14 @@ class Trainer:
                 gradient_as_bucket_view=True,
             )
         self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
-        self.loader = Loader(
-            train_shards,
-            config.data.batch_tokens,
-            config.data.seq_len,
-            self._num_micro_steps,
-            ranks.rank,
-            ranks.world_size,
-            ranks.device,
-        )
-        self._watch = self._log = None
+        batch = (config.data.batch_tokens, config.data.seq_len, self._num_micro_steps)
+        self.loader = Loader(train_shards, *batch, ranks.rank, ranks.world_size, ranks.device)
+        self._instruments = self._log = None
         self._checks = ()
 
-    def attach(self, watch, log, checks=()):
-        """Who looks on: watch sees the phases, log takes the losses, checks() are called at the end of each step."""
-        self._watch, self._log, self._checks = watch, log, checks
+    def attach(self, instruments, log, checks=()):
+        """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
+        self._instruments, self._log, self._checks = instruments, log, checks
 
     def autocast(self):
         dtype = DTYPES[self.config.hardware.dtype]
@@ -61,17 +55,17 @@ class Trainer:
     def step(self, step):
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
         for micro_step in range(self._num_micro_steps):
-            self._watch.on_phase("data")
+            self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
-            self._watch.on_phase("forward")
+            self._instruments.on_phase("forward")
             with self._no_sync_before_last(micro_step):
                 with self.autocast():
                     loss = self.forward(tokens_BT, targets_BT)
                 loss = loss / self._num_micro_steps
-                self._watch.on_phase("backward")
+                self._instruments.on_phase("backward")
                 loss.backward()
             self._log.add_loss(step, loss.detach())
-        self._watch.on_phase("optimizer")
+        self._instruments.on_phase("optimizer")
         self.update(step)
         for check in self._checks:
             check()
@@ -94,7 +88,7 @@ class Trainer:
         return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps)
 
     def warm_up(self):
-        """Run every graph of the race on real batches, then restore all state bit for bit.
+        """Run every graph of the run on real batches, then restore all state bit for bit.
 
         Returns {"warmup_s", "compile_s", "compile_cache"}; compile_s is what the first call of each graph took longer
         than the second, compile_cache "warm" where inductor had every graph already; both None without torch.compile.
@@ -119,9 +113,9 @@ class Trainer:
 
     def _warmup_pass(self, step):
         self.evaluate(max_batches=1)
-        self._watch.on_step_start(step)
+        self._instruments.on_step_start(step)
         self.step(step)
-        self._watch.on_step_end(step)
+        self._instruments.on_step_end(step)
 
     def _timed(self, work):
         started = time.perf_counter()
@@ -162,20 +156,10 @@ class Trainer:
         return self.forward.module if isinstance(self.forward, DistributedDataParallel) else self.forward
 
     def _val_batches(self, max_batches):
-        config, ranks = self.config, self.ranks
-        batches = val_batches(
-            self._val_shards,
-            config.goal.val_tokens,
-            config.data.seq_len,
-            config.hardware.micro_batch_seqs,
-            ranks.rank,
-            ranks.world_size,
-            ranks.device,
-        )
-        for num, batch in enumerate(batches):
-            if max_batches is not None and num == max_batches:
-                return
-            yield batch
+        val_tokens, config, ranks = self.config.goal.val_tokens, self.config, self.ranks
+        shape = (config.data.seq_len, config.hardware.micro_batch_seqs)
+        batches = val_batches(self._val_shards, val_tokens, *shape, ranks.rank, ranks.world_size, ranks.device)
+        return itertools.islice(batches, max_batches)
 
 
 def _buffers_argument():
@@ -187,12 +171,12 @@ def _buffers_argument():
 def _compile_cache():
     from torch._dynamo.utils import counters
 
-    found = counters["inductor"]
-    return "warm" if found["fxgraph_cache_hit"] and not found["fxgraph_cache_miss"] else "cold"
+    counts = counters["inductor"]
+    return "warm" if counts["fxgraph_cache_hit"] and not counts["fxgraph_cache_miss"] else "cold"
 
 
 def _zero_state(state):
-    """What an optimizer remembers -> zeros, in place: the state it begins with, already allocated.
+    """An optimizer's state -> zeros, in place: the state it begins with, already allocated.
 
     AdamW's moments and step counts and Muon's momentum all begin at zero.  Loading the empty state of before the
     warm-up would have the first timed step allocate them again.  state_dict() refers to the live tensors.

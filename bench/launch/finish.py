@@ -1,0 +1,89 @@
+"""The end of a run's record, however its workers ended: status, failure, metrics, validity, artifacts, ledger."""
+
+import contextlib
+import json
+import sys
+import time
+
+from bench import atomic, private
+from bench.diagnosis import event_costs
+from bench.machine import environment
+from bench.paths import REPO
+from bench.record import failures, ledger, run_folder, step_files, validity
+from bench.record.metrics import metrics
+
+
+def finish(folder, run, exit_code, failure, wall_s):
+    """Complete run, the record as it was while the run lasted, and write it.
+
+    exit_code: of the agent, None if the launcher ended it; failure: why it did (failures.failure), else None.
+    """
+    failure = failure or failures.classify(folder, exit_code)
+    result = _result(folder)
+    if failure is None and not result:
+        failure = failures.failure("exception", "the workers ended well but left no result")
+    _merge(run, result, failure, wall_s)
+    rows = step_files.read(folder)
+    stalls = _diagnose(folder, run, rows)
+    run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
+    with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
+        for event in stalls:
+            step_files.append_event(folder, event)
+        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]}
+        step_files.append_event(folder, event)
+    run["metrics"] = metrics(run, rows)
+    run["validity"], run["validity_reasons"] = validity.validity(run)
+    private.redact_logs(folder, REPO)
+    atomic.release(folder)
+    run["artifacts"] = run_folder.artifacts(folder)
+    _write(folder, run)
+    run_folder.remove_temporary(folder)
+
+
+def _merge(run, result, failure, wall_s):
+    """What the workers measured, and how they ended, into the record."""
+    if failure:
+        failure["message"] = private.redact(failure["message"], REPO)
+    run["status"] = "complete" if failure is None else "aborted" if failure["kind"] == "interrupted" else "failed"
+    run["failure"] = failure
+    run["ended_at"] = run["heartbeat_at"] = atomic.utc_now()
+    run["model"] = result.get("model", run["model"])
+    run["environment"] |= result.get("torch_facts", {})
+    own = {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}
+    run["measured"] = result.get("measured", {}) | own
+    run["instrument_summaries"] = result.get("instrument_summaries", {})
+    run["doubts"] = result.get("doubts", [])
+    run["warnings"] += result.get("warnings", [])
+    run["comparability_id"] = environment.comparability_id(run)
+
+
+def _diagnose(folder, run, rows):
+    """Put into run what its events cost; returns those that only this diagnosis shows.  It spoils no record."""
+    try:
+        found = event_costs.of(folder, run, rows)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        run["warnings"].append({"rank": None, "instrument": "costs", "edge": "after the run", "error": words})
+        return []
+    run["costs"], run["skew"] = found["costs"], found["skew"]
+    return found["events"]
+
+
+def _result(folder):
+    try:
+        return json.loads((folder / run_folder.RESULT).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(folder, run):
+    """run.json, then the ledger; what cannot be written is named on standard error."""
+    try:
+        atomic.write_json(folder / "run.json", run)
+    except OSError as error:
+        print(f"{folder}/run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
+    results = folder.parent.parent
+    try:
+        ledger.ended(results, folder, run)
+    except OSError as error:
+        print(f"{results}: the ledger lacks the end of {folder.name} ({error.strerror})", file=sys.stderr)

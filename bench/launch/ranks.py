@@ -1,0 +1,33 @@
+"""The ranks of a run or of the doctor's probe: the environment that they get, and the agent that starts them."""
+
+import os
+import sys
+
+from bench.machine import processes
+from bench.paths import REPO
+from bench.training import flight_recorder
+
+GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
+
+
+def environment(hardware):
+    """hardware: resolved -> the ranks' environment variables; environment.json records these, not the launcher's."""
+    env = dict(os.environ)
+    env["OMP_NUM_THREADS"] = str(hardware.num_threads)
+    if hardware.device == "cpu":
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    for name, value in flight_recorder.variables(hardware.num_processes).items():
+        env.setdefault(name, value)
+    if hardware.deterministic:
+        env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return env
+
+
+def agent(folder, num_processes, env, log, module="bench.training.worker"):
+    """A context that yields the agent's Popen: num_processes ranks of  python -m MODULE folder,  ended with the block.
+
+    log: a file for what the agent itself prints.
+    """
+    words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), module]
+    return processes.child(words, REPO, env, log, GRACE_S)

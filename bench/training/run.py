@@ -1,0 +1,186 @@
+"""One rank's part of a run: build, warm up, train, and put together what all ranks measured.
+
+loop.py is the timed loop, worker.py the process around this.
+"""
+
+import contextlib
+import gc
+import os
+import time
+
+import torch
+
+from bench.config.schema import num_micro_steps
+from bench.instruments import load
+from bench.instruments.base import Context, InstrumentSet
+from bench.machine.environment import CpuMeter
+from bench.memory.peaks import peaks_for
+from bench.record import metrics, run_folder
+from bench.training import distributed, gather_result, inputs, loop
+from bench.training.clock import Clock
+from bench.training.gc_policy import GcPolicy
+from bench.training.rank_events import RankEvents
+from bench.training.step_log import StepLog
+from bench.training.step_writer import NOTE, StepWriter
+from bench.training.timers import marks_for
+from bench.training.trainer import Trainer
+
+
+class Run:
+    """Run(...).train(): rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
+
+    launch: inputs.read_launch(); started_s: when this process began, seconds since 1970; rows: a list that receives
+    this rank's rows (StepLog) as they become known.
+    """
+
+    def __init__(self, folder, launch, started_s, rows):
+        launch_s = started_s - launch["started_s"] if launch else None
+        self.times = {"launch_s": launch_s, "import_s": time.time() - started_s}
+        self.folder, self.rows = folder, rows
+        self.config = inputs.read_config(folder)
+        hardware = self.config.hardware
+        torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
+        torch.use_deterministic_algorithms(hardware.deterministic)
+        self.ranks = distributed.start(hardware.device, hardware.collective_timeout_s, hardware.num_processes)
+        self.record = run_folder.read(folder)
+        self.shards = inputs.find_shards(launch, self.record)
+        self.events = RankEvents(self.ranks.rank)
+        self.marks = marks_for(self.ranks.device.type)
+        self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
+        self.instruments = self._load_instruments()
+
+    def train(self):
+        try:
+            self._build()
+            self._warm_up()
+            result = self._train()
+        except BaseException as error:
+            self.instruments.on_failure(error)
+            self.events.write(self.folder)
+            raise
+        finally:
+            self.instruments.close()
+        result.warnings, result.events = self.instruments.warnings, self.events.kept  # closing may have added some
+        everyone = distributed.gather(result)
+        if self.ranks.is_first:
+            summaries = self.instruments.merge([rank.summaries for rank in everyone])
+            everyone[0].warnings = self.instruments.warnings  # merging may have added some
+            self._writer.complete(gather_result.rows(self._writer.rows, everyone))
+            gather_result.write(self.folder, self._facts, self.times, everyone, summaries)
+        distributed.barrier()  # no rank leaves while another may still need it
+        self._trainer.close()
+        del self._trainer
+        gc.collect()
+        distributed.stop()
+
+    def _load_instruments(self):
+        """The chosen instruments; one that cannot be made is a warning."""
+        ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
+        facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
+        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows)
+        made, warnings = load(self.config.instruments, context)
+        return InstrumentSet(made, warnings=warnings)
+
+    def _build(self):
+        started_s = time.perf_counter()
+        self.instruments.on_build_start()
+        self._trainer = Trainer(self.config, self.ranks, self.shards["train"], self.shards["val"])
+        self.instruments.on_build_end()
+        self.times["build_s"] = time.perf_counter() - started_s
+
+    def _warm_up(self):
+        log = StepLog(self.marks, self.ranks.device, 2)
+        self._trainer.attach(InstrumentSet(essential=log), log)
+        self.instruments.on_warmup_start()
+        self.times |= self._trainer.warm_up()
+        self.instruments.on_warmup_end()
+        gc.collect()
+        self.peaks.reset()
+
+    def _train(self):
+        """The timed part -> RankResult."""
+        goal, hardware, trainer, instruments = self.config.goal, self.config.hardware, self._trainer, self.instruments
+        self._facts = self._known_facts()
+        self._writer = writer = self._step_writer() if self.ranks.is_first else None
+        log = StepLog(self.marks, self.ranks.device, goal.num_steps, on_row=writer and writer.row, rows=self.rows)
+        policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
+        instruments.attach(log)
+        trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
+        clock = Clock(lambda: distributed.sync(self.ranks.device), distributed.barrier)
+        with contextlib.ExitStack() as stack:
+            if writer:
+                stack.enter_context(writer)
+                stack.enter_context(self.events.handed_to(writer.emitted))
+            policy.before_training()
+            waited_ns, meter = trainer.loader.wait_ns, CpuMeter()
+            if writer:
+                names = ("warmup_s", "compile_s", "compile_cache")
+                writer.event("warmup_stop", **{name: self.times[name] for name in names})
+                writer.event("run_start")
+            instruments.on_run_start()
+            num_steps, _ = loop.train(
+                trainer.step, trainer.evaluate, self._reached, goal.num_steps, goal.val_every_steps, clock, instruments
+            )
+            own_cpu_s = meter.own_cpu_s()
+            policy.after_training()
+            instruments.on_run_end()
+            foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
+            if writer:
+                writer.event("run_stop", step=num_steps, train_s=clock.train_s)
+            found = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
+            instruments.collect_warnings()
+        return gather_result.RankResult(
+            train_s=clock.train_s,
+            validation_s=clock.paused_ns.get("validation", 0) / 1e9,
+            num_validations=clock.num_pauses.get("validation", 0),
+            rows=log.rows,
+            columns=found["columns"],
+            flags=found["flags"],
+            summaries=found["summary"],
+            doubts=found["doubts"],
+            loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
+            peak_mem_gib=self.peaks.whole_gib(),
+            foreign_cpu_cores=foreign,
+        )
+
+    def _known_facts(self):
+        """What run.json says of model and batch, known before the first step."""
+        config, model = self.config, self._trainer.model
+        return {
+            "model": {
+                "arch": config.model.arch,
+                "num_params": sum(parameter.numel() for parameter in model.parameters()),
+                "flops_per_token": model.flops_per_token(config.data.seq_len),
+                "flops_per_token_causal": model.flops_per_token_causal(config.data.seq_len),
+            },
+            "measured": {
+                "batch_tokens": config.data.batch_tokens,
+                "num_micro_steps": num_micro_steps(config),
+                "dtype": config.hardware.dtype,
+            },
+        }
+
+    def _step_writer(self):
+        config, record = self.config, self.record | self._facts
+
+        def lr(step):
+            return config.optim.lr * self._trainer.lr_frac(step)
+
+        def speed(train_s, num_steps):
+            return metrics.speed(record, train_s, num_steps)
+
+        return StepWriter(self.folder, config.goal.num_steps, config.data.batch_tokens, lr, speed)
+
+    def _reached(self, val_loss):
+        """Whether the run may end there."""
+        goal = self.config.goal
+        if not goal.stop_at_target:
+            return False
+        if goal.target_val_loss is not None:
+            return val_loss <= goal.target_val_loss
+        return val_loss - self.record["data"]["floor_nats"] <= goal.target_gap_nats
+
+
+def _say(text):
+    """A line for the person at the terminal, if this is rank 0; for the rank's log in any case."""
+    os.write(1, f"{NOTE}{text}\n".encode())
