@@ -7,11 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from datetime import datetime
 
 import pytest
 
-from bench import instruments
+from bench import instruments, utc
 from bench.config import resolve, schema
 from bench.instruments.base import Context, Watch
 from bench.launch import progress
@@ -298,7 +297,7 @@ def test_an_event_told_late_has_the_wall_clocks_time_of_when_it_happened(tmp_pat
     told = worker.Emitted(0)
     told("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
     told("gc")
-    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in told.kept)
+    early, late = (utc.parse(event["utc"]) for event in told.kept)
     assert 2.9 < (late - early).total_seconds() < 3.2
 
 

@@ -14,6 +14,7 @@ REPO = Path(__file__).resolve().parent.parent
 # A room is a folder of bench/, or one of its base files.  room: the rooms it may import; each stands above all of those.
 TABLE = {
     "units": "",
+    "utc": "",
     "private": "",
     "paths": "",
     "text_table": "",
@@ -28,22 +29,22 @@ TABLE = {
     "telemetry": "machine units",
     "memory": "machine paths private units web",
     "memory.snapshot": "memory units web",
-    "record": "atomic config data.sources machine paths private stats units",
-    "importers": "record units",
-    "exporters": "atomic paths private record",
+    "record": "atomic config data.sources machine paths private stats units utc",
+    "importers": "record units utc",
+    "exporters": "atomic paths private record utc",
     "profiling": "config machine paths trace units",
-    "diagnosis": "machine record stats text_table trace",
+    "diagnosis": "machine record stats text_table trace utc",
     "instruments": "config exporters memory paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments machine memory paths record",
-    "launch": "atomic config data.sources diagnosis exporters machine paths private record training units",
-    "compare": "diagnosis importers paths record stats text_table",
-    "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
-    "race": "atomic compare data.sources launch machine paths record report text_table",
+    "training": "atomic config data data.sources instruments machine memory paths record utc",
+    "launch": "atomic config data.sources diagnosis exporters machine paths private record training units utc",
+    "compare": "diagnosis importers paths record stats text_table utc",
+    "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units utc web",
+    "race": "atomic compare data.sources launch machine paths record report text_table utc",
     "claims.rules": "compare config machine race record",
     "claims": "claims.rules config paths private race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report text_table trace training units",
+    "memory.snapshot overhead paths race record report text_table trace training units utc",
     "__main__": "",  # it finds a verb in cli/ by its name
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms

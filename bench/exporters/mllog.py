@@ -1,7 +1,8 @@
 """A run as MLPerf's ":::MLLOG {json}" lines."""
 
 import json
-from datetime import datetime
+
+from bench import utc
 
 
 def lines(run, rows, events=()):
@@ -72,5 +73,5 @@ def lines(run, rows, events=()):
     yield line("INTERVAL_END", "run_stop", None, at_ms.get(("run_stop", None), known), status=status, train_s=train_s)
 
 
-def _unix_ms(utc):
-    return None if utc is None else round(1e3 * datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp())
+def _unix_ms(text):
+    return None if text is None else round(1e3 * utc.seconds(text))

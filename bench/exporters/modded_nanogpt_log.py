@@ -1,8 +1,8 @@
 """A run as a log in the format of modded-nanogpt's records, code first."""
 
 import math
-from datetime import datetime
 
+from bench import utc
 from bench.record import run_folder, step_files
 
 RULE = "=" * 100
@@ -52,7 +52,7 @@ def _environment(run):
     if run["started_at"] is not None:
         is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
         yield (
-            f"{datetime.fromisoformat(run['started_at']):%a %b %d %H:%M:%S %Y}"
+            f"{utc.parse(run['started_at']):%a %b %d %H:%M:%S %Y}"
             if is_local
             else f"Run UTC timestamp={run['started_at']}"
         )

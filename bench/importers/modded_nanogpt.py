@@ -4,12 +4,14 @@ A file holds no run, one, or several; what a log does not say is None.  step_avg
 told apart by trying each on the log's own numbers.
 """
 
+import contextlib
 import hashlib
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import numpy as np
 
+from bench import utc
 from bench.importers import lines
 from bench.importers.foreign_run import Run
 
@@ -24,7 +26,7 @@ SMI_GPU = re.compile(rb"\n\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|")
 SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
 SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
 SMI_DATE = re.compile(rb"\n(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
-UTC = re.compile(rb"\nRun UTC timestamp=(\S+)")
+UTC_STAMP = re.compile(rb"\nRun UTC timestamp=(\S+)")
 SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b")
 PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
 RULE = b"=" * 40
@@ -220,25 +222,14 @@ def _one_table(rows):
 
 def _started(data):
     """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
-    if (found := UTC.search(data)) and (at := _time(_words(found[1]))):
-        return at.astimezone(timezone.utc).strftime(STAMP), "UTC"
-    if found := SMI_DATE.search(data):
-        try:
-            return datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y").strftime(
-                STAMP
-            ), "unknown: the machine's own"
-        except ValueError:
-            return None, None
+    with contextlib.suppress(ValueError):
+        if found := UTC_STAMP.search(data):
+            return utc.parse(_words(found[1])).astimezone(UTC).strftime(STAMP), "UTC"
+    with contextlib.suppress(ValueError):
+        if found := SMI_DATE.search(data):
+            moment = datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y")
+            return moment.strftime(STAMP), "unknown: the machine's own"
     return None, None
-
-
-def _time(text):
-    """ISO 8601 -> datetime, UTC where it names no zone; None for what is none."""
-    try:
-        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
 
 
 def _source(data):

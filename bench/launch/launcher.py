@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import atomic, private
+from bench import atomic, private, utc
 from bench.diagnosis import event_costs
 from bench.exporters import dashboards
 from bench.launch import initial_record
@@ -99,7 +99,7 @@ def _watch(folder, job, run, child_env, brief):
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:
                 beat_s = now_s
-                run["heartbeat_at"] = atomic.utc_now()
+                run["heartbeat_at"] = utc.now()
                 with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
                     atomic.write_json(folder / "run.json", run, durable=False)
             if deadline_s is not None and now_s > deadline_s:
@@ -163,7 +163,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
     run["failure"] = failure
-    run["ended_at"] = run["heartbeat_at"] = atomic.utc_now()
+    run["ended_at"] = run["heartbeat_at"] = utc.now()
     run["model"] = result.get("model", run["model"])
     run["environment"] |= result.get("torch_facts", {})
     run["measured"] = result.get("measured", {}) | {
@@ -181,7 +181,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
             step_files.write(folder, rows)  # the scribe's lines, made one a step
         for event in lost:
             step_files.append_event(folder, event)
-        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]}
+        event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
     run["validity"], run["validity_reasons"] = validity.validity(run)

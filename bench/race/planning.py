@@ -2,7 +2,7 @@
 
 import secrets
 
-from bench import atomic
+from bench import atomic, utc
 from bench.paths import REPO
 from bench.race import arm_process, plan, worktrees
 from bench.race import state as race_state
@@ -14,7 +14,7 @@ def begin(request, results):
     asked = request.pop("arms")
     commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
     settings = {"n": plan.N, **request}
-    plan.make({name: {} for name in asked}, made_at=atomic.utc_now(), **settings)  # refuse before any work
+    plan.make({name: {} for name in asked}, made_at=utc.now(), **settings)  # refuse before any work
     with worktrees.of(
         REPO, {f"facts-{secrets.token_hex(4)}-{name}": commit for name, commit in commits.items()}
     ) as paths:
@@ -28,7 +28,7 @@ def begin(request, results):
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     made = plan.make(
         arms,
-        made_at=atomic.utc_now(),
+        made_at=utc.now(),
         track=first["track"],
         order_seed=secrets.randbits(32),
         session_id=first["session_id"],

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, utc
 from bench.compare import comparison
 from bench.compare import selection as arms_of_runs
 from bench.launch.progress import say
@@ -168,7 +168,7 @@ def finish(folder, results, status, why, args):
     """Write the race's last word and say it."""
     state = race_state.read(folder, results)
     result = result_of(state, results) if status != "abandoned" else None
-    found = race_state.as_json(state, status, why, atomic.utc_now(), result)
+    found = race_state.as_json(state, status, why, utc.now(), result)
     atomic.write_json(folder / "race.json", found)
     ledger.append(
         results, "race_end", race_id=folder.name, status=status, race_json_sha256=ledger.sha256_of(folder / "race.json")

@@ -7,11 +7,10 @@ import hashlib
 import json
 import os
 import shutil
-from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench import atomic, utc
 from bench.record import listing
 from bench.report import run_page
 from bench.web.chart import chart, series_of
@@ -74,7 +73,7 @@ def history(track, rows):
     for row in counted:
         best = min(best, row["train_s"])
         line.append(best)
-    when_s = [_seconds(row["started_at"]) for row in counted]
+    when_s = [utc.seconds(row["started_at"]) for row in counted]
     series = [series_of("record", line, "line"), series_of("run", [row["train_s"] for row in counted], "points")]
     runs = f"{len(counted)} run{'s' * (len(counted) != 1)}"
     caption = f"{runs} reached the target, the fastest in {best:.2f} s ({counted[line.index(best)]['run_id']}); one run is no claim: see table --leaderboard"
@@ -90,10 +89,6 @@ def _counts(row, track):
         and not row["discarded"]
     )
     return row["track"] == track and reached and row["validity"] == "valid" and not row["num_deviations"]
-
-
-def _seconds(utc):
-    return datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp()
 
 
 def _tracks(rows):

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from bench import atomic
+from bench import atomic, utc
 from bench.record import run_folder, step_files
 
 INTERVAL_S = 0.5
@@ -52,7 +52,7 @@ class Scribe:
         self.event("eval_stop", step=step, val_loss=val_loss, train_s=train_s)
 
     def event(self, name, **facts):
-        self._new.append(("event", {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, **facts}))
+        self._new.append(("event", {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": name, **facts}))
 
     def emitted(self, event):
         """An event that an instrument made, complete."""

@@ -18,7 +18,7 @@ import sys  # noqa: E402
 import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench import atomic  # noqa: E402
+from bench import utc  # noqa: E402
 from bench.machine import processes  # noqa: E402
 from bench.memory.peaks import peaks_for  # noqa: E402
 from bench.paths import results_root  # noqa: E402
@@ -105,7 +105,7 @@ class Emitted:
     def __call__(self, name, **facts):
         now_ns = time.perf_counter_ns()
         t_ns = facts.pop("t_ns", now_ns)  # of what is told later than it happened
-        event = {"t_ns": t_ns, "utc": atomic.utc_now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
+        event = {"t_ns": t_ns, "utc": utc.now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
         self._sink(event) if self._sink else self.kept.append(event)
 
     def flow_to(self, sink):
