@@ -25,7 +25,7 @@ TABLE = {
     "atomic": "units",
     "data.sources": "data paths units",
     "machine": "atomic paths private units",
-    "trace": "machine",
+    "trace": "machine text_table units",
     "telemetry": "machine units",
     "memory": "machine paths private units web",
     "memory.snapshot": "memory units web",

@@ -7,9 +7,9 @@ import traces
 from traces import event, launched, step, write
 
 from bench.cli import analyze
-from bench.trace import analysis, diff, flops, operators, window
+from bench.trace import analysis, diff, diff_text, flops, operators, window
 from bench.trace.load import find, load
-from bench.trace.text import as_text, diff_text
+from bench.trace.text import as_text
 
 needs_shared = pytest.mark.skipif(
     not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout"
@@ -315,7 +315,7 @@ def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_pat
     assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
     assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
     adds_up(found)
-    text = diff_text(found, "a", "b")
+    text = diff_text.as_text(found, "a", "b")
     assert (
         "-1.000 ms" in text
         and "+0.500 ms in kernels" in text

@@ -1,8 +1,8 @@
 """./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the ranks
-of one job; several folders, and the windows of a run, are answered one by one, in --json as {PATH: answer}.  Of a run folder
-it also writes analysis.json and summary.md into it, of its first window.  Needs no torch.
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the
+ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as {PATH: answer}.  Of a
+run folder it also writes analysis.json and summary.md into it, of its first window.  Needs no torch.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench import atomic
 from bench.paths import of_user
-from bench.trace import analysis, categories, diff, load
-from bench.trace.text import as_markdown, as_text, diff_text
+from bench.trace import analysis, categories, diff, diff_text, load
+from bench.trace.text import as_markdown, as_text
 
 
 def main(argv):
@@ -42,7 +42,7 @@ def main(argv):
 
 
 def _jobs(words):
-    """What was named -> lists of what belongs together: several files are the ranks of one job, a folder is one by itself."""
+    """What was named -> lists of what belongs together: all files as the ranks of one job, each folder by itself."""
     files = [word for word in words if of_user(word).is_file()]
     return [files] * bool(files) + [[word] for word in words if word not in files]
 
@@ -76,7 +76,7 @@ def _diff(argv):
         if by == "kernel" and not len(rank.device_rows()):
             raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
     found = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
-    print(json.dumps(found, indent=1) if args.json else diff_text(found, args.a, args.b))
+    print(json.dumps(found, indent=1) if args.json else diff_text.as_text(found, args.a, args.b))
     return 0
 
 

@@ -53,8 +53,8 @@ def operators(rank, rows):
 def annotations(rank, rows):
     """Row of the innermost annotation, but no ProfilerStep, in which each device row was launched; -1: unknown.
 
-    On the launching thread, or else by time on the thread with the most annotated time: backward kernels are launched by
-    autograd's own thread while the main thread stands in "backward".
+    On the launching thread, or else by time on the thread with the most annotated time: backward kernels are launched
+    by autograd's own thread while the main thread stands in "backward".
     """
     calls = window.launches(rank, rows)
     around = around_launch(rank, calls, events.ANNOTATION, _is_no_step)
@@ -73,14 +73,14 @@ def _is_no_step(name):
 
 
 def phases(rank, rows):
-    """Name of the phase in which each device row was launched, None where no annotation says so; by time, see annotations."""
+    """Name of the phase in which each device row was launched, by time (see annotations); None where none is known."""
     ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
     nest = Nest(rank, ranges[rank.is_named(PHASES.__contains__, ranges)])
     return [rank.names[rank.name[row]] if row >= 0 else None for row in nest.innermost(window.launch_times(rank, rows))]
 
 
 def phase_times(rank, rows, until_ns=None):
-    """[{"phase", "host_us", "device_us", "num_kernels"}]: the annotations' time and that of the kernels they launched."""
+    """[{"phase", "host_us", "device_us", "num_kernels"}]: time of the annotations and of the kernels they launched."""
     launched = np.array([phase or "" for phase in phases(rank, rows)])
     ranges = window.host_rows(rank, events.ANNOTATION, until_ns)
     lines = []
@@ -93,7 +93,8 @@ def phase_times(rank, rows, until_ns=None):
 
 
 def launchers(rank, rows, limit=100):
-    """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest first.
+    """Who launched what: [{"kernel", "operator", "annotation", "module", "source", "count", "device_us"}], longest
+    first.
 
     The innermost of each around the launch, None where there is none or it was not recorded.  module and source need
     with_stack.

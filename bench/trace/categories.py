@@ -16,11 +16,8 @@ from typing import NamedTuple
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
-TRITON, ELEMENTWISE, OTHER = (
-    "triton",
-    "elementwise",
-    "other",
-)  # Triton's of no other kind; elementwise: and reductions, indexing
+# Triton's of no other kind; elementwise: and reductions, indexing
+TRITON, ELEMENTWISE, OTHER = "triton", "elementwise", "other"
 CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, TRITON, ELEMENTWISE, OTHER)
 MAX_CHARS = 2000  # template arguments go on for tens of thousands; what a kernel is stands at their beginning
 
@@ -45,12 +42,13 @@ RULES = (
     Rule(NORMALISATION, r"^triton_\w*(?:_norm|rsqrt)", "triton_red_fused_add_mean_mul_pow_rsqrt_0"),
     Rule(TRITON, r"^triton_(?:poi|red|per|unk|mix|spl)_", "triton_poi_fused__unsafe_view_mul_silu_2"),
     # Communication before everything that its names contain.
-    Rule(COMMUNICATION, r"[nrhx]ccl|oneccl", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    Rule(COMMUNICATION, r"[nrhx]ccl|oneccl",
+         "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
     Rule(COMMUNICATION, r"deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
          "void deep_ep::internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)"),
     Rule(COMMUNICATION, r"nvshmem|rocshmem|msccl|mori_shmem", "nvshmemi_proxy_barrier_kernel"),
     Rule(COMMUNICATION, r"ep(?:dispatch|combine)(?:intra|inter)node", "EpDispatchIntraNodeKernel_bf16"),  # AMD's MORI
-    Rule(COMMUNICATION, r"exchangesplitandoffset", "exchangeSplitAndOffset(long*, long*, int)"),  # torch's all_to_all_vdev
+    Rule(COMMUNICATION, r"exchangesplitandoffset", "exchangeSplitAndOffset(long*, long*, int)"),  # all_to_all_vdev
     Rule(COMMUNICATION, r"(?:put|wait)_signal_kernel|barrier_kernel",  # torch's symmetric memory
          "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)"),
     Rule(COMMUNICATION, r"lamport", "void mnnvl_lamport_rmsnorm<__nv_bfloat16>(int)"),  # TensorRT-LLM's, flashinfer's

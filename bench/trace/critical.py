@@ -1,9 +1,9 @@
 """What bounded a device: the chain of work that leads to its last kernel, and its largest gaps.
 
-The chain is walked backwards from the end of the last row.  A row that began as soon as another one ended waited for that
-one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of the span
-is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a stream waited
-for, without a row of its own, is not seen.
+The chain is walked backwards from the end of the last row.  A row that began as soon as another one ended waited for
+that one; a row that the host launched only after everything else had ended waited for the host.  Every nanosecond of
+the span is in exactly one link, so the links add up to it.  It is a path through what was recorded: an event that a
+stream waited for, without a row of its own, is not seen.
 """
 
 import bisect
@@ -19,7 +19,8 @@ NUM_GAPS = 10
 
 
 def path(rank, rows, kinds, launched=None):
-    """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a device.
+    """{"compute_us", "communication_us", "memory_us", "launch_us", "host_us", "wait_us", "span_us", "num_links"} of a
+    device.
 
     launch: from the launching call to the start of its row, where nothing else ran; host: the host had launched nothing
     yet; wait: launched, nothing running, and yet not started.  launched: window.launch_times of the rows, if at hand.
@@ -101,8 +102,8 @@ class _Begun:
 def gaps(rank, rows, limit=NUM_GAPS):
     """The longest times in which a device did nothing: [{"start_us", "us", "before", "after", "host"}], longest first.
 
-    start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the middle
-    of the gap: the innermost call, operator or annotation; None if nothing was recorded there.
+    start_us counts from the device's first row.  host: what the thread that launched the next row was doing in the
+    middle of the gap: the innermost call, operator or annotation; None if nothing was recorded there.
     """
     if not len(rows):
         return []
@@ -118,7 +119,7 @@ def gaps(rank, rows, limit=NUM_GAPS):
 
 
 def _doing(rank, calls, moments):
-    """What the thread of each call was in at the moment beside it: the innermost call, else operator, else annotation."""
+    """What the thread of each call was in at the moment beside it: a call, else an operator, else an annotation."""
     around = np.full(len(calls), -1)
     for kind in (events.RUNTIME, events.CPU_OP, events.ANNOTATION):
         around = np.where(around >= 0, around, attribution.by_thread(rank, calls, moments, kind))
@@ -145,7 +146,8 @@ def synchronisations(rank, counted=()):
 
 
 def items(rank, rows):
-    """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the device.
+    """{"count", "sum_us"} of tensors of the device that the host read (.item(), float(), if): each waits for the
+    device.
 
     Each is an aten::_local_scalar_dense that launched a copy; one that launched none read a tensor of the host.
     """

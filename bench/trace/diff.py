@@ -1,10 +1,12 @@
 """Two traces -> what changed: kernels and operators matched by name and shape, milliseconds a step gained or lost.
 
-A step's time is what its lines take, less the time in which several of them ran at once, plus the time in which none ran:
+A step's time is what its lines take, less the time in which several of them ran at once, plus the time in which none
+ran:
 
     step = sum of lines - overlap + idle
 
-so the step's change is the lines' change and a rest, which is that of idle time less that of overlap: nothing is left over.
+so the step's change is the lines' change and a rest, which is that of idle time less that of overlap: nothing is left
+over.
 """
 
 import numpy as np
@@ -22,11 +24,12 @@ def by_default(ranks):
 
 
 def profile(rank, by="kernel"):
-    """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}, "categories": {name: ms}}, per step.
+    """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}, "categories": {name:
+    ms}}, per step.
 
-    key: (name,) of a kernel, or (operator, shapes).  Without ProfilerSteps the whole trace is one step, and step_ms is None.
-    An operator's time is that of the kernels it launched, or its own on the CPU where there are none.  span_ms: from the
-    first of it to the last; busy_ms: the time in which any of it ran.
+    key: (name,) of a kernel, or (operator, shapes).  Without ProfilerSteps the whole trace is one step, and step_ms is
+    None.  An operator's time is that of the kernels it launched, or its own on the CPU where there are none.  span_ms:
+    from the first of it to the last; busy_ms: the time in which any of it ran.
     """
     rows, counted = window.device_rows(rank), window.steps(rank)
     num_steps = max(1, len(counted))
@@ -79,10 +82,10 @@ def compare(a, b):
     """Two profiles -> {"of", of: [a, b], "num_steps", "change_ms", "explained_ms", "rest_ms", "idle_change_ms",
     "overlap_change_ms", "lines", "categories"}
 
-    of: "step_ms", or "span_ms" where a trace has no steps.  lines, the largest change first: {"what", "status": "appeared" |
-    "vanished" | "changed" | "same", "a_ms", "b_ms", "change_ms", "a_count", "b_count"}; explained_ms is their sum.
-    rest_ms = change_ms - explained_ms = idle_change_ms - overlap_change_ms.  categories: {"category", "a_ms", "b_ms",
-    "change_ms"} of all kernels: names change with a library's version, what they do does not.
+    of: "step_ms", or "span_ms" where a trace has no steps.  lines, the largest change first: {"what", "status":
+    "appeared" | "vanished" | "changed" | "same", "a_ms", "b_ms", "change_ms", "a_count", "b_count"}; explained_ms is
+    their sum.  rest_ms = change_ms - explained_ms = idle_change_ms - overlap_change_ms.  categories: {"category",
+    "a_ms", "b_ms", "change_ms"} of all kernels: names change with a library's version, what they do does not.
     """
     keys = a["lines"].keys() | b["lines"].keys()
     lines = [_line(key, a["lines"].get(key), b["lines"].get(key)) for key in keys]

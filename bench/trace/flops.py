@@ -1,9 +1,9 @@
-"""FLOPs and bytes of matrix multiplications and attention from recorded shapes, 2 FLOPs a multiply-add; and rates from them.
+"""FLOPs, bytes and rates of matrix multiplications and attention from recorded shapes; a multiply-add is 2 FLOPs.
 
-Formulas: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and S keys of K numbers and
-values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for two, 2 B H T S (3 K + 2 V),
-the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and torch's own FLOP counter does.
-Everything else is unknown, None, and counted in the share that is.
+Formulas: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and S keys of K
+numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for two, 2 B H T
+S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and torch's own
+FLOP counter does.  Everything else is unknown, None, and counted in the share that is.
 """
 
 import math
@@ -102,12 +102,12 @@ def precision(types):
 def achieved(lines, device_us, peak_of, mem_bytes_per_s=None):
     """Operators with known FLOPs -> (lines with their rates, whole), the longest first.
 
-    lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us: of all
-    rows of the device together, None in a trace without one.  The time is that of the kernels that the operator launched,
-    or without a device its own on the CPU, with what it called.  peak_of(precision) -> FLOP/s or None.  bound: compute or
-    memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson 2009).  whole: {"of": "device"
-    | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and their share of the device's or all
-    operators' time, 0 to 1 or None.
+    lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us:
+    of all rows of the device together, None in a trace without one.  The time is that of the kernels that the operator
+    launched, or without a device its own on the CPU, with what it called.  peak_of(precision) -> FLOP/s or None.
+    bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson
+    2009).  whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and
+    their share of the device's or all operators' time, 0 to 1 or None.
     """
     of, time = ("cpu", "flop_us") if device_us is None else ("device", "device_us")
     total_us = sum(line["self_cpu_us"] for line in lines) if device_us is None else device_us

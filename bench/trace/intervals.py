@@ -1,7 +1,7 @@
 """Unions and intersections of intervals, in integer nanoseconds.
 
-An interval set is two arrays, starts and ends, sorted and merged: touching intervals are one.  Intervals that are empty or
-run backwards hold no time.
+An interval set is two arrays, starts and ends, sorted and merged: touching intervals are one.  Intervals that are
+empty or run backwards hold no time.
 """
 
 import numpy as np

@@ -19,11 +19,12 @@ COUNTS = ("num_short_kernels", "num_slow_calls", "num_long_delays")
 
 
 def statistics(rank, rows):
-    """{TIMES and COUNTS: None where no launch was recorded, "num_launches", "num_graph_launches", "num_graph_rows", "num_unlinked"}
+    """{TIMES and COUNTS: None where no launch was recorded, "num_launches", "num_graph_launches", "num_graph_rows",
+    "num_unlinked"}
 
-    call: the host's launching call; delay: from its end to the kernel's start, not below 0; run: the kernel itself.  A short
-    kernel ran for less time than its call took, and the call was not slow.  Kernels of a graph share one call, so they are
-    counted apart and in no statistic.
+    call: the host's launching call; delay: from its end to the kernel's start, not below 0; run: the kernel itself.  A
+    short kernel ran for less time than its call took, and the call was not slow.  Kernels of a graph share one call,
+    so they are counted apart and in no statistic.
     """
     calls = window.launches(rank, rows)
     of_graph = _of_graph(rank, calls)
@@ -47,7 +48,8 @@ def statistics(rank, rows):
 
 
 def without_kernel(rank, until_ns=None):
-    """(launching calls that end before until_ns, how many of them have no device row); (0, 0) for a trace without device rows.
+    """(launching calls that end before until_ns, how many of them have no device row); (0, 0) for a trace without
+    device rows.
 
     CUPTI before 13.1 gives kernels at the start of a profile wrong times, and libkineto drops those: pytorch#192021.
     """
@@ -96,7 +98,7 @@ def queues(rank, rows):
 
 
 def copies(rank, rows):
-    """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; GiB None where the sizes are not recorded."""
+    """[{"name", "count", "gib", "sum_us", "gib_per_s"}] of copies and memsets; None without recorded sizes."""
     mine = rows[np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))]
     sizes = np.array([_bytes(extra) for extra in rank.extras] + [-1], np.int64)[rank.extra[mine]]
     lines = []
@@ -110,7 +112,7 @@ def copies(rank, rows):
 
 
 def host_copies(rank, rows):
-    """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to one device; exposed: while nothing else ran there."""
+    """{"sum_us", "exposed_us", "pageable_us"} of copies from the host to a device; exposed: while nothing else ran."""
     is_mine = rank.is_named(HOST_TO_DEVICE.search, rows)
     mine, others = rows[is_mine], rows[~is_mine]
     copied, rest = (intervals.union(rank.ts[some], rank.end[some]) for some in (mine, others))

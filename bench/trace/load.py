@@ -28,8 +28,9 @@ class Rank:
     """The rows of one file.  Columns are numpy arrays of one length; times are integer nanoseconds.
 
     .kind (bench.trace.events: KERNEL ... SYNC)  .ts .dur .end  .name (index into .names)  .track (index into .tracks:
-    (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1: none)
-    .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad  .cut
+    (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1:
+    none) .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad
+    .cut
     """
 
     def __init__(self, path, parts, head, tail, cut):

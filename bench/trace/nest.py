@@ -1,7 +1,7 @@
 """Ranges of one thread, nested as calls are: for a moment the innermost, for a range the one around it.
 
-Each question is answered in rounds over all that still ask, a round a level of depth; real stacks are a hundred deep.  A file
-can be made that is a million deep, so after MAX_ROUNDS the rest is walked once from left to right instead.
+Each question is answered in rounds over all that still ask, a round a level of depth; real stacks are a hundred deep.
+A file can be made that is a million deep, so after MAX_ROUNDS the rest is walked once from left to right instead.
 """
 
 import numpy as np
@@ -66,7 +66,7 @@ class Nest:
 
 
 def _outwards(index, parent, goes_on):
-    """Replace each index by its parent while goes_on(which ask, their indices).  Returns those unanswered after MAX_ROUNDS."""
+    """Replace each index by its parent while goes_on(which ask, their indices).  Returns who asks after MAX_ROUNDS."""
     asking = np.flatnonzero(index >= 0)
     for _ in range(MAX_ROUNDS):
         asking = asking[goes_on(asking, index[asking])]

@@ -1,4 +1,4 @@
-"""CPU operators: their own time, the kernels they launched, what they allocated, their FLOPs and bytes from recorded shapes."""
+"""CPU operators: their own time, the kernels they launched, what they allocated, FLOPs and bytes from their shapes."""
 
 import functools
 import json
@@ -17,11 +17,11 @@ MAX_BYTES = 2**50  # an allocation that says more is not believed
 def table(rank, rows, until_ns=None):
     """[{"name", "shapes", "precision", "count", times and bytes}], by device, then own CPU time.
 
-    cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself launched.  flop
-    and bytes: of all calls, from the shapes; None where the formula or the shapes are unknown, and where an operator inside
-    has them: nothing counts twice.  flop_us: CPU time of these calls, with what they called.  allocated_bytes: what the
-    operator itself asked for, net_bytes: less what it gave back; of the device where the trace has one, else of the host;
-    None where memory was not recorded.
+    cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself
+    launched.  flop and bytes: of all calls, from the shapes; None where the formula or the shapes are unknown, and
+    where an operator inside has them: nothing counts twice.  flop_us: CPU time of these calls, with what they called.
+    allocated_bytes: what the operator itself asked for, net_bytes: less what it gave back; of the device where the
+    trace has one, else of the host; None where memory was not recorded.
     """
     ops = window.host_rows(rank, events.CPU_OP, until_ns)
     if not len(ops):
@@ -54,7 +54,7 @@ def table(rank, rows, until_ns=None):
 
 
 def _facts(rank, key):
-    """What the calls of one name and one set of arguments share: {"name", "shapes", "precision", "flop", "bytes"} of one call."""
+    """{"name", "shapes", "precision", "flop", "bytes"} of one call with this name and these arguments."""
     name, number = rank.names[key // (len(rank.extras) + 1)], key % (len(rank.extras) + 1) - 1
     extra = rank.extras[number] if number >= 0 else (None, None, None)
     dims, types = map(_parsed, extra[1:3]) if extra[1] else (None, None)
@@ -87,7 +87,7 @@ def _leaves(ops, nests, known):
 
 
 def _memory(rank, rows, ops):
-    """{"allocated_bytes": asked for by each operator itself, "net_bytes": less what was given back}; {} if not recorded."""
+    """{"allocated_bytes": asked for by each operator itself, "net_bytes": less what it gave back}; {}: not recorded."""
     moments = np.flatnonzero(rank.is_kind(events.MEMORY) & (rank.extra >= 0))
     if not len(moments):
         return {}

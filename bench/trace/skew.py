@@ -1,7 +1,7 @@
 """Ranks against each other: who was late, step by step and collective by collective.
 
-Clocks of different hosts are not compared.  A collective ends for all at about the same time, so the rank whose kernel ran
-shortest came last, and the others waited for it: wait = own duration - the shortest.
+Clocks of different hosts are not compared.  A collective ends for all at about the same time, so the rank whose kernel
+ran shortest came last, and the others waited for it: wait = own duration - the shortest.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ NUM_WORST = 10
 
 
 def steps(by_rank):
-    """{rank: lines of temporal.steps} -> [{"step", "fastest", "slowest", "skew_us"}] of steps that all ranks have, by own work.
+    """{rank: lines of temporal.steps} -> [{"step", "fastest", "slowest", "skew_us"}] of steps that all ranks have.
 
-    Own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
+    By own work: the step's busy time without communication that nothing hides, which is mostly waiting for others.
     """
     own_us = {}
     for rank, lines in by_rank.items():
@@ -32,10 +32,11 @@ def steps(by_rank):
 
 
 def collectives(ranks):
-    """{rank: (Rank, rows, types)} -> {"num_matched", "waits": [{"rank", "wait_us", "num_last"}], "worst": [...]} or None.
+    """{rank: (Rank, rows, types)} -> {"num_matched", "waits": [{"rank", "wait_us", "num_last"}], "worst": [...]} or
+    None.
 
-    The k-th communication kernel of a name on one rank meets the k-th on the others; names that do not occur equally often
-    on all ranks are not matched (num_unmatched).
+    The k-th communication kernel of a name on one rank meets the k-th on the others; names that do not occur equally
+    often on all ranks are not matched (num_unmatched).
     """
     if len(ranks) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Where the device's time went: busy and idle, computing and not, communication hidden and exposed.  Nanoseconds in, us out."""
+"""Where the device's time went: busy, idle, computing, communicating behind computation or exposed."""
 
 import numpy as np
 
@@ -14,9 +14,9 @@ TIMES = ("span_us", *(f"{part}_us" for part in PARTS), *(f"{part}_pct" for part 
 def breakdown(rank, rows, kinds):
     """{TIMES, "comm_us", "exposed_comm_us", "overlap_pct"} of one device.
 
-    span: first start to last end; compute: time in which a computation kernel runs; non_compute: the rest of the busy time;
-    idle + compute + non_compute = span.  overlap_pct: share of communication hidden under computation, None without
-    communication.  None for every time of a device that did nothing.
+    span: first start to last end; compute: time in which a computation kernel runs; non_compute: the rest of the busy
+    time; idle + compute + non_compute = span.  overlap_pct: share of communication hidden under computation, None
+    without communication.  None for every time of a device that did nothing.
     """
     if not len(rows):
         return dict.fromkeys((*TIMES, "comm_us", "exposed_comm_us", "overlap_pct"))
@@ -39,8 +39,8 @@ def _busy(rank, rows, kinds):
 def idle(rank, rows):
     """Why each stream waited: [{"device", "stream", "host_wait_us", "kernel_wait_us", "other_us"}].
 
-    A gap before a row is a host wait if the host launched it only after the stream had run dry; else a kernel wait if it
-    is shorter than 30 us; else other.
+    A gap before a row is a host wait if the host launched it only after the stream had run dry; else a kernel wait if
+    it is shorter than 30 us; else other.
     """
     lines = []
     launched = window.launch_times(rank, rows)
@@ -58,10 +58,11 @@ def idle(rank, rows):
 
 
 def steps(rank, rows, kinds, counted):
-    """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us", "num_kernels"}.
+    """One line a ProfilerStep: {"step", "host_us", "busy_us", "compute_us", "comm_us", "exposed_comm_us",
+    "num_kernels"}.
 
-    counted: window.steps.  Device rows belong to the step in which the host launched them; host_us is the annotation's own
-    time, None where only the GPU shows the step.
+    counted: window.steps.  Device rows belong to the step in which the host launched them; host_us is the annotation's
+    own time, None where only the GPU shows the step.
     """
     on_host, lines, kind_of = bool(rank.steps()), [], np.full(len(rank.ts), -1, np.int8)
     kind_of[rows] = kinds
@@ -74,7 +75,8 @@ def steps(rank, rows, kinds, counted):
 
 
 def annotations(rank, kind=events.ANNOTATION, until_ns=None):
-    """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges, longest first.
+    """[{"name", "count", "sum_us", "mean_us", "min_us", "max_us", "std_us"}] of the host's (or GPU's) named ranges,
+    longest first.
 
     Those that count, see window.  std is of a sample (n - 1); 0 for one.
     """

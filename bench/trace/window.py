@@ -1,9 +1,9 @@
 """Which rows of a trace count: those of its whole steps.
 
-With two or more ProfilerSteps the last one does not count, as its kernels may be cut off: a device row counts if the host
-launched it before the last step began.  A row whose launch was not recorded, as it was launched before the recording or
-its call was lost, is of no known step and does not count.  With fewer steps everything counts.  (HolisticTraceAnalysis'
-rule, without its faults: the last step is the host's own, and no row counts twice.)
+With two or more ProfilerSteps the last one does not count, as its kernels may be cut off: a device row counts if the
+host launched it before the last step began.  A row whose launch was not recorded, as it was launched before the
+recording or its call was lost, is of no known step and does not count.  With fewer steps everything counts.
+(HolisticTraceAnalysis' rule, without its faults: the last step is the host's own, and no row counts twice.)
 """
 
 import numpy as np
@@ -68,7 +68,7 @@ def rows_of_steps(rank, rows, counted):
 
 
 def annotation_rows(rank, kind, until_ns=None):
-    """Indices of the named ranges that count: on the GPU with the host's range that a range mirrors, or by its own start."""
+    """Indices of the named ranges that count; one on the GPU with the host's range that it mirrors, or by its start."""
     if kind != events.GPU_ANNOTATION or until_ns is None:
         return host_rows(rank, kind, until_ns)
     rows, hosts = host_rows(rank, kind), np.flatnonzero(rank.is_kind(events.ANNOTATION) & (rank.external > 0))
