@@ -31,7 +31,7 @@ TABLE = {
     "memory.snapshot": "memory units web",
     "record": "atomic config data.sources machine paths private stats units utc",
     "importers": "record units utc",
-    "exporters": "atomic paths private record utc",
+    "exporters": "atomic paths private record units utc",
     "profiling": "config machine paths trace units",
     "diagnosis": "machine record stats text_table trace utc",
     "instruments": "config exporters memory paths private profiling telemetry units",

@@ -56,7 +56,8 @@ def _below(folder):
 def read(path, form="modded-nanogpt", part_of=None):
     """One file -> (list of (record, rows of steps.csv), facts of the file).
 
-    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes", "num_runs"}.
+    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
+    "num_runs"}.
     """
     if form not in FORMATS:
         raise ValueError(f"{form}: there is no such format; choose from {', '.join(FORMATS)}")

@@ -1,7 +1,7 @@
 """Console logs of nanoGPT, nanochat and KempnerForge -> runs.  Each has one kind of line a step; colours are taken off.
 
-Row k of a run is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so their
-line of step k is row k + 1; their validation k comes before step k and is row k.  KempnerForge numbers from 1.
+Row k of a run is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so
+their line of step k is row k + 1; their validation k comes before step k and is row k.  KempnerForge numbers from 1.
 """
 
 import math
@@ -22,7 +22,8 @@ NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 class NanoGpt:
     """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
 
-    An iteration's time is from the end of the one before it, so that one after a validation holds the validation: flagged.
+    An iteration's time is from the end of the one before it, so that one after a validation holds the validation:
+    flagged.
     """
 
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
@@ -52,11 +53,12 @@ class NanoGpt:
 
 
 class NanoChat:
-    """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total time:
-    0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not val_loss.
+    """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
+    time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not
+    val_loss.
 
-    chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm: ...", and
-    validates for the last time before its last number.
+    chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm:
+    ...", and validates for the last time before its last number.
     """
 
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
@@ -99,7 +101,8 @@ class NanoChat:
 
 class KempnerForge:
     """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
-    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and not kept.
+    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and
+    not kept.
     """
 
     looks_like = re.compile(r"\[step \d+\].*=")
@@ -231,7 +234,7 @@ def _run(by_step, number, form, facts):
 
 
 def _is_complete(form, last, val_step, total, facts):
-    """Whether the run went to its end: the log says so, or has its last step; or without a total, its last validation."""
+    """Whether the run went to its end: the log says so, or has its last step, or (no total) its last validation."""
     validates_last = val_step is not None and form == "nanochat"  # if it validates at all
     says_done = "num_done" in facts or "total_min" in facts  # printed at the end
     if says_done and (not validates_last or val_step == last):

@@ -15,7 +15,7 @@ class Run:
     train_time_ms: float | None
     step_avg_ms: float | None  # as printed last
     step_avg_meaning: str | None
-    # torch, cuda, python, driver, gpu_name, num_gpus, world_size, power_limit_w, peak_mib, seed, started_at, started_zone
+    # torch cuda python driver gpu_name num_gpus world_size power_limit_w peak_mib seed started_at started_zone
     facts: dict
     extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
     tail_averages: list = field(default_factory=list)  # {key: text} of the file's "tailavg" lines

@@ -134,8 +134,8 @@ def _failure(run):
 def _rows(run):
     """Rows by step; step_ms as printed, or else the difference of printed times of neighbouring steps.
 
-    Nothing synchronised those.  The first steps of some programs are in no clock: flagged, with a step_ms only where one
-    was printed.
+    Nothing synchronised those.  The first steps of some programs are in no clock: flagged, with a step_ms only where
+    one was printed.
     """
     columns, rows, tokens = run.columns, {}, run.batch_tokens
     steps = columns["step"].astype(int).tolist()
