@@ -18,6 +18,7 @@ from bench.trace import events
 from bench.trace.source import NoTrace, Source
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
+MAX_PARTS = 4
 GZIP_FACTOR = 15  # of JSON, about
 SUFFIXES = (".json", ".json.gz")
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
@@ -77,26 +78,23 @@ class Rank:
         return list(first.values())
 
 
-def load(path, kinds=None, processes=None):
-    """One file -> Rank.  Raises NoTrace (a ValueError) for a file that is no trace."""
+def load(path, kinds=None) -> Rank:
+    """One file -> Rank.  kinds: those to keep, None: all.  Raises NoTrace (a ValueError) for a file that is no trace."""
     source = Source(path)
     if source.is_zip:
         raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
-    num_parts = 1
-    if source.num_bytes * (GZIP_FACTOR if source.is_gzip else 1) >= PARALLEL_BYTES:
-        num_parts = min(processes or os.cpu_count() or 1, 4)
+    is_large = source.num_bytes * (GZIP_FACTOR if source.is_gzip else 1) >= PARALLEL_BYTES
+    num_parts = min(os.cpu_count() or 1, MAX_PARTS) if is_large else 1
     if num_parts == 1:
-        parts = [_read(path, kinds)]
-    else:
-        with _pool(num_parts - 1) as pool:
-            others = [pool.submit(_read, path, kinds, part, num_parts) for part in range(1, num_parts)]
-            parts = [_read(path, kinds, 0, num_parts), *(other.result() for other in others)]
-    return _rank(path, parts)
+        return _rank(path, [_read(path, kinds)])
+    with _pool(num_parts - 1) as pool:
+        others = [pool.submit(_read, path, kinds, part, num_parts) for part in range(1, num_parts)]
+        return _rank(path, [_read(path, kinds, 0, num_parts), *(other.result() for other in others)])
 
 
-def load_all(paths, kinds=None, processes=None):
+def load_all(paths) -> list[Rank]:
     """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
-    return _numbered(_load_each(paths, kinds, processes))
+    return _numbered(_load_each(paths))
 
 
 def by_window(paths):
@@ -105,7 +103,7 @@ def by_window(paths):
     Traces of this project say of which window they are; the others are one, None.
     """
     windows = {}
-    for rank in _load_each(paths, None, None):
+    for rank in _load_each(paths):
         facts = rank.meta.get("speedrun")
         windows.setdefault(facts.get("window") if isinstance(facts, dict) else None, []).append(rank)
 
@@ -115,13 +113,13 @@ def by_window(paths):
     return {name: _numbered(windows[name]) for name in sorted(windows, key=first_ns)}
 
 
-def _load_each(paths, kinds, processes):
-    processes = processes or os.cpu_count() or 1
+def _load_each(paths):
+    processes = os.cpu_count() or 1
     num_bytes = sum(os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1) for path in paths)
     if len(paths) == 1 or processes == 1 or num_bytes < PARALLEL_BYTES:
-        return [load(path, kinds, processes) for path in paths]
+        return [load(path) for path in paths]
     with _pool(min(processes, len(paths))) as pool:
-        return [_rank(path, [part]) for path, part in zip(paths, pool.map(_read, paths, itertools.repeat(kinds)))]
+        return [_rank(path, [part]) for path, part in zip(paths, pool.map(_read, paths, itertools.repeat(None)))]
 
 
 def find(word):

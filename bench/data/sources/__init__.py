@@ -16,20 +16,6 @@ from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
 from bench.paths import REPO
 
-__all__ = [
-    "SOURCES",
-    "CheckFailed",
-    "Dataset",
-    "ShardFile",
-    "check_val_tokens",
-    "chosen",
-    "data_root",
-    "find",
-    "floor_nats",
-    "prepare",
-    "recorded",
-]
-
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
     "pysource": ("pysource", "PySource"),
     "markov": ("markov", "Markov"),

@@ -91,8 +91,7 @@ def split(documents, min_val_tokens):
 
 def as_tokens(documents):
     """Bytes of documents -> uint16, token 256 before each."""
-    pieces = []
-    for document in documents:
-        pieces.append(np.array([DOCUMENT], np.uint16))
-        pieces.append(np.frombuffer(document, np.uint8).astype(np.uint16))
-    return np.concatenate(pieces)
+    mark = np.array([DOCUMENT], np.uint16)
+    return np.concatenate(
+        [piece for text in documents for piece in (mark, np.frombuffer(text, np.uint8))], dtype=np.uint16
+    )
