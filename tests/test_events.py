@@ -1,4 +1,4 @@
-"""The instruments of events that cost time: garbage collection, recompiles, the host's CPUs; and the collector's policy."""
+"""Instruments of events that cost time: garbage collection, recompiles, the host's CPUs; and the collector's policy."""
 
 import gc
 import json
@@ -141,7 +141,8 @@ def test_a_race_that_compiles_nothing_has_no_doubt(context, emitted):
 def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
     code = (
-        "import sys; from pathlib import Path; from bench import instruments; from bench.instruments.base import Context, Watch;"
+        "import sys; from pathlib import Path; from bench import instruments; from bench.instruments.base import "
+        "Context, Watch;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
         "watch = Watch(made); watch.on_run_start(); watch.on_step_start(0); watch.on_step_end(0); watch.on_run_end();"
@@ -192,7 +193,10 @@ def test_the_host_tells_when_another_program_had_its_core(context):
     """Another process spins on the one core that this thread may use: half of the time is spent waiting for it."""
     ours = os.sched_getaffinity(0)
     core = min(ours)
-    spin = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nend = time.time() + 60\nwhile time.time() < end: pass"
+    spin = (
+        f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nend = time.time() + 60\nwhile "
+        "time.time() < end: pass"
+    )
     other = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()

@@ -1,4 +1,4 @@
-"""Odd logs of modded-nanogpt: cut, torn, doubled, with code that looks like results.  Every metric line is in a record or reported."""
+"""Odd logs of modded-nanogpt: cut, torn, doubled, with code that looks like results.  No metric line is lost."""
 
 import json
 import random
@@ -68,7 +68,8 @@ def test_lines_torn_by_another_ranks_output_are_reported_with_their_numbers():
 @pytest.mark.parametrize(
     "line",
     [
-        "step:2/4 train_time:200ms step_avg:100.00msstep:2/4 val_loss:3.9 train_time:200ms step_avg:100.00ms",  # no newline between two
+        # no newline between two
+        "step:2/4 train_time:200ms step_avg:100.00msstep:2/4 val_loss:3.9 train_time:200ms step_avg:100.00ms",
         "step:2/4 train_time:200ms step:3/4 train_time:300ms step_avg:100.00ms",
         "step:2/4 val_loss:4.1 val_loss:4.2 train_time:200ms step_avg:100.00ms",
         "step:2/4 val_loss:4.1",
@@ -202,7 +203,8 @@ def test_code_without_an_end_and_without_results_is_no_run():
 def test_each_run_of_a_file_has_what_stands_around_it():
     smi = "Sat Jan 10 23:36:1{n} 2026\n|   0  NVIDIA H{n}00  On  |  x |\n| N/A | 116W /  700W | x |\n"
     logs = [
-        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak memory allocated: {n}00 MiB\n"
+        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak "
+        f"memory allocated: {n}00 MiB\n"
         for n in (1, 2)
     ]
     runs, facts = read("".join(logs))
@@ -221,7 +223,8 @@ def test_each_run_of_a_file_has_what_stands_around_it():
 
 def test_later_trials_of_one_process_have_its_machine_and_no_seed_start_or_peak_of_their_own():
     runs, _ = read(
-        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory allocated: 100 MiB\n"
+        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory "
+        "allocated: 100 MiB\n"
     )
     told = [
         (
@@ -249,11 +252,12 @@ def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
 
 
 def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_is():
-    """It prints the validations again after each run; a run that broke off after the same first validation has another last line."""
+    """It prints the validations again after each run; a run that broke off has another last line."""
     first, second = race(loss=3.1), race(loss=3.2)
     again = [text.splitlines(True)[0] + text.splitlines(True)[-1] for text in (first, second)]
     runs, facts = read(
-        f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: 7 MiB\n{again[1]}PASS 2\n"
+        f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: "
+        f"7 MiB\n{again[1]}PASS 2\n"
     )
     assert [(run.val_loss, run.facts["peak_mib"], run.complete) for run in runs] == [(3.1, 5, True), (3.2, 7, True)]
     assert (facts["num_repeated"], facts["unmatched"]) == (4, [])
@@ -349,7 +353,10 @@ def test_other_words_for_the_same_facts(text, name, value):
 
 def test_a_free_tail_and_tail_averages_are_in_the_record_as_text():
     text = "step:2/4 val_loss:3.5 val_avg_loss:3.4 val_ema_loss:3.3 train_time:0.2s step_avg:100.00ms\n"
-    text += "tailavg step:4 tau:200 lambda:0.50 val_loss:3.27001\nstep:4/4 val_loss:3.4 train_time:0.4s step_avg:100.00ms ref_gamma:0.5 handoff:none\n"
+    text += (
+        "tailavg step:4 tau:200 lambda:0.50 val_loss:3.27001\nstep:4/4 val_loss:3.4 train_time:0.4s "
+        "step_avg:100.00ms ref_gamma:0.5 handoff:none\n"
+    )
     (run,), facts = read(text)
     told = record_of(run)[0]["imported"]
     assert facts["unmatched"] == [] and facts["num_tail_lines"] == 1 and run.val_loss == 3.4
@@ -390,8 +397,10 @@ FORMATS = (
     "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms",
     "step:{step}/{total} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
     "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
-    "step:{step}/{total} val_loss:{loss:.5f} val_avg_loss:{loss:.5f} val_ema_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
-    "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms ema_beta:{small:.3f} handoff:none",
+    "step:{step}/{total} val_loss:{loss:.5f} val_avg_loss:{loss:.5f} val_ema_loss:{loss:.5f} train_time:{s:.3f}s "
+    "step_avg:{avg:.2f}ms",
+    "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms ema_beta:{small:.3f} "
+    "handoff:none",
     "tailavg step:{step} tau:200 lambda:{small:.2f} val_loss:{loss:.5f}",
 )
 NAMES = {

@@ -137,7 +137,8 @@ def test_milliseconds_and_what_the_head_says():
 def test_seconds_are_seconds_and_a_free_tail_is_kept():
     run = one(
         log(
-            "step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 extrap_rel:0.000e+00 handoff:none",
+            "step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 "
+            "extrap_rel:0.000e+00 handoff:none",
             "step:250/250 val_loss:4.09 train_time:533.2s step_avg:2132.80ms handoff:keep",
         )
     )
@@ -159,7 +160,7 @@ def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
     "which, averages", [(0, (100.0, 100.0, 120.0)), (1, (125.0, 1000 / 9, 130.909)), (2, (100.0, 100.0, 140.0))]
 )
 def test_the_three_meanings_of_step_avg_are_told_apart(which, averages):
-    """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); the window since the last."""
+    """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); since the last."""
     times = {0: (5000, 10000, 24000), 1: (5000, 10000, 24000), 2: (5000, 10000, 24000)}[which]
     averages = {1: (125.0, 10000 / 90, 24000 / 190)}.get(which, averages)
     run = one(
@@ -228,7 +229,10 @@ def test_code_in_a_log_is_no_metric_line():
 def plain_log(last="3.2790"):
     head = f"import os\n{'=' * 100}\nRunning PyTorch 2.6.0 compiled for CUDA 12.6\n{'=' * 100}\n"
     steps = "".join(f"step:{step}/3 train_time:{90 * step}ms step_avg:90.00ms\n" for step in (1, 2, 3))
-    return f"{head}step:0/3 val_loss:10.8258 train_time:0ms step_avg:nanms\n{steps}step:3/3 val_loss:{last} train_time:270ms step_avg:90.00ms\n"
+    return (
+        f"{head}step:0/3 val_loss:10.8258 train_time:0ms step_avg:nanms\n{steps}step:3/3 val_loss:{last} "
+        "train_time:270ms step_avg:90.00ms\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,8 +309,15 @@ Peak memory usage: 75422.02MiB
 Total training time: 0.03m
 Minimum validation bpb: 1.329710
 """
-NANOCHAT_STEP = "step {num:05d}/00014 ({num}.00%) | loss: 9.012936 | lrm: 0.00 | dt: {ms:.2f}ms | tok/sec: 11,405 | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 1 | total time: {total}m"
-FORGE = "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[0m \x1b[36mloss\x1b[0m=\x1b[1m{loss:.4f}\x1b[0m | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem={mem}/80GB | step_time=0.64s\n"
+NANOCHAT_STEP = (
+    "step {num:05d}/00014 ({num}.00%) | loss: 9.012936 | lrm: 0.00 | dt: {ms:.2f}ms | tok/sec: 11,405 | "
+    "bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 1 | total time: {total}m"
+)
+FORGE = (
+    "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[0m "
+    "\x1b[36mloss\x1b[0m=\x1b[1m{loss:.4f}\x1b[0m | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | "
+    "mem={mem}/80GB | step_time=0.64s\n"
+)
 
 
 def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_inside_are_flagged():
@@ -381,7 +392,10 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
         + FORGE.format(num=2, loss=6.9, mem="71.2")
         + "[step 2] moe/aux_loss=0.01\n"
     )
-    text += "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining complete: 2 steps, 65,536 tokens\n"
+    text += (
+        "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining "
+        "complete: 2 steps, 65,536 tokens\n"
+    )
     ((run,), facts) = consoles.read(text.encode(), "kempnerforge")
     assert run.train_time_ms == pytest.approx(1280.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
     assert run.columns["lr"].tolist() == [3e-4, 3e-4] and run.facts["peak_mib"] == pytest.approx(71.2 * 1024)
@@ -392,10 +406,15 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
 def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
     """chat_sft.py of 2026: steps 11 and 12 are timed, 20 + 30 ms; it is done when it says so."""
     text = "".join(
-        f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: {10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: 0.00m\n"
+        f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: "
+        f"{10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: "
+        "0.00m\n"
         for num in range(1, 13)
     )
-    text += "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal training time: 0.00m\nMinimum validation bpb: 0.5123\n"
+    text += (
+        "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal "
+        "training time: 0.00m\nMinimum validation bpb: 0.5123\n"
+    )
     ((run,), facts) = consoles.read(text.encode(), "nanochat")
     assert (run.num_steps, run.declared_steps, run.train_time_ms, run.headline, run.complete, facts["unmatched"]) == (
         12,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-# A room is a folder of bench/, or one of its base files.  room: the rooms it may import; each stands above all of those.
+# A room is a folder of bench/ or one of its base files.  room: the rooms it may import; each stands above all those.
 TABLE = {
     "units": "",
     "utc": "",

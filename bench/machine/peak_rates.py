@@ -35,10 +35,11 @@ def _both(names, half, tf32, fp32, fp8, mem, clock_mhz, source):
     return Device(tuple(names), half, half, tf32, fp32, fp8, mem, clock_mhz, source)
 
 
-# peak_clock_mhz: the SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP a clock and
-# SM), e.g. 989.4e12 / (132 * 4096) for H100 SXM, 312e12 / (108 * 2048) for A100.  SM counts and FLOP a clock are from memory, not
-# looked up; with the clocks below they give each sheet's peak within half a percent (tests/test_hardware.py).  H200 and
-# GH200 are assumed to be like the H100 SXM.  It is not NVML's highest clock: that of an H100 is 1980.
+# peak_clock_mhz: the SM clock at which the data sheet's tensor-core peak holds: peak / (SMs * dense bf16 FLOP a clock
+# and SM), e.g. 989.4e12 / (132 * 4096) for H100 SXM, 312e12 / (108 * 2048) for A100.  SM counts and FLOP a clock are
+# from memory, not looked up; with these clocks they give each sheet's peak within half a percent
+# (tests/test_hardware.py).  H200 and GH200 are assumed to be like the H100 SXM.  It is not NVML's highest clock: that
+# of an H100 is 1980.
 # Sources name NVIDIA's document; "/ 2" marks a number that it prints with sparsity.  State of 2026-11.
 H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet, with sparsity / 2"
 H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet, with sparsity / 2"

@@ -79,7 +79,7 @@ class Rank:
 
 
 def load(path, kinds=None) -> Rank:
-    """One file -> Rank.  kinds: those to keep, None: all.  Raises NoTrace (a ValueError) for a file that is no trace."""
+    """One file -> Rank.  kinds: those to keep, None: all.  NoTrace (a ValueError) for a file that is no trace."""
     source = Source(path)
     if source.is_zip:
         raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
