@@ -69,7 +69,7 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
     ]
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_imported(logs, capsys, monkeypatch):
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs, capsys, monkeypatch):
     os.symlink(logs / "nowhere", logs / "broken.txt")
     os.mkfifo(logs / "pipe.log")
     monkeypatch.setattr(importers, "MAX_BYTES", 1000)
@@ -103,13 +103,13 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
     assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
 
 
-def test_lines_that_stand_there_twice_are_told(logs, capsys):
+def test_lines_that_stand_there_twice_are_reported(logs, capsys):
     (logs / "tee.log").write_text("".join(line * 2 for line in LOG.splitlines(keepends=True)))
     assert import_logs.main(["modded-nanogpt", "tee.log"]) == 0
     assert "2 lines repeat lines before them; each counts once" in capsys.readouterr().err
 
 
-def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
+def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_logs.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -149,7 +149,7 @@ def test_seconds_are_seconds_and_a_free_tail_is_kept():
     }
 
 
-def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
+def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
     run = one(
         log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.000s step_avg:1800.00ms")
     )
@@ -159,7 +159,7 @@ def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
 @pytest.mark.parametrize(
     "which, averages", [(0, (100.0, 100.0, 120.0)), (1, (125.0, 1000 / 9, 130.909)), (2, (100.0, 100.0, 140.0))]
 )
-def test_the_three_meanings_of_step_avg_are_told_apart(which, averages):
+def test_the_three_meanings_of_step_avg_are_distinguished(which, averages):
     """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); since the last."""
     times = {0: (5000, 10000, 24000), 1: (5000, 10000, 24000), 2: (5000, 10000, 24000)}[which]
     averages = {1: (125.0, 10000 / 90, 24000 / 190)}.get(which, averages)
@@ -178,7 +178,7 @@ def test_a_step_avg_that_no_meaning_fits_has_none():
     assert one(log("step:100/100 val_loss:4.0000 train_time:5000ms step_avg:77.00ms")).step_avg_meaning is None
 
 
-def test_several_runs_of_one_file_are_told_apart():
+def test_several_runs_of_one_file_are_distinguished():
     lines = [
         line
         for loss in (4.0, 3.9)

@@ -494,7 +494,7 @@ def test_a_real_trace_is_the_same_in_every_writing(tmp_path):
         assert of(write(tmp_path / name, whole["traceEvents"], indent=indent)) | {"file": ""} == first | {"file": ""}
 
 
-def test_launches_whose_kernels_the_profiler_lost_are_told(tmp_path):
+def test_launches_whose_kernels_the_profiler_lost_are_reported(tmp_path):
     """CUPTI before 13.1 loses the first kernels of a profile; of the last step nothing is expected."""
     lost = [event("cuda_runtime", "cudaLaunchKernel", 5 + number, 1, correlation=900 + number) for number in range(3)]
     path = write(tmp_path / "a.json", [*rows(), *lost])

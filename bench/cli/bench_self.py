@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import text_table
 from bench.paths import REPO
 
 
@@ -39,13 +40,11 @@ def show(rows, as_json=False):
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        from tabulate import tabulate
-
-        cells = [
-            [row["what"], row["measured"], _interval(row), f"{row['sign']} {row['target']}", verdict(row)]
-            for row in rows
-        ]
-        print(tabulate(cells, headers=["what", "measured", "95 %", "target", ""], floatfmt=".4g"))
+        cells = []
+        for row in rows:
+            measured = f"{row['measured']:.4g}"
+            cells.append([row["what"], measured, _interval(row), f"{row['sign']} {row['target']}", verdict(row)])
+        print(text_table.render(["what", "measured", "95 %", "target", ""], cells))
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
 

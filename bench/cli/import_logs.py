@@ -87,7 +87,7 @@ def _print_report(report, form):
 
 
 def _why_no_run(path, unmatched, form):
-    """A file without a run -> what it is instead, as far as can be told."""
+    """A file without a run -> what it is instead, as far as it shows."""
     if unmatched:
         return f"no run: {len(unmatched)} of its lines look like metric lines, and none was understood"
     data = path.read_bytes()

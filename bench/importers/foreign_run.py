@@ -1,4 +1,4 @@
-"""One run as somebody else's log has it.  What the log does not say is None."""
+"""One run as another program's log has it.  What the log does not say is None."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 """Logs of KellerJordan/modded-nanogpt (and llm.c's main.log) -> runs: all formats from 2024-06 to 2026.
 
 A file holds no run, one, or several; what a log does not say is None.  step_avg was printed with three meanings, which
-are told apart by trying each on the log's own numbers.
+are distinguished by trying each on the log's own numbers.
 """
 
 import contextlib

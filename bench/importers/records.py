@@ -58,7 +58,7 @@ def of_run(run, path, form, facts, part_of=None):
 
 
 def _imported(run, form, facts, file):
-    """What only a record of somebody else's log has."""
+    """What only a record of another program's log has."""
     return {
         "same_run_id": _same_run_id(run) if form == "modded-nanogpt" else None,
         "format": form,
@@ -178,7 +178,7 @@ def _word(text):
 
 
 def _shown(path, part_of):
-    """The file as the record names it: below the folder that was given, never the home of anybody."""
+    """The file as the record names it: below the folder that was given, never a home folder."""
     parts = path.resolve().parts
     for track in TARGETS:
         if track in parts:

@@ -6,7 +6,7 @@ Python's own ast.dump and ast.unparse write one tree in different words from ver
 2. A node is its name and its fields in alphabetical order; a field that is None or an empty list is not written, so a
    field that a later Python adds changes nothing where it is not used.  An item None of a list (** in a dict) is.
 3. Constants and names are written in ASCII, because which characters repr() escapes follows the Unicode tables.
-4. Neighbouring text parts of an f-string are one, empty ones none: 3.11 and 3.12 split them at different places.
+4. Neighbouring text parts of an f-string are one, empty ones none: 3.11 and 3.12 split them differently.
 No recursion of Python functions, whose limit would depend on the caller's depth.
 """
 

@@ -44,7 +44,7 @@ def filled(rows, columns):
 
 
 def render(rows, columns, form, cells=None):
-    """form: a table format of tabulate; cells: by column, if they were made already."""
+    """form: simple or github; cells: by column, if they were made already."""
     if not columns:
         return ""
     cells = cells or [_column(rows, name) for name in columns]

@@ -6,7 +6,7 @@ carries a name that it is for; tests/test_categories.py holds them to it.  A use
 
     - {category: communication, pattern: my_ring_reduce, example: "my_ring_reduce<float>(Args)"}      rules.yaml
 
-Names are data of whoever recorded the trace: they are only ever searched, and only in their first MAX_CHARS.
+Names are data from outside: they are only ever searched, and only in their first MAX_CHARS.
 """
 
 import functools
@@ -91,7 +91,7 @@ RULES = (
          "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>"),
     Rule(TRITON, r"^triton_", "triton_mul_add_by_hand"),
 )
-# Where an annotation around the launch says more than the name of a kernel that could be anybody's.
+# Where an annotation around the launch says more than an unspecific kernel name.
 ANNOTATION_RULES = (
     Rule(OPTIMIZER, r"^optimizer|zero_grad|grad_?clip", "Optimizer.step#AdamW.step"),
     Rule(LOSS, r"cross_?entropy|nll_loss|(?<![a-z])loss(?![a-z])", "cross_entropy_loss"),
@@ -99,17 +99,17 @@ ANNOTATION_RULES = (
     Rule(ATTENTION, r"attention|attn|sdpa", "nn.Module: CausalSelfAttention_0"),
 )
 # fmt: on
-ANYBODYS = (TRITON, ELEMENTWISE, OTHER)
+UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
 HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
 
 
 def category(kernel_name, annotation=None, rules=RULES):
     """One of CATEGORIES.  annotation: the innermost range around the launch; it decides where the name says little."""
-    found = _first(kernel_name, rules)
-    if annotation is not None and found in ANYBODYS:
+    by_name = _first(kernel_name, rules)
+    if annotation is not None and by_name in UNSPECIFIC:
         by_annotation = _first(annotation, ANNOTATION_RULES)
-        return found if by_annotation == OTHER else by_annotation
-    return found
+        return by_name if by_annotation == OTHER else by_annotation
+    return by_name
 
 
 def is_communication(kernel_name, rules=RULES):
