@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 
+from bench import paths
+
 NOT_OURS = (
     errno.EACCES,
     errno.EPERM,
@@ -34,11 +36,13 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "doctor": ("doctor", "is this machine fit to measure?"),
     "bench-self": ("bench_self", "what this harness itself costs"),
 }
+CHECKOUT_VERBS = {  # run.sh's own
+    "test": "run the tests (./run.sh test [pytest arguments])",
+    "lint": "check the style of the code, as CI does",
+}
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
-  test        run the tests (./run.sh test [pytest arguments])
-  lint        check the style of the code, as CI does
 
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use or not comparable."""
@@ -47,13 +51,15 @@ Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use or not comparable.
 def main(argv):
     """Exit code.  A ValueError is the user's and becomes one clear line; anything else is ours and keeps its traceback."""
     if argv and argv[0] in ("-h", "--help", "help"):
-        print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, (_, what) in VERBS.items())))
+        about = {verb: what for verb, (_, what) in VERBS.items()} | ({} if paths.INSTALLED else CHECKOUT_VERBS)
+        print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, what in about.items())))
         return 0
     verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
     if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
-        near = difflib.get_close_matches(argv[0], [*VERBS, "test", "lint"], n=1)
+        known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
+        near = difflib.get_close_matches(argv[0], known, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
-        print(f"{argv[0]}: there is no such verb; {guess}choose from {', '.join([*VERBS, 'test'])}", file=sys.stderr)
+        print(f"{argv[0]}: there is no such verb; {guess}choose from {', '.join(known)}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
@@ -70,8 +76,23 @@ def main(argv):
         return 2
 
 
+class Renaming:
+    """A text stream where ./run.sh is called speedrun, as its user types it; all but write() is the stream's own."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text):
+        return self._stream.write(text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun"))
+
+
 def run():
     """main(), and quiet when the reader of a pipe has seen enough."""
+    if paths.INSTALLED:
+        sys.stdout, sys.stderr = Renaming(sys.stdout), Renaming(sys.stderr)
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()

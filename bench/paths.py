@@ -1,6 +1,7 @@
-"""Where things are: this repository, its results, and the folder that the user's relative paths start from.
+"""Where things are: this code, its results, and the folder that the user's relative paths start from.
 
-run.sh changes folder, and gives the user's own as SPEEDRUN_CWD.
+run.sh changes folder, and gives the user's own as SPEEDRUN_CWD.  REPO is the checkout, or the package that a wheel
+installs, which holds the same folders; there nothing is ever written.
 """
 
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 CONF = REPO / "conf"
+INSTALLED = (REPO / "__init__.py").exists()  # what bench/installed.py is in a wheel
 PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
 
 
@@ -21,14 +23,19 @@ def of_user(word):
     return Path(working_folder(), os.path.expanduser(word))
 
 
+def project_folder():
+    """The folder of results/ and .data/: the checkout, or where the user stands when the program is installed."""
+    return Path(working_folder()) if INSTALLED else REPO
+
+
 def results_root():
-    """SPEEDRUN_RESULTS, else results/ of the repository."""
-    return of_user(os.environ.get("SPEEDRUN_RESULTS", REPO / "results"))
+    """SPEEDRUN_RESULTS, else results/ in project_folder()."""
+    return of_user(os.environ.get("SPEEDRUN_RESULTS", project_folder() / "results"))
 
 
 def published_root():
-    """Where publications lie, a results folder each: in the repository, whatever SPEEDRUN_RESULTS says."""
-    return REPO / "results" / PUBLISHED
+    """Where publications lie, a results folder each: in project_folder(), whatever SPEEDRUN_RESULTS says."""
+    return project_folder() / "results" / PUBLISHED
 
 
 def race_roots():

@@ -1,17 +1,16 @@
-"""What is raced: architectures, optimizers and learning rate schedules, by the names that conf/ uses.
+"""What is trained: architectures, optimizers and learning rate schedules, each found by the name of its file.
 
-A model is `MODELS[arch](vocab_size, seq_len, num_layers, num_heads, width)`, an optimizer
-`OPTIMIZERS[name](model, optim, rank, world_size, device_type)`, a schedule
-`SCHEDULES[name](step, num_steps, warmup_frac, cooldown_frac, final_lr_frac)`.
-A new architecture is a new file and a line here, never a flag in another file.
+  models/NAME.py             MODEL(vocab_size, seq_len, num_layers, num_heads, width)   model=NAME
+  models/optimizers/NAME.py  Config: its settings and build()                          optim=NAME
+  models/schedules/NAME.py   Config: its settings and lr_frac()                        optim/schedule=NAME
+
+A new one is such a file and a yaml of the same name in conf/, never a flag in another file.  Settings are read without
+torch: an optimizer imports torch inside build().
 """
 
-from models.adamw import build_adamw
-from models.gpt2 import GPT2
-from models.modern import Modern
-from models.muon import build_muon
-from models.schedules import constant, cosine, trapezoid
+import importlib
 
-MODELS = {"gpt2": GPT2, "modern": Modern}
-OPTIMIZERS = {"adamw": build_adamw, "muon": build_muon}
-SCHEDULES = {"constant": constant, "cosine": cosine, "trapezoid": trapezoid}
+
+def load(arch):
+    """The model class of models/ARCH.py."""
+    return importlib.import_module(f"models.{arch}").MODEL

@@ -26,7 +26,7 @@ class LanguageModel(nn.Module):
         return flops.flops_per_token(*self._shape(), seq_len)
 
     def flops_per_token_causal(self, seq_len):
-        """Forward and backward, masked pairs of tokens left out."""
+        """Forward and backward, masked pairs of tokens not counted."""
         return flops.flops_per_token_causal(*self._shape(), seq_len)
 
     def _shape(self):

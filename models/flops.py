@@ -2,7 +2,7 @@
 
 A matrix multiplication costs 2 per weight and token forwards and 4 backwards (one for each gradient): 6 in all.
 Attention multiplies scores and values: 2 * 2 * H * K per pair of tokens forwards, twice that backwards: 12 in all.
-Embedding lookups, norms, activations, softmax and the optimizer are left out, as is usual for MFU.
+Embedding lookups, norms, activations, softmax and the optimizer are not counted, as is usual for MFU.
 """
 
 

@@ -78,3 +78,6 @@ class GPT2(LanguageModel):
 
     def head_weight(self):
         return self.token_embedding.weight
+
+
+MODEL = GPT2

@@ -122,3 +122,6 @@ class Modern(LanguageModel):
 
     def head_weight(self):
         return self.head.weight
+
+
+MODEL = Modern

@@ -25,27 +25,8 @@ import math
 import torch
 import torch.distributed as dist
 
-from models.adamw import adamw
-
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0: small singular values rise fast, none ends far from 1
 NORM_FLOOR = 1e-7  # a gradient of zeros gives an update of zeros
-
-
-def build_muon(model, optim, rank, world_size, device_type):
-    """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
-    matrices = model.hidden_matrices()
-    taken = {id(matrix) for matrix in matrices}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
-    muon = Muon(
-        matrices,
-        lr=optim.muon_lr,
-        momentum=optim.muon_momentum,
-        weight_decay=optim.muon_weight_decay,
-        ns_steps=optim.muon_ns_steps,
-        rank=rank,
-        world_size=world_size,
-    )
-    return MuonWithAdamW(adamw(others, optim, device_type), muon)
 
 
 def newton_schulz(update, ns_steps, products=None):
@@ -133,12 +114,12 @@ class Muon(torch.optim.Optimizer):
         shape = (self.world_size, max(sum(share_sizes) for share_sizes in sizes))
         shares = torch.zeros(shape, dtype=torch.bfloat16, device=matrices[0].device)
         mine = torch.zeros_like(shares[0])
-        for place, update in zip(_split(mine, sizes[self.rank]), updates, strict=True):
-            place.copy_(update.flatten())
+        for slot, update in zip(_split(mine, sizes[self.rank]), updates, strict=True):
+            slot.copy_(update.flatten())
         # as bytes, which every backend gathers; all_gather, since all_gather_into_tensor was renamed in torch 2.13
         dist.all_gather(list(shares.view(torch.uint8)), mine.view(torch.uint8))
-        flat = [place for share, share_sizes in zip(shares, sizes) for place in _split(share, share_sizes)]
-        return [place.view_as(matrices[index]) for index, place in zip(self.order, flat, strict=True)]
+        flat = [slot for share, share_sizes in zip(shares, sizes) for slot in _split(share, share_sizes)]
+        return [slot.view_as(matrices[index]) for index, slot in zip(self.order, flat, strict=True)]
 
 
 def _split(flat, sizes):

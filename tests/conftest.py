@@ -1,10 +1,12 @@
 """What all tests share: quiet threads, the repository's root, a results folder, and no GPU tests without a GPU."""
 
+import fcntl
 import os
 import warnings
 from pathlib import Path
 
 import pytest
+import racing
 
 # Before torch is imported, and for every process that a test starts: threads that spin while they wait make steps 10 to
 # 90 times slower as soon as something else wants the core.
@@ -24,6 +26,62 @@ def results_dir(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
     return folder
+
+
+# ---- finished runs that tests share.  To be read only: a test that changes one copies it first (racing.copy_of).
+
+
+@pytest.fixture(scope="session")
+def shared_run(tmp_path_factory):
+    """shared_run(name, *overrides) -> the folder of that short run, made once, also for several processes (pytest -n)."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def folder_of(name, *overrides):
+        base = root / f"{name}_run"
+        with open(root / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not base.exists():
+                base.mkdir()
+                racing.finish(base, *overrides)
+        (folder,) = racing.folders(base / "results")
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def finished_run(shared_run):
+    """The folder of a complete run: one rank, the default instruments."""
+    return shared_run("finished", "seed=5")
+
+
+@pytest.fixture(scope="session")
+def bare_run(shared_run):
+    """The same without instruments."""
+    return shared_run("bare", "seed=5", "instruments=[]")
+
+
+@pytest.fixture(scope="session")
+def two_rank_run(shared_run):
+    """The same on two ranks."""
+    return shared_run("two_rank", "seed=5", *racing.TWO)
+
+
+@pytest.fixture(scope="session")
+def every_instrument_run(shared_run):
+    """The same with all instruments but window and stages: each is a profiler, and two at once crash a process."""
+    every = sorted(path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml"))
+    chosen = [name for name in every if name not in ("window", "stages")]
+    trace = ["instruments.trace.first_step=3", "instruments.trace.warmup_steps=1", "instruments.trace.active_steps=2"]
+    words = [f"instruments=[{','.join(chosen)}]", *trace, "instruments.memory_history.first_step=3"]
+    return shared_run("every_instrument", "seed=5", *words)
+
+
+@pytest.fixture(scope="session")
+def diverged_run(shared_run):
+    """A run that failed because its loss became nan."""
+    return shared_run("diverged", "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50")
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen: torch is asked only if a GPU test is left

@@ -27,7 +27,7 @@ class Spy:
 
 def watch_of(folder, chosen, num_steps=12, rank=0, world_size=1, spy=None):
     """{"trace": {differences}} -> Watch of those instruments, made as a worker makes them."""
-    compose._check_instruments(chosen)
+    compose._check_settings("instruments", chosen)
     spy = spy or Spy()
     context = Context(
         Path(folder),

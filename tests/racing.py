@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 SHORT = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3", "hardware=cpu"]
 LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
+TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 
 
 def environment(results, **more):
@@ -37,6 +39,34 @@ def race(results, *overrides, **env):
     assert done.returncode == 0, done.stdout + done.stderr + logs(results)
     (folder,) = set(folders(results)) - before
     return folder
+
+
+def finish(base, *overrides):
+    """A short run, complete or failed: base gets results/, temp/ and what the command answered, said()."""
+    done = bench(base / "results", "run", *SHORT, *overrides, TMPDIR=str(temp_in(base)))
+    (base / "said.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr + logs(base / "results")]))
+
+
+def said(folder):
+    """Of a shared run: (exit code, text), with the logs."""
+    return json.loads((folder.parents[2] / "said.json").read_text())
+
+
+def copy_of(folder, to):
+    """The results folder of a shared run, ledger and all, copied to a new folder -> the run's folder there."""
+    shutil.copytree(folder.parent.parent, to)
+    return to / folder.parent.name / folder.name
+
+
+def temp_in(base):
+    """A new temp directory for a command's TMPDIR."""
+    (base / "temp").mkdir()
+    return base / "temp"
+
+
+def left_in_temp(base):
+    """But for torch's compile cache: one folder a user, which all runs share and which stays on purpose."""
+    return sorted(path.name for path in (base / "temp").iterdir() if not path.name.startswith("torchinductor_"))
 
 
 def folders(results):
@@ -93,6 +123,21 @@ class Background:
     def folder(self):
         (folder,) = folders(self.results)
         return folder
+
+    def wait_for_record(self, timeout_s=60):
+        """Until the workers are about to be started: all that they need is written."""
+        deadline_s = time.monotonic() + timeout_s
+        while not (folders(self.results) and (self.folder / "events.jsonl").exists()):
+            assert self.process.poll() is None, self.process.stdout.read()
+            assert time.monotonic() < deadline_s, f"no record in {timeout_s} s"
+            time.sleep(0.02)
+
+    def wait_for_workers(self, count, timeout_s=60):
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.pids("bench.training.worker")) < count:
+            assert self.process.poll() is None, self.process.stdout.read()
+            assert time.monotonic() < deadline_s, f"not {count} workers in {timeout_s} s"
+            time.sleep(0.05)
 
     def wait_for_step(self, step, timeout_s=120):
         deadline_s = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Finished records in other people's dashboards: after the race, with the record's own numbers, and never in its way."""
+"""Finished records in other people's dashboards: after the run, with the record's own numbers, and never in its way."""
 
 import importlib.util
 import json
@@ -9,22 +9,19 @@ import types
 from pathlib import Path
 
 import pytest
-from racing import race, run_json
+from racing import SHORT, bench, folders, run_json
 
 from bench.cli import dashboard
 from bench.exporters import dashboards, reading
-from bench.instruments import load
-from bench.instruments.base import Context
 from bench.paths import REPO
 from bench.record import run_folder, verification
-from bench.training.timers import HostMarks
 
 EXAMPLE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
 
 def needs(name):
     there = importlib.util.find_spec(name) is not None
-    return pytest.mark.skipif(not there, reason=f"needs the package {dashboards.PACKAGES[name]}, an optional extra")
+    return pytest.mark.skipif(not there, reason=f"needs the package {name}, an optional extra")
 
 
 @pytest.fixture
@@ -82,25 +79,46 @@ def test_series_settings_and_final_numbers_are_read_from_the_folder(run):
     assert found.tags["track"] == run_json(run)["track"]
 
 
-def test_a_package_that_is_lacking_is_a_warning_with_the_command_that_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, find=importlib.util.find_spec: None if name in dashboards.PACKAGES else find(name),
-    )
+def test_a_missing_package_is_a_warning_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in dashboards.names() else find(name))
     chosen = {"tensorboard": {}, "wandb": {}, "mlflow": {}}
-    made, warnings = load(chosen, Context(tmp_path, 0, 2, "cpu", 4, HostMarks()))
-    assert made == [] and [warning["instrument"] for warning in warnings] == list(chosen)
-    assert warnings[0]["error"].startswith("ImportError: the package tensorboard is not installed: ")
-    assert (
-        warnings[0]["error"].endswith(" -m pip install tensorboard")
-        and str(Path.home()) + "/" not in warnings[0]["error"]
-    )
-    made, warnings = load(chosen, Context(tmp_path, 1, 2, "cpu", 4, HostMarks()))
-    assert warnings == []  # once is enough
-    dashboards.after_race(tmp_path, {"instruments": chosen}, say=pytest.fail)
+    warnings = dashboards.warnings(chosen)
+    assert [warning["instrument"] for warning in warnings] == list(chosen)
+    error = warnings[0]["error"]
+    assert error.startswith("the package tensorboard is not installed: ") and str(Path.home()) + "/" not in error
+    assert error.endswith(" -m pip install tensorboard")
+    dashboards.after_run(tmp_path, {"instruments": {}, "exporters": chosen}, say=pytest.fail)
     with pytest.raises(ValueError, match="--to wandb: the package wandb is not installed"):
         dashboard.main([str(tmp_path), "--to", "wandb"])
+
+
+def test_exporters_change_no_id_and_no_protocol(tmp_path):
+    """Two runs that differ in them alone are repeats, and their times may be compared."""
+    from bench.launch import initial_record
+    from bench.launch.prepare import prepare
+    from bench.machine import environment
+
+    env = environment.environment() | {"env": {}}
+    records = []
+    for more in ([], ["exporters=[wandb,mlflow]", "exporters.wandb.project=mine"]):
+        record = initial_record.record_of(prepare([*SHORT, *more]), env, ["run"])
+        records.append(record | {"environment": record["environment"] | {"torch": "2"}})
+    bare, exported = records
+    assert exported["exporters"]["wandb"] == {"project": "mine", "entity": None, "mode": "offline"}
+    assert bare["exporters"] == {} and exported["instruments"] == bare["instruments"]
+    for key in ("config_id", "timing_protocol", "deviations"):
+        assert bare[key] == exported[key]
+    for record in records:
+        record["environment"] |= dict.fromkeys(("driver", "cuda", "nccl"))
+    assert environment.comparability_id(bare) == environment.comparability_id(exported)
+
+
+def test_an_old_record_has_its_exporters_among_the_instruments():
+    old = {"instruments": {"regions": {}, "wandb": {"mode": "online"}}}
+    assert dashboards.chosen(old) == {"wandb": {"mode": "online"}}
+    assert dashboards.settings_of(old, "wandb")["mode"] == "online"
+    assert dashboards.chosen({"instruments": None, "exporters": {"mlflow": {}}}) == {"mlflow": {}}
 
 
 def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monkeypatch, capsys):
@@ -108,7 +126,7 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
     broken = types.ModuleType("bench.exporters.wandb")
     broken.export = lambda exported, settings: 1 / 0
     monkeypatch.setitem(sys.modules, "bench.exporters.wandb", broken)
-    monkeypatch.setattr(dashboard, "require", lambda name: None)
+    monkeypatch.setattr(dashboards, "missing", lambda name: None)
     assert dashboard.main([str(run), "--to", "wandb"]) == 1
     assert "no export to wandb: ZeroDivisionError" in capsys.readouterr().out
     assert (
@@ -123,16 +141,16 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
 def test_an_export_after_the_race_that_hangs_or_fails_is_said_and_never_raised(run, monkeypatch):
     said = []
     monkeypatch.setattr(dashboards.importlib.util, "find_spec", lambda name: True if name == "mlflow" else None)
-    chosen = {"instruments": {"mlflow": {}, "wandb": {}, "regions": {}}}
+    chosen = {"instruments": {"regions": {}}, "exporters": {"mlflow": {}, "wandb": {}}}
 
     def hangs(*args, **more):
         raise subprocess.TimeoutExpired("export", dashboards.TIMEOUT_S)
 
     monkeypatch.setattr(subprocess, "run", hangs)
-    dashboards.after_race(run, chosen, said.append)
+    dashboards.after_run(run, chosen, said.append)
     done = subprocess.CompletedProcess([], 1, "something\nrun: no export to mlflow: OSError: full\n", "")
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: done)
-    dashboards.after_race(run, chosen, said.append)
+    dashboards.after_run(run, chosen, said.append)
     assert len(said) == 2 and said[0].startswith("no export to mlflow: TimeoutExpired") and "OSError: full" in said[1]
     assert json.loads((run / "dashboards" / "dashboards.json").read_text())["mlflow"]["error"].startswith(
         "TimeoutExpired"
@@ -140,18 +158,17 @@ def test_an_export_after_the_race_that_hangs_or_fails_is_said_and_never_raised(r
 
 
 def test_a_race_that_is_running_and_what_is_no_exporter_are_refused(run, monkeypatch):
-    with pytest.raises(ValueError, match="--to excel: choose from tensorboard, wandb, mlflow"):
+    with pytest.raises(ValueError, match="--to excel: choose from mlflow, tensorboard, wandb"):
         dashboard.main([str(run), "--to", "excel"])
     with pytest.raises(ValueError, match="--set colour=red: wandb has project, entity, mode"):
-        dashboard.settings_of(run_json(run), "wandb", ["colour=red"])
-    assert dashboard.settings_of(run_json(run), "wandb", ["project=mine"]) == {
+        dashboards.settings_of(run_json(run), "wandb", ["colour=red"])
+    assert dashboards.settings_of(run_json(run), "wandb", ["project=mine"]) == {
         "project": "mine",
         "entity": None,
         "mode": "offline",
     }
-    assert dashboard.settings_of({"instruments": {"wandb": {"mode": "online"}}}, "wandb")["mode"] == "online"
     monkeypatch.setattr(run_folder, "read", lambda folder: {"status": "running"})
-    with pytest.raises(ValueError, match="the race is still running"):
+    with pytest.raises(ValueError, match="the run has not ended"):
         reading.read(run)
 
 
@@ -159,7 +176,7 @@ def test_a_race_that_is_running_and_what_is_no_exporter_are_refused(run, monkeyp
 
 
 def export(run, name):
-    """In a process of its own, as after a race: their packages warn, and import for seconds."""
+    """In a process of its own, as after a run: their packages warn, and import for seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "bench", "dashboard", str(run), "--to", name],
         capture_output=True,
@@ -211,9 +228,11 @@ def test_wandb_offline_holds_every_step_and_says_nothing_of_the_machine(run):
         "        continue\n"
         "    found, record = pb.Record.FromString(record), b''\n"
         "    if found.WhichOneof('record_type') == 'history':\n"
-        "        print(json.dumps({'/'.join(i.nested_key) or i.key: json.loads(i.value_json) for i in found.history.item}))\n"
+        "        items = found.history.item\n"
+        "        print(json.dumps({'/'.join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}))\n"
         "    if found.WhichOneof('record_type') == 'run':\n"
-        "        print(json.dumps({'host': found.run.host, 'run': found.run.run_id, 'remote': found.run.git.remote_url}))\n"
+        "        run = found.run\n"
+        "        print(json.dumps({'host': run.host, 'run': run.run_id, 'remote': run.git.remote_url}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", reader, str(file)], capture_output=True, text=True, timeout=60
@@ -237,8 +256,10 @@ def test_mlflow_keeps_one_run_of_each_record_with_its_series_settings_and_status
         "client = MlflowClient(tracking_uri=sys.argv[1])\n"
         "runs = client.search_runs([e.experiment_id for e in client.search_experiments()])\n"
         "for r in runs:\n"
-        "    history = [(m.step, m.value, m.timestamp) for m in client.get_metric_history(r.info.run_id, 'loss/train')]\n"
-        "    print(json.dumps([r.info.run_name, r.info.status, history, r.data.metrics['final/val_loss'], r.data.params['model.arch'], sorted(r.data.tags)]))\n"
+        "    points = client.get_metric_history(r.info.run_id, 'loss/train')\n"
+        "    history = [(m.step, m.value, m.timestamp) for m in points]\n"
+        "    facts = [r.data.metrics['final/val_loss'], r.data.params['model.arch'], sorted(r.data.tags)]\n"
+        "    print(json.dumps([r.info.run_name, r.info.status, history, *facts]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", reader, store], capture_output=True, text=True, timeout=120
@@ -252,14 +273,18 @@ def test_mlflow_keeps_one_run_of_each_record_with_its_series_settings_and_status
     assert not any(tag.startswith("mlflow.user") or "source" in tag for tag in tags)
 
 
-def test_a_race_that_names_exporters_is_exported_or_warned_and_passes_verification(results_dir):
-    there = [name for name in dashboards.PACKAGES if importlib.util.find_spec(name)]
-    folder = race(results_dir, "instruments=[tensorboard,wandb,mlflow]")
+def test_a_run_with_exporters_is_exported_or_warned_and_passes_verification(results_dir):
+    there = [name for name in dashboards.names() if importlib.util.find_spec(name)]
+    done = bench(results_dir, "run", *SHORT, "exporters=[tensorboard,wandb,mlflow]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = folders(results_dir)
     run = run_json(folder)
-    assert [warning["instrument"] for warning in run["warnings"]] == [
-        name for name in dashboards.PACKAGES if name not in there
-    ]
+    warned = [warning["instrument"] for warning in run["warnings"]]
+    assert warned == [name for name in ("tensorboard", "wandb", "mlflow") if name not in there]
+    for name in warned:
+        before, _, _ = done.stdout.partition("step:0/")
+        assert f"export  {name}: the package {name} is not installed" in before
     for name in there:
         assert json.loads((folder / "dashboards" / "dashboards.json").read_text())[name]["error"] is None
-    ok, words = verification.nothing_is_unrecorded(folder, run)
-    assert ok, words
+    rules = {rule["rule"]: rule for rule in verification.report(folder)["rules"]}
+    assert all(rule["passed"] for rule in rules.values()), rules

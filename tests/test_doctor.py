@@ -64,7 +64,7 @@ def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
 
 
 def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
-    done = racing.bench(tmp_path, "doctor", "hardware=cpu", "--json")
+    done = racing.bench(tmp_path / "results", "doctor", "hardware=cpu", "--json", TMPDIR=str(racing.temp_in(tmp_path)))
     found = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["fit"] is True
@@ -72,6 +72,7 @@ def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
     assert checks["software"]["found"].startswith("torch 2.")
     assert checks["collective"]["found"].startswith("2 ranks agree; all-reduce of 1 MiB")
     assert all(bool(check["remedy"]) == (check["status"] != "ok") for check in found["checks"])
+    assert racing.left_in_temp(tmp_path) == []
 
 
 def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monkeypatch):

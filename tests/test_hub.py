@@ -70,6 +70,17 @@ def test_the_first_fetch_writes_down_the_commit_and_the_hash_of_every_shard(hub,
     assert lock["files"] == {name: {"num_bytes": 161024, "sha256": hub.stated[name]} for name in (ONE, TWO, VAL)}
 
 
+def test_an_installed_program_keeps_its_lock_beside_the_data(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "INSTALLED", True)
+    fetch(hub)
+    kept = tmp_path / "data" / LOCK
+    assert not (tmp_path / "locks").exists() and json.loads(kept.read_text())["revision"] == COMMIT
+    (tmp_path / "locks").mkdir()
+    kept.rename(tmp_path / "locks" / LOCK)  # the package's own comes first
+    fetch(hub)
+    assert not kept.exists()
+
+
 def test_what_is_there_and_right_is_not_fetched_again(hub):
     first = fetch(hub)
     hub.requests.clear()

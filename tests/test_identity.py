@@ -26,7 +26,6 @@ NOT_RACED = {
     "bench/private.py": "hides private words in records",
     "bench/paths.py": "finds folders",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
-    "bench/exporters": "exports after the run",
     "bench/trace": "reads traces after the run",
 }
 SAMPLE = b'''"""Doc."""
@@ -80,7 +79,7 @@ def comment(code, name="bench/report/run_page.py"):
     path.write_text(path.read_text().replace("\n\n\n", "\n\n\n# a better word\n", 1))
 
 
-def statement(code, name="models/schedules.py"):
+def statement(code, name="models/schedules/cosine.py"):
     path = code / name
     path.write_text(path.read_text() + "\nNOTHING = 0\n")
 
@@ -108,11 +107,11 @@ def test_a_statement_counts_in_what_is_raced_and_nowhere_else(code):
     before = code_state.state(code)
     statement(code, "bench/report/run_page.py")
     assert code_state.source_sha256(code) == before["source_sha256"]
-    statement(code, "models/schedules.py")
+    statement(code, "models/schedules/cosine.py")
     statement(code, "bench/data/sources/markov.py")
     after = code_state.state(code)
     assert after["source_sha256"] != before["source_sha256"]
-    assert code_state.differing_files(before, after) == ["bench/data/sources/markov.py", "models/schedules.py"]
+    assert code_state.differing_files(before, after) == ["bench/data/sources/markov.py", "models/schedules/cosine.py"]
 
 
 def test_a_new_file_and_a_file_that_moved_count(code):
@@ -247,7 +246,7 @@ def test_runs_of_other_code_are_named_with_the_files_that_differ(results, code):
     statement(code)
     passed, evidence = no_run_was_dropped(three(results, code))
     assert passed
-    assert "(differing: models/schedules.py): " in evidence
+    assert "(differing: models/schedules/cosine.py): " in evidence
     assert all(f"cpu_nano/{folder.name} (complete)" in evidence for folder in missed)
 
 

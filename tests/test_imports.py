@@ -31,21 +31,22 @@ TABLE = {
     "memory.snapshot": "memory units web",
     "record": "atomic config data.sources machine paths private stats units utc",
     "importers": "record units utc",
-    "exporters": "atomic paths private record units utc",
+    "exporters": "atomic config paths private record units utc",
     "profiling": "config machine paths trace units",
-    "diagnosis": "machine record stats text_table trace utc",
-    "instruments": "config exporters memory paths private profiling telemetry units",
+    "diagnosis": "paths record stats text_table trace utc",
+    "instruments": "config memory paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory paths record utc",
-    "launch": "atomic config data.sources diagnosis exporters machine paths private record training units utc",
-    "compare": "diagnosis importers paths record stats text_table utc",
+    "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training units utc",
+    "compare": "config diagnosis importers paths record stats text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units utc web",
-    "race": "atomic compare data.sources launch machine paths record report text_table utc",
-    "claims.rules": "compare config machine race record",
+    "race": "atomic compare data.sources instruments launch machine paths record report text_table utc",
+    "claims.rules": "compare config instruments machine race record",
     "claims": "claims.rules config paths private race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace training units utc",
-    "__main__": "",  # it finds a verb in cli/ by its name
+    "__main__": "paths",  # it finds a verb in cli/ by its name
+    "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "data/loader.py",

@@ -3,7 +3,7 @@
 import fake_cuda
 import pytest
 from fake_cuda import context
-from racing import race, run_json, steps
+from racing import TWO, race, run_json, steps
 from snapshots import FORWARD
 
 from bench.instruments import memory
@@ -218,11 +218,10 @@ def test_without_a_gpu_the_monitor_tells_of_the_process_and_says_so(tmp_path, mo
 # ---- a real race
 
 
-def test_a_race_on_two_cpu_ranks_tells_both_and_is_the_same_race(results_dir):
-    plain = race(results_dir, "hardware.num_processes=2", "instruments=[]")
-    folder = race(results_dir, "hardware.num_processes=2", "instruments=[memory,memory_history]")
+def test_a_race_on_two_cpu_ranks_tells_both_and_is_the_same_race(results_dir, two_rank_run):
+    folder = race(results_dir, "seed=5", *TWO, "instruments=[memory,memory_history]")
     run = run_json(folder)
-    assert [row["train_loss"] for row in steps(folder)] == [row["train_loss"] for row in steps(plain)]
+    assert [row["train_loss"] for row in steps(folder)] == [row["train_loss"] for row in steps(two_rank_run)]
     found = run["instrument_summaries"]["memory"]
     assert found["what"] == "resident set of the process" and found["fullest_rank"] in (0, 1)
     for phase in ("build", "warmup", "train", "validation"):

@@ -7,9 +7,10 @@ import pytest
 from fake_cuda import context
 from snapshots import FORWARD, frames
 
-from bench.config import compose, memory_windows
+from bench.config import memory_windows
 from bench.instruments import load
 from bench.instruments.base import Watch
+from bench.launch.prepare import asked
 from bench.memory import recording as memory_recording
 from bench.memory import snapshot
 from bench.paths import REPO
@@ -278,9 +279,9 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
     [
         ("first_step=0", "first_step=0: use a whole number of 1 or more"),
         ("active_steps=0", "active_steps=0"),
-        ("stacks=cpp", "stacks='cpp': use python or all"),
-        ("name=../x", "name='../x': it begins the names of files"),
-        ("name=oom", "no oom in front"),
+        ("stacks=cpp", "stacks=cpp: choose from python, all"),
+        ("name=../x", "name=../x: it becomes part of a file's name"),
+        ("name=oom", "name=oom: it begins the names of files: no oom in front"),
         ("ranks=[-1]", "ranks=\\[-1\\]: give a list of ranks"),
         ("max_entries=0", "max_entries=0"),
         (
@@ -290,14 +291,14 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
         ("windows=[{first_step:2},{first_step:9}]", "two are called steps"),
         (
             "windows=[{step:2}]",
-            "unknown setting instruments.memory_history.windows: step=2: a window has name, first_step",
+            r"unknown setting instruments.memory_history.windows\[0\].step=2: a window has name, first_step",
         ),
         ("windows=[3]", "windows=\\[3\\]: give a list"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_the_race(override, says):
     with pytest.raises(ValueError, match=says):
-        compose.compose(["instruments=[regions,memory_history]", f"instruments.memory_history.{override}"])
+        asked(["instruments=[regions,memory_history]", f"instruments.memory_history.{override}"])
 
 
 def test_a_window_takes_from_the_common_settings_what_it_does_not_say():

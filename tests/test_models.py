@@ -1,29 +1,28 @@
 """Architectures: golden losses, causality, parameters, FLOPs, initialisation, precision, and their conf files."""
 
 import math
-import types
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.config import schema as bench_config
-from models import MODELS, OPTIMIZERS, gpt2, modern
+import models
+from bench.config import compose
+from models import gpt2, modern
 from models.attention import causal_attention, merge_heads, split_heads
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap
+from models.optimizers import adamw
 
 CONF = Path(__file__).parent.parent / "conf"
 ARCHS = ["gpt2", "modern"]
 VOCAB, SEQ_LEN = 96, 32
 TINY = {"vocab_size": VOCAB, "seq_len": SEQ_LEN, "num_layers": 2, "num_heads": 2, "width": 32}
-ADAMW = types.SimpleNamespace(lr=0.01, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+ADAMW = adamw.Config(name="adamw", lr=0.01, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, schedule=None)
 
 
 def made(arch, seed=0, **changes):
-    model = MODELS[arch](**{**TINY, **changes})
+    model = models.load(arch)(**{**TINY, **changes})
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
 
@@ -45,7 +44,7 @@ def batch(num_seqs=2, seed=5):
 
 def train_losses(arch, num_steps):
     model = made(arch)
-    optimizer = OPTIMIZERS["adamw"](model, ADAMW, rank=0, world_size=1, device_type="cpu")
+    optimizer = ADAMW.build(model, rank=0, world_size=1, device_type="cpu")
     losses = []
     for _ in range(num_steps):
         loss = model(*batch())
@@ -158,7 +157,7 @@ def test_modern_has_a_head_of_its_own():
 
 def num_parameters(arch, **shape):
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in MODELS[arch](**shape).parameters())
+        return sum(parameter.numel() for parameter in models.load(arch)(**shape).parameters())
 
 
 SMALL = {"seq_len": 1024, "num_layers": 12, "num_heads": 12, "width": 768}
@@ -193,7 +192,7 @@ def test_flops_per_token_is_what_torch_counts(arch, size):
     # on the meta device: the CPU's attention kernel is not in torch's counter
     shape, num_seqs = SHAPES[size], 2
     with torch.device("meta"):
-        model = MODELS[arch](**shape)
+        model = models.load(arch)(**shape)
         tokens_BT = torch.zeros(num_seqs, shape["seq_len"], dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model(tokens_BT, tokens_BT).backward()
@@ -203,7 +202,7 @@ def test_flops_per_token_is_what_torch_counts(arch, size):
 
 def test_flops_per_token_worked_out_by_hand():
     with torch.device("meta"):
-        model = MODELS["gpt2"](vocab_size=50257, **SMALL)
+        model = models.load("gpt2")(vocab_size=50257, **SMALL)
     # 6 * (12 * 12*768*768 + 50257*768) = 6 * 123_532_032; attention 12 layers * 12 * 768 * 1024 = 113_246_208
     assert model.flops_per_token(1024) == 741_192_192 + 113_246_208
     assert model.flops_per_token_causal(1024) == 741_192_192 + 56_623_104
@@ -256,7 +255,7 @@ def test_rms_norm_has_no_weights_and_unit_mean_square():
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_init_depends_on_the_generator_alone(arch):
-    one, other = made(arch, seed=3), MODELS[arch](**TINY)
+    one, other = made(arch, seed=3), models.load(arch)(**TINY)
     for parameter in other.parameters():
         torch.nn.init.constant_(parameter, float("nan"))  # whatever was there before, all of it is replaced
     torch.manual_seed(123)
@@ -267,7 +266,7 @@ def test_init_depends_on_the_generator_alone(arch):
 
 def test_init_refills_the_rotary_table_of_a_model_built_without_memory():
     with torch.device("meta"):
-        model = MODELS["modern"](**TINY)
+        model = models.load("modern")(**TINY)
     model.to_empty(device="cpu")
     model.init_weights(torch.Generator().manual_seed(0))
     assert torch.equal(model.rotary.cos_TK, made("modern").rotary.cos_TK)
@@ -324,11 +323,12 @@ def test_compiled_is_the_same_model(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("size, shape", [(None, (4, 4, 128)), ("small", (12, 12, 768)), ("medium", (24, 16, 1024))])
-def test_conf_model_composes_with_a_size(tmp_path, arch, size, shape):
-    (tmp_path / "top.yaml").write_text(f"defaults: [model: gpt2, _self_]\nhydra: {{searchpath: ['file://{CONF}']}}\n")
-    overrides = [f"model={arch}"] + ([f"model/size={size}"] if size else [])
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        values = OmegaConf.to_container(compose("top", overrides=overrides).model)
-    model = bench_config.build(bench_config.ModelConfig, values)
+def test_conf_model_composes_with_a_size(arch, size, shape):
+    model = compose.compose([f"model={arch}"] + ([f"model/size={size}"] if size else [])).model
     assert (model.num_layers, model.num_heads, model.width) == shape
     assert (model.arch, model.vocab_size) == (arch, None)
+
+
+def test_every_model_of_conf_has_its_file():
+    assert compose.choices("model") == ARCHS
+    assert [models.load(arch) for arch in ARCHS] == [gpt2.GPT2, modern.Modern]

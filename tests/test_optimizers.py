@@ -2,40 +2,31 @@
 
 import copy
 import os
+import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from bench.config import resolve
-from bench.config import schema as bench_config
-from models import MODELS, OPTIMIZERS
+import models
+from bench.config import compose, schema
+from models import optimizers
 from models.muon import Muon, newton_schulz, share_out
 
 ROOT = Path(__file__).parent.parent
 SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}
-OPTIM = types.SimpleNamespace(
-    lr=0.004,
-    beta1=0.8,
-    beta2=0.95,
-    eps=1e-8,
-    weight_decay=0.1,
-    muon_lr=0.02,
-    muon_momentum=0.95,
-    muon_weight_decay=0.1,
-    muon_ns_steps=5,
-)
+COMMON = {"lr": 0.004, "beta1": 0.8, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "schedule": {"name": "constant"}}
+MUON = {"muon_lr": 0.02, "muon_momentum": 0.95, "muon_weight_decay": 0.1, "muon_ns_steps": 5}
+SETTINGS = {"adamw": COMMON | {"name": "adamw"}, "muon": COMMON | MUON | {"name": "muon"}}
 SHAPES = [(64, 64), (96, 32), (32, 128), (64, 64), (17, 40), (1, 8), (8, 1)]
 
 
 def made(arch="gpt2", optim="muon", rank=0, world_size=1):
-    model = MODELS[arch](**SHAPE)
+    model = models.load(arch)(**SHAPE)
     model.init_weights(torch.Generator().manual_seed(0))
-    return model, OPTIMIZERS[optim](model, OPTIM, rank, world_size, "cpu")
+    return model, schema.build(optimizers.Config, SETTINGS[optim]).build(model, rank, world_size, "cpu")
 
 
 def train(model, optimizer, num_steps, first_seed=0):
@@ -270,11 +261,55 @@ def test_a_rank_without_a_matrix_of_its_own_still_gets_the_update(two_ranks):
     assert all(same(rank["single"], alone) for rank in two_ranks)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_conf_optim_sets_what_its_optimizer_needs_and_no_more(name):
-    values = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "optim" / f"{name}.yaml"))
-    optim = bench_config.build(bench_config.OptimConfig, values)
-    resolve._check_optim(optim)
-    assert optim.name == name and optim.schedule == "trapezoid"
-    optimizer = OPTIMIZERS[name](MODELS["modern"](**SHAPE), optim, 0, 1, "cpu")
-    assert max(group["peak_lr"] for group in optimizer.param_groups) == max(optim.lr, optim.muon_lr or 0)
+def test_every_optimizer_has_a_yaml_and_every_yaml_an_optimizer_that_trains():
+    files = {path.stem for path in (ROOT / "models" / "optimizers").glob("*.py")} - {"__init__"}
+    assert files == set(compose.choices("optim")) == set(SETTINGS)
+    for name in files:
+        optim = compose.compose([f"optim={name}"]).optim
+        assert optim.name == name and optim.schedule.name == "trapezoid"
+        optimizer = optim.build(models.load("modern")(**SHAPE), 0, 1, "cpu")
+        assert max(group["peak_lr"] for group in optimizer.param_groups) == max(optim.lr, getattr(optim, "muon_lr", 0))
+
+
+SIGN_SGD = """
+from dataclasses import dataclass
+from models import optimizers
+from models.settings import Frac
+
+@dataclass(kw_only=True)
+class Config(optimizers.Config):
+    mix: Frac
+
+    def build(self, model, rank, world_size, device_type):
+        import torch
+        return torch.optim.SGD([{"params": list(model.parameters()), "peak_lr": self.lr}], lr=self.lr * self.mix)
+"""
+
+
+def test_a_new_optimizer_is_one_file_and_one_yaml(tmp_path):
+    """In a copy, in a process of its own: composed, its settings checked without torch, then it makes a step."""
+    for name in ("bench", "conf", "models"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "models" / "optimizers" / "mixed.py").write_text(SIGN_SGD)
+    yaml = "defaults:\n  - schedule: cosine\n  - _self_\n\nname: mixed\nlr: 0.1\nmix: 0.5\n"
+    (tmp_path / "conf" / "optim" / "mixed.yaml").write_text(yaml)
+    program = (
+        "import sys\n"
+        "from bench.config import compose, schema\n"
+        "for override in ('optim.mix=2', 'optim.muon_lr=0.1'):\n"
+        "    try:\n"
+        "        compose.compose(['optim=mixed', override])\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+        "config = compose.compose(['optim=mixed', 'optim.mix=1', 'optim.schedule.warmup_frac=0.1'])\n"
+        "print('torch' in sys.modules, config.optim.mix, len(schema.config_id(config)))\n"
+        "import models\n"
+        "model = models.load('gpt2')(64, 16, 2, 2, 32)\n"
+        "print(type(config.optim.build(model, 0, 1, 'cpu')).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "optim.mix=2.0: it must be in [0, 1]"
+    assert lines[1].startswith("unknown setting optim.muon_lr=0.1: ")
+    assert lines[2:] == ["False 1.0 8", "SGD"]

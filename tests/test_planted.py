@@ -7,6 +7,7 @@ from bench.record import step_files
 
 TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=2", "data.batch_tokens=256", "goal.num_steps=30"]
 SLEEP, COLLECTION, RECOMPILE = 9, 15, 21  # rows of steps.csv: one more than the step
+OWN_START, OWN_END = 5, 27
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,17 @@ def test_what_stalls_a_step_is_told_from_what_was_planted_elsewhere(race):
         whats = {cause["what"] for cause in event["causes"]}
         assert ("gc" in whats) <= (event["step"] != SLEEP)
         assert ("recompile" in whats) == (event["step"] == RECOMPILE)
+
+
+@pytest.mark.parametrize("row", [OWN_START, OWN_END])
+def test_what_an_instrument_itself_costs_in_a_step_is_in_its_time(race, row):
+    """Asleep 100 ms as one step starts and as another ends: the run's marks enclose the instruments' calls."""
+    _, _, rows = race
+    assert rows[row]["step_ms"] >= 100
+
+
+def test_the_warning_of_an_instrument_that_failed_names_no_private_path(race):
+    run, _, _ = race
+    (warning,) = [warning for warning in run["warnings"] if warning["instrument"] == "planted"]
+    assert "FileNotFoundError" in warning["error"] and "./tests/planted/nothing" in warning["error"]
+    assert str(racing.REPO) not in str(run)

@@ -1,17 +1,21 @@
 """Which steps may be profiled: what the settings mean, and what is refused before a race starts."""
 
-import re
+import subprocess
+import sys
 
 import pytest
 
+from bench import instruments
 from bench.config import compose, profiler_windows
 from bench.config.profiler_windows import Window, kempner_window, words
+from bench.launch.prepare import asked
 from bench.paths import CONF
 
 
 def chosen(**changes):
     """chosen(trace={"first_step": 5}): {"trace": all its settings, that one changed}, checked as a race's are."""
-    compose._check_instruments(changes)
+    compose._check_settings("instruments", changes)
+    instruments.check(changes)
     return changes
 
 
@@ -19,8 +23,9 @@ def windows(**changes):
     return profiler_windows.windows_of(chosen(trace=changes)["trace"])
 
 
-def instruments(*overrides):
-    return compose.compose([*overrides]).instruments
+def composed(*overrides):
+    """The instruments of these overrides, checked as a run's are."""
+    return asked([*overrides]).instruments
 
 
 def span(window):
@@ -31,19 +36,19 @@ def test_a_window_is_its_warmup_and_then_exactly_its_active_steps():
     (window,) = windows(first_step=6, warmup_steps=2, active_steps=3)
     assert span(window) == (4, 6, 8)
     assert words(window) == "steps 6 to 8 after warm-up from step 4"
-    assert words(Window("one", 3, 1)) == "step 3"
+    assert words(Window(name="one", first_step=3, active_steps=1)) == "step 3"
 
 
 def test_listed_windows_differ_from_the_common_settings_in_what_they_name():
     listed = "[{name:early,first_step:5},{name:late,first_step:20,active_steps:1,ranks:[1,0,1],with_stack:true}]"
-    settings = instruments("instruments=[trace]", f"instruments.trace.windows={listed}")
+    settings = composed("instruments=[trace]", f"instruments.trace.windows={listed}")
     early, late = profiler_windows.windows_of(settings["trace"])
     assert (early.name, span(early), early.ranks, early.options.with_stack) == ("early", (3, 5, 7), None, False)
     assert (late.name, span(late), late.ranks, late.options.with_stack) == ("late", (18, 20, 20), (0, 1), True)
 
 
 def test_the_modded_recipe_waits_5_warms_up_5_and_records_4():
-    (window,) = profiler_windows.windows_of(instruments("profile=modded")["trace"])
+    (window,) = profiler_windows.windows_of(composed("profile=modded")["trace"])
     assert (window.name, span(window), window.ranks, window.gzip) == ("modded", (6, 11, 14), None, True)
     assert window.options.record_shapes and not window.options.with_stack
 
@@ -64,16 +69,16 @@ def test_kempners_window_records_from_start_plus_1_to_end(start_step, end_step, 
 
 
 def test_a_profile_adds_its_instrument_to_those_that_are_chosen():
-    assert set(instruments("profile=window")) == {*instruments(), "window"}
-    assert list(instruments("profile=stages", "instruments=[]")) == ["stages"]
-    assert instruments("profile=window", "instruments.window.end_step=9")["window"]["end_step"] == 9
+    assert set(composed("profile=window")) == {*composed(), "window"}
+    assert list(composed("profile=stages", "instruments=[]")) == ["stages"]
+    assert composed("profile=window", "instruments.window.end_step=9")["window"]["end_step"] == 9
 
 
 @pytest.mark.parametrize("profile", compose.choices("profile"))
 def test_every_profile_composes_with_all_settings_of_its_instrument(profile):
     import yaml
 
-    ((name, settings),) = instruments(f"profile={profile}", "instruments=[]").items()
+    ((name, settings),) = composed(f"profile={profile}", "instruments=[]").items()
     assert set(settings) == set(yaml.safe_load((CONF / "instruments" / f"{name}.yaml").read_text())[name])
 
 
@@ -120,12 +125,13 @@ def test_both_programs_take_nanochats_word(capsys):
         ({"trace": {"activities": ["gpu"]}}, r"activities=\['gpu'\]: give a list of cpu and cuda"),
         ({"trace": {"name": "a/b"}}, "name=a/b: it becomes part of a file's name"),
         ({"trace": {"max_mib": 0}}, "max_mib=0: use a number of MiB above 0"),
-        ({"trace": {"windows": [5]}}, r"windows\[0\]=5: give \{name:NAME"),
+        ({"trace": {"windows": [5]}}, r"trace.windows=\[5\]: give a list, e.g. \[{name:early,"),
         ({"trace": {"windows": [{"frist_step": 5}]}}, r"unknown setting instruments.trace.windows\[0\].frist_step=5"),
         ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows are called so"),
         (
             {"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
-            "window b, steps 9 to 11 after warm-up from step 7: it overlaps with window a, steps 5 to 7 after warm-up from step 3",
+            "window b, steps 9 to 11 after warm-up from step 7: it overlaps with window a, "
+            "steps 5 to 7 after warm-up from step 3",
         ),
         ({"window": {}, "trace": {"first_step": 10}}, "window trace, steps 10 to 12 .* overlaps with window window"),
         ({"window": {"end_step": 5}}, "end_step=5: end_step must be greater than start_step, which is 5"),
@@ -146,11 +152,11 @@ def test_what_cannot_run_is_refused_with_what_the_value_and_what_to_try(changes,
 
 def test_a_race_is_refused_before_it_starts():
     with pytest.raises(ValueError, match="instruments.window: instruments.stages profiles too"):
-        instruments("profile=window", "instruments=[stages]")
+        composed("profile=window", "instruments=[stages]")
     with pytest.raises(
         ValueError, match="profile=kempner: there is no profile 'kempner'; .*choose from modded, stages, window"
     ):
-        instruments("profile=kempner")
+        composed("profile=kempner")
 
 
 def test_windows_side_by_side_are_no_overlap():
@@ -176,7 +182,16 @@ def test_an_experiment_may_name_some_settings_only():
     assert settings["first_step"] == 7 and settings["warmup_steps"] == 2
 
 
-def test_the_rules_need_no_torch(repo):
-    assert not re.search(
-        r"^\s*(import|from) torch", (repo / "bench" / "config" / "profiler_windows.py").read_text(), re.M
+def test_checking_any_instrument_needs_no_torch(repo):
+    """So the launcher can ask each what it refuses, and a race which of them flag steps."""
+    program = (
+        "import sys\n"
+        "from bench import instruments\n"
+        "from bench.config import compose\n"
+        "names = compose.choices('instruments')\n"
+        "for name in names:\n"
+        "    instruments.check(compose.compose([f'instruments=[{name}]']).instruments)\n"
+        "print(instruments.flagging([*names, 'wandb']), 'torch' in sys.modules)\n"
     )
+    done = subprocess.run([sys.executable, "-c", program], cwd=repo, capture_output=True, text=True)
+    assert done.stdout == "['memory_history', 'stages', 'trace', 'window'] False\n", done.stderr

@@ -30,7 +30,7 @@ def house(tmp_path, repo, monkeypatch):
     shutil.copy(repo / ".gitignore", home)
     for name in markdown_blocks.FILES:
         (home / name).write_text(OWN_TABLE)
-    for module in (paths, publication, publish, markdown_blocks, run_folder):
+    for module in (paths, publication, run_folder):
         monkeypatch.setattr(module, "REPO", home)
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     monkeypatch.setenv("SPEEDRUN_CWD", str(home))

@@ -15,15 +15,11 @@ def results(tmp_path_factory):
     return tmp_path_factory.mktemp("results")
 
 
-@pytest.fixture(scope="module")
-def first(results):
-    return racing.race(results, "seed=5")
-
-
-def test_a_race_leaves_a_complete_record(first):
-    run = racing.run_json(first)
+def test_a_race_leaves_a_complete_record(finished_run):
+    run = racing.run_json(finished_run)
+    assert racing.said(finished_run)[0] == 0, racing.said(finished_run)[1]
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
-    assert first.name == run["run_id"]
+    assert finished_run.name == run["run_id"]
     assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5", run["run_id"])
     assert run["metrics"]["num_steps"] == 6
     assert run["metrics"]["train_s"] == max(run["measured"]["train_s_by_rank"])
@@ -41,8 +37,8 @@ def test_a_race_leaves_a_complete_record(first):
     assert "run.json" not in names
 
 
-def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(first):
-    rows = racing.steps(first)
+def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(finished_run):
+    rows = racing.steps(finished_run)
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if row["val_loss"]] == ["0", "3", "6"]
     assert [int(row["tokens"]) for row in rows] == [1024 * step for step in range(7)]
@@ -58,8 +54,8 @@ def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(first):
     assert starts_ns == sorted(starts_ns)
 
 
-def test_events_tell_the_order_of_things(first):
-    events = [json.loads(line) for line in (first / "events.jsonl").read_text().splitlines()]
+def test_events_tell_the_order_of_things(finished_run):
+    events = [json.loads(line) for line in (finished_run / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
     own = ["init_start", "warmup_stop", "run_start", "eval_stop", "eval_stop", "eval_stop", "run_stop", "run_end"]
     assert [name for name in names if name in own] == own
@@ -67,14 +63,14 @@ def test_events_tell_the_order_of_things(first):
     assert all(event["utc"] and event["t_ns"] for event in events)
 
 
-def test_the_record_names_nobody(first):
+def test_the_record_names_nobody(finished_run):
     import getpass
     import socket
     from pathlib import Path
 
     files = [
         path
-        for path in first.rglob("*")
+        for path in finished_run.rglob("*")
         if path.is_file() and path.parent.name != "untracked" and "code" not in path.parts
     ]
     text = "".join(path.read_text(errors="replace") for path in files)  # code/ holds the user's own words
@@ -84,8 +80,10 @@ def test_the_record_names_nobody(first):
     assert len(getpass.getuser()) < 5 or getpass.getuser() not in text
 
 
-def test_lines_are_those_of_modded_nanogpt(results, first):
-    lines = [line for line in (first / "logs" / "rank0.log").read_text().splitlines() if line.startswith("step:")]
+def test_lines_are_those_of_modded_nanogpt(results, finished_run):
+    lines = [
+        line for line in (finished_run / "logs" / "rank0.log").read_text().splitlines() if line.startswith("step:")
+    ]
     number = r"\d+(\.\d+)?"
     assert len(lines) == 9
     assert re.fullmatch(rf"step:0/6 val_loss:{number} train_time:0ms step_avg:0\.\d\dms", lines[0])
@@ -93,47 +91,34 @@ def test_lines_are_those_of_modded_nanogpt(results, first):
     assert re.fullmatch(rf"step:6/6 val_loss:{number} train_time:{number}ms step_avg:{number}ms", lines[-1])
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, first):
-    assert racing.losses(racing.race(results, "seed=5")) == racing.losses(first)
-    assert racing.losses(racing.race(results, "seed=6")) != racing.losses(first)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, finished_run):
+    assert racing.losses(racing.race(results, "seed=5")) == racing.losses(finished_run)
+    assert racing.losses(racing.race(results, "seed=6")) != racing.losses(finished_run)
 
 
-def test_instruments_change_no_bit(results, first):
-    bare = racing.race(results, "seed=5", "instruments=[]")
-    assert racing.losses(bare) == racing.losses(first)
-    assert "forward_ms" not in racing.steps(bare)[1]
+def test_instruments_change_no_bit(finished_run, bare_run):
+    assert racing.losses(bare_run) == racing.losses(finished_run)
+    assert "forward_ms" not in racing.steps(bare_run)[1]
 
 
-def test_all_instruments_together_change_no_bit(results, first):
-    """But window and stages: each is a profiler of its own, and two at once crash a process; they have tests of theirs."""
-    every = sorted(path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml"))
-    chosen = [name for name in every if name not in ("window", "stages")]
-    folder = racing.race(
-        results,
-        "seed=5",
-        f"instruments=[{','.join(chosen)}]",
-        "instruments.trace.first_step=3",
-        "instruments.trace.warmup_steps=1",
-        "instruments.trace.active_steps=2",
-        "instruments.memory_history.first_step=3",
-    )
-    assert racing.losses(folder) == racing.losses(first)
+def test_all_instruments_together_change_no_bit(finished_run, every_instrument_run):
+    """But window and stages, which have tests of theirs."""
+    folder = every_instrument_run
+    assert racing.losses(folder) == racing.losses(finished_run)
     run = racing.run_json(folder)
-    assert set(run["instruments"]) == set(chosen) and {"trace", "memory", "telemetry", "regions"} <= set(
-        run["instrument_summaries"]
-    )
+    every = {path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml")}
+    assert set(run["instruments"]) == every - {"window", "stages"}
+    assert set(run["instrument_summaries"]) >= {"trace", "memory", "telemetry", "regions"}
     names = {artifact["path"] for artifact in run["artifacts"]}
     assert any(name.endswith(".pt.trace.json.gz") for name in names) and "telemetry.csv" in names
 
 
-def test_a_plain_loop_without_warm_up_gives_the_same_bits(first):
+def test_a_plain_loop_without_warm_up_gives_the_same_bits(finished_run):
     """The reference: no warm-up, no instruments, no threads; the harness must add nothing and lose nothing."""
-    import yaml
-
     from bench.config import schema
 
-    assert plain_losses(schema.build(schema.Config, yaml.safe_load((first / "config.yaml").read_text()))) == [
-        float(row["train_loss"]) for row in racing.steps(first)[1:]
+    assert plain_losses(schema.read(finished_run)) == [
+        float(row["train_loss"]) for row in racing.steps(finished_run)[1:]
     ]
 
 
@@ -147,11 +132,11 @@ def plain_losses(config):
     torch.set_num_threads(config.hardware.num_threads)
     shard = prepare(racing.SHORT).dataset.train[0].path
     stream = torch.from_numpy(np.fromfile(shard, dtype="<u2", offset=1024).astype(np.int64))
-    model = models.MODELS[config.model.arch](
+    model = models.load(config.model.arch)(
         vocab_size=config.model.vocab_size, seq_len=128, num_layers=4, num_heads=4, width=128
     )
     model.init_weights(torch.Generator().manual_seed(config.seed))
-    optimizer = models.OPTIMIZERS["adamw"](model, config.optim, 0, 1, "cpu")
+    optimizer = config.optim.build(model, 0, 1, "cpu")
     found = []
     for step in range(config.goal.num_steps):
         tokens_BT = stream[1024 * step : 1024 * (step + 1)].view(8, 128)
@@ -160,10 +145,7 @@ def plain_losses(config):
         loss.backward()
         if config.optim.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip_norm)
-        optim = config.optim
-        lr_frac = models.SCHEDULES[optim.schedule](
-            step, config.goal.num_steps, optim.warmup_frac, optim.cooldown_frac, optim.final_lr_frac
-        )
+        lr_frac = config.optim.schedule.lr_frac(step, config.goal.num_steps)
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_frac
         optimizer.step()
@@ -172,16 +154,25 @@ def plain_losses(config):
     return found
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
-def test_the_losses_are_the_same_for_every_world_size(results, optim):
-    """To float rounding: sums over ranks are taken in another order.  Muon works in bfloat16 and shows more of it."""
-    alone = numbers(racing.race(results, "seed=5", f"optim={optim}"))
-    for num_processes in (2, 4, 8) if optim == "adamw" else (2,):
-        folder = racing.race(results, "seed=5", f"optim={optim}", f"hardware.num_processes={num_processes}")
-        together = numbers(folder)
-        if num_processes == 2:
-            has_every_ranks_steps(folder)
-        assert together == pytest.approx(alone, rel=2e-5 if optim == "adamw" else 2e-3)
+def test_the_losses_are_the_same_for_two_ranks(finished_run, two_rank_run):
+    """To float rounding: sums over ranks are taken in another order."""
+    has_every_ranks_steps(two_rank_run)
+    assert numbers(two_rank_run) == pytest.approx(numbers(finished_run), rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [4, 8])
+def test_the_losses_are_the_same_for_more_ranks(results, finished_run, num_processes):
+    folder = racing.race(results, "seed=5", f"hardware.num_processes={num_processes}")
+    assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
+
+
+def test_the_losses_of_muon_are_the_same_for_two_ranks(results):
+    """It works in bfloat16 and shows more of the rounding."""
+    alone = racing.race(results, "seed=5", "optim=muon")
+    together = racing.race(results, "seed=5", "optim=muon", *racing.TWO)
+    has_every_ranks_steps(together)
+    assert numbers(together) == pytest.approx(numbers(alone), rel=2e-3)
 
 
 def has_every_ranks_steps(folder):
@@ -199,9 +190,9 @@ def has_every_ranks_steps(folder):
     assert {event["rank"] for event in step_files.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
 
 
-def test_micro_steps_change_only_the_rounding(results, first):
+def test_micro_steps_change_only_the_rounding(results, finished_run):
     folder = racing.race(results, "seed=5", "hardware.micro_batch_seqs=2")
-    assert numbers(folder) == pytest.approx(numbers(first), rel=2e-5)
+    assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
     assert racing.run_json(folder)["measured"]["num_micro_steps"] == 4
 
 

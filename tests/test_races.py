@@ -405,13 +405,14 @@ SHORT = [
     "hardware=cpu",
     "model/size=nano",
 ]
+SLEEP_S = 0.2  # of the slower optimizer, in every step
 SLOW_OPTIMIZER = """
-    class Slowed(torch.optim.AdamW):
-        def step(self, closure=None):
-            time.sleep({seconds})
-            return super().step(closure)
+        class Slowed(torch.optim.AdamW):
+            def step(self, closure=None):
+                time.sleep({seconds})
+                return super().step(closure)
 
-    return Slowed(groups, lr"""
+        return Slowed(groups, lr"""
 
 
 @pytest.fixture
@@ -431,16 +432,17 @@ def checkout(tmp_path, repo):
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "the baseline")
-    slow_down(copy, 0.5)
+    slow_down(copy, SLEEP_S)
     git("commit", "-qam", "a slower optimizer")
     return copy
 
 
 def slow_down(copy, seconds):
-    path = copy / "models" / "adamw.py"
-    text = path.read_text().replace("import torch\n", "import time\n\nimport torch\n", 1)
-    assert text.count("\n    return torch.optim.AdamW(groups, lr") == 1
-    path.write_text(text.replace("\n    return torch.optim.AdamW(groups, lr", SLOW_OPTIMIZER.format(seconds=seconds)))
+    path = copy / "models" / "optimizers" / "adamw.py"
+    text = path.read_text().replace("import torch\n", "import time\n\n        import torch\n", 1)
+    assert text.count("\n        return torch.optim.AdamW(groups, lr") == 1
+    slow = SLOW_OPTIMIZER.format(seconds=seconds)
+    path.write_text(text.replace("\n        return torch.optim.AdamW(groups, lr", slow))
 
 
 def start(checkout, *words, **options):
@@ -495,7 +497,7 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     assert sum(len(arm["interrupted_runs"]) for arm in found["arms"].values()) == 1
     assert ledger.faults(checkout / "results") == []
     median_s = {arm: statistics.median(run["metrics"]["train_s"] for run in runs[arm]) for arm in "AB"}
-    assert median_s["B"] > median_s["A"] + 0.5 * 4 * 0.5  # half of what 4 steps sleep
+    assert median_s["B"] > median_s["A"] + 0.5 * 4 * SLEEP_S  # half of what 4 steps sleep
     assert "in optimizer" in " ".join(found["result"]["against"]["B"]["diagnosis"]["words"])
     worktrees = subprocess.run(["git", "worktree", "list"], cwd=checkout, capture_output=True, text=True).stdout
     assert len(worktrees.splitlines()) == 1

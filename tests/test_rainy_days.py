@@ -11,7 +11,14 @@ import racing
 
 from bench.record import run_folder, step_files
 
-TWO = ["hardware.num_processes=2", "hardware.num_threads=1", "hardware.collective_timeout_s=20"]
+TWO = [*racing.TWO, "hardware.collective_timeout_s=20"]
+HURRIED = """
+import sys
+if "run" in sys.orig_argv:
+    sys.path.insert(0, {repo!r})
+    from bench.launch import launcher
+    launcher.HEARTBEAT_S = 0.0
+"""
 
 
 def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
@@ -37,7 +44,7 @@ def test_a_killed_rank_is_named_and_takes_the_race_with_it(tmp_path):
 
 
 def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path):
-    with racing.Background(tmp_path, *TWO) as race:
+    with racing.Background(tmp_path / "results", *TWO, TMPDIR=str(racing.temp_in(tmp_path))) as race:
         race.wait_for_step(3)
         race.process.kill()
         race.process.wait()
@@ -49,6 +56,7 @@ def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path
     assert run["failure"]["step"] >= 3
     assert not any(name.startswith(".") for name in left)
     assert str(racing.REPO) not in logs
+    assert racing.left_in_temp(tmp_path) == []
 
 
 def test_when_everything_is_killed_the_reader_tells(tmp_path):
@@ -69,7 +77,7 @@ def test_when_everything_is_killed_the_reader_tells(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_a_clean_end(tmp_path, number):
-    with racing.Background(tmp_path) as race:
+    with racing.Background(tmp_path / "results", TMPDIR=str(racing.temp_in(tmp_path))) as race:
         race.wait_for_step(3)
         race.process.send_signal(number)
         code, out = race.end()
@@ -80,14 +88,12 @@ def test_an_interrupt_is_a_clean_end(tmp_path, number):
     assert code == 1
     assert "aborted: interrupted" in out
     assert {artifact["path"] for artifact in run["artifacts"]} >= {"steps.csv", "config.yaml"}
+    assert racing.left_in_temp(tmp_path) == []
 
 
-def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
-    done = racing.bench(
-        tmp_path, "run", *racing.SHORT, "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50"
-    )
-    assert done.returncode == 1
-    (folder,) = racing.folders(tmp_path)
+def test_a_loss_that_is_no_number_stops_the_race_at_its_step(diverged_run):
+    folder, (code, text) = diverged_run, racing.said(diverged_run)
+    assert code == 1
     failure = racing.run_json(folder)["failure"]
     assert failure["kind"] == "non_finite_loss"
     assert failure["rank"] == 0
@@ -95,7 +101,7 @@ def test_a_loss_that_is_no_number_stops_the_race_at_its_step(tmp_path):
     (event,) = [event for event in step_files.read_events(folder) if event["event"] == "non_finite_loss"]
     assert (event["rank"], event["step"]) == (0, failure["step"])
     assert racing.run_json(folder)["costs"]["non_finite_loss"] == {"count": 1, "ms": None}
-    assert "lower optim.lr" in done.stdout
+    assert "lower optim.lr" in text
 
 
 def test_out_of_memory_is_told_with_its_remedy(tmp_path):
@@ -107,13 +113,32 @@ def test_out_of_memory_is_told_with_its_remedy(tmp_path):
     assert "micro_batch_seqs" in failure["hint"]
 
 
-def test_a_run_that_takes_too_long_is_ended(tmp_path):
-    with racing.Background(tmp_path, "hardware.wall_timeout_s=8") as race:
-        code, out = race.end()
+@pytest.fixture(scope="module")
+def timed_out(tmp_path_factory):
+    """A run that takes too long, with a heartbeat whenever the launcher looks -> (exit code, run.json in time)."""
+    hook, results = tmp_path_factory.mktemp("hook"), tmp_path_factory.mktemp("results")
+    (hook / "sitecustomize.py").write_text(HURRIED.format(repo=str(racing.REPO)))
+    seen = []
+    with racing.Background(results, "hardware.wall_timeout_s=4", PYTHONPATH=str(hook)) as race:
+        race.wait_for_record()
+        while race.process.poll() is None:
+            seen.append(racing.run_json(race.folder))
+            time.sleep(0.1)
+        code, _ = race.end()
         assert race.all_gone()
-        run = racing.run_json(race.folder)
+        return code, [*seen, racing.run_json(race.folder)]
+
+
+def test_a_run_that_takes_too_long_is_ended(timed_out):
+    code, seen = timed_out
     assert code == 1
-    assert (run["status"], run["failure"]["kind"]) == ("failed", "wall_timeout")
+    assert (seen[-1]["status"], seen[-1]["failure"]["kind"]) == ("failed", "wall_timeout")
+
+
+def test_a_running_run_says_that_it_lives(timed_out):
+    """Its heartbeat is fresh: elsewhere, a run whose heartbeat is a minute old is taken for abandoned."""
+    beats = {run["heartbeat_at"] for run in timed_out[1] if run["status"] == "running"}
+    assert len(beats) >= 3
 
 
 @pytest.mark.slow

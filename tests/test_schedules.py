@@ -4,12 +4,13 @@ import math
 
 import pytest
 
-from models import SCHEDULES
+from models import schedules
 from models.schedules import constant, cosine, trapezoid
 
 
 def whole(schedule, num_steps, **settings):
-    return [schedule(step, num_steps, **settings) for step in range(num_steps)]
+    config = schedule.Config(name=schedule.__name__, **settings)
+    return [config.lr_frac(step, num_steps) for step in range(num_steps)]
 
 
 def test_trapezoid_climbs_stays_and_falls():
@@ -39,35 +40,45 @@ def test_trapezoid_can_be_all_cooldown():
 
 def test_cosine_falls_along_half_a_wave():
     # after 2 warm-up steps 4 are left: 1, (1 + cos 45 degrees) / 2, 1/2, (1 + cos 135 degrees) / 2
-    fracs = whole(cosine, 6, warmup_frac=1 / 3, cooldown_frac=None, final_lr_frac=0.0)
+    fracs = whole(cosine, 6, warmup_frac=1 / 3, final_lr_frac=0.0)
     high, low = 0.5 + math.sqrt(2) / 4, 0.5 - math.sqrt(2) / 4
     assert fracs == pytest.approx([0.5, 1, 1, high, 0.5, low])
 
 
 def test_cosine_ends_near_the_final_fraction():
     # half way: 0.1 + 0.9 / 2
-    fracs = whole(cosine, 100, warmup_frac=0.0, cooldown_frac=None, final_lr_frac=0.1)
+    fracs = whole(cosine, 100, warmup_frac=0.0, final_lr_frac=0.1)
     assert fracs[50] == pytest.approx(0.55)
     assert fracs[99] == pytest.approx(0.1 + 0.45 * (1 - math.cos(math.pi / 100)))
 
 
 def test_constant_stays_after_its_warmup():
-    fracs = whole(constant, 5, warmup_frac=0.6, cooldown_frac=None, final_lr_frac=None)
+    fracs = whole(constant, 5, warmup_frac=0.6)
     assert fracs == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "trapezoid"])
-def test_no_step_is_wasted_and_none_is_above_the_peak(name):
+FINAL = {constant: {}, cosine: {"final_lr_frac": 0.0}, trapezoid: {"final_lr_frac": 0.0, "cooldown_frac": 0.3}}
+EVERY = pytest.mark.parametrize("schedule", FINAL, ids=lambda schedule: schedule.__name__)
+
+
+@EVERY
+def test_no_step_is_wasted_and_none_is_above_the_peak(schedule):
     for num_steps in (1, 2, 3, 7, 50):
         for warmup_frac, cooldown_frac in ((0.0, 1.0), (0.5, 0.5), (0.02, 0.3), (1.0, 0.0)):
-            fracs = whole(
-                SCHEDULES[name], num_steps, warmup_frac=warmup_frac, cooldown_frac=cooldown_frac, final_lr_frac=0.0
-            )
+            cooldown = {"cooldown_frac": cooldown_frac} if schedule is trapezoid else {}
+            fracs = whole(schedule, num_steps, **FINAL[schedule] | {"warmup_frac": warmup_frac} | cooldown)
             assert all(0 < frac <= 1 for frac in fracs), (num_steps, warmup_frac, fracs)
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "trapezoid"])
+@EVERY
 @pytest.mark.parametrize("step", [-1, 4])
-def test_a_step_outside_the_race_is_our_mistake(name, step):
+def test_a_step_outside_the_run_is_our_mistake(schedule, step):
     with pytest.raises(AssertionError):
-        SCHEDULES[name](step, 4, warmup_frac=0.5, cooldown_frac=0.5, final_lr_frac=0.0)
+        schedule.Config(name="one", warmup_frac=0.5, **FINAL[schedule]).lr_frac(step, 4)
+
+
+def test_every_schedule_is_tested_here_and_has_a_yaml(repo):
+    files = {path.stem for path in (repo / "models" / "schedules").glob("*.py")} - {"__init__"}
+    yamls = {path.stem for path in (repo / "conf" / "optim" / "schedule").glob("*.yaml")}
+    assert files == yamls == {schedule.__name__.rpartition(".")[2] for schedule in FINAL}
+    assert all(issubclass(schedule.Config, schedules.Config) for schedule in FINAL)

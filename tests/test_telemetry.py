@@ -602,16 +602,15 @@ def test_an_interval_that_no_driver_can_follow_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, library):
+def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, library, bare_run):
     """And a race on the CPU is one also where NVML shows GPUs that torch does not see."""
-    without = racing.race(tmp_path / "without", "instruments=[regions]")
     scenario = tmp_path / "gpus.txt"
     scenario.write_text("".join(f"GPU-{name} {' '.join(map(str, USUAL.values()))}\n" for name in "ab"))
     more = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}
     seen = racing.race(
-        tmp_path / "with", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more
+        tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more
     )
-    assert racing.losses(without) == racing.losses(seen)
+    assert racing.losses(bare_run) == racing.losses(seen)
     run = racing.run_json(seen)
     assert len(json.loads((seen / "environment.json").read_text())["gpus"]) == 2
     told = run["instrument_summaries"]["telemetry"]
@@ -648,8 +647,8 @@ def test_eight_gpus_at_the_default_pace_cost_little(tmp_path, library):
     with Sampling(tmp_path, library, gpus, interval_ms=100) as sampling:
         sampling.ask("start")
         before_s, started_s = cpu_s(sampling.process.pid), time.monotonic()
-        time.sleep(4)
+        time.sleep(2)
         used_frac = (cpu_s(sampling.process.pid) - before_s) / (time.monotonic() - started_s)
         num_rows = len(samples.read(sampling.path))
         sampling.ask("stop")
-    assert num_rows >= 8 * 20 and used_frac < 0.05
+    assert num_rows >= 8 * 10 and used_frac < 0.05

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bench import atomic
 from bench.cli import verify
@@ -21,7 +20,7 @@ FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
 def folder(tmp_path):
     """A true record, its config_id that of today's settings (a kept one's may be that of settings as they were)."""
     run = run_folder.read_raw(COMPLETE)
-    config_id = schema.config_id(schema.build(schema.Config, yaml.safe_load((COMPLETE / "config.yaml").read_text())))
+    config_id = schema.config_id(schema.read(COMPLETE))
     run["run_id"] = run["run_id"].replace(run["config_id"], config_id)
     run["config_id"] = config_id
     folder = shutil.copytree(COMPLETE, tmp_path / run["run_id"])

@@ -12,8 +12,6 @@ from bench.data import sources
 from bench.record import run_folder
 from bench.record import step_files as steps_file
 
-TWO = ("hardware.num_processes=2", "hardware.num_threads=1")
-
 
 @pytest.fixture
 def temp(tmp_path):
@@ -22,26 +20,22 @@ def temp(tmp_path):
     return folder
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a complete run of two ranks."""
-    return racing.race(tmp_path_factory.mktemp("results"), *TWO)
-
-
-def torchrun(folder, temp, num_processes=2, **env):
+def torchrun(folder, temp, **env):
     """As a user types it, but on a free port."""
-    words = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={num_processes}",
-        "-m",
-        "bench.training.worker",
-    ]
+    words = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench.training.worker"]
+    return started(*words, str(folder), TMPDIR=str(temp), **env)
+
+
+def worker(folder, **env):
+    """As the one process that torchrun would start, for what is refused before there is more than one."""
+    return started("bench.training.worker", str(folder), **env)
+
+
+def started(*words, **env):
     return subprocess.run(
-        [sys.executable, *words, str(folder)],
+        [sys.executable, "-m", *words],
         cwd=racing.REPO,
-        env=os.environ | {"TMPDIR": str(temp)} | env,
+        env=os.environ | env,
         capture_output=True,
         text=True,
         timeout=240,
@@ -49,8 +43,8 @@ def torchrun(folder, temp, num_processes=2, **env):
 
 
 def test_no_variable_says_who_started_a_worker(tmp_path):
-    with racing.Background(tmp_path, *TWO) as run:
-        run.wait_for_step(1)
+    with racing.Background(tmp_path, *racing.TWO) as run:
+        run.wait_for_workers(2)
         for pid in run.all_pids():
             with open(f"/proc/{pid}/environ") as file:
                 names = {word.partition("=")[0] for word in file.read().split("\0")}
@@ -59,8 +53,8 @@ def test_no_variable_says_who_started_a_worker(tmp_path):
 
 
 @pytest.mark.parametrize("only_inputs", [False, True])
-def test_workers_started_by_hand_repeat_the_run_bit_for_bit(finished, tmp_path, temp, only_inputs):
-    original, folder = finished, tmp_path / "try"
+def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_path, temp, only_inputs):
+    original, folder = two_rank_run, tmp_path / "try"
     if only_inputs:
         folder.mkdir()
         for name in ("config.yaml", "run.json"):
@@ -78,27 +72,27 @@ def test_workers_started_by_hand_repeat_the_run_bit_for_bit(finished, tmp_path, 
     assert '"launch_s": null' in (folder / run_folder.RESULT).read_text()
 
 
-def test_a_copy_of_a_run_that_was_killed_with_its_launcher_is_no_launch(finished, tmp_path, temp):
+def test_a_copy_of_a_run_that_was_killed_with_its_launcher_is_no_launch(two_rank_run, tmp_path, temp):
     folder = tmp_path / "try"
-    shutil.copytree(finished, folder)
+    shutil.copytree(two_rank_run, folder)
     (folder / run_folder.LAUNCH).write_text('{"folder": "/gone", "launcher_pid": 1, "started_s": 0.0, "shards": {}}')
     done = torchrun(folder, temp)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert racing.losses(folder) == racing.losses(finished)
+    assert racing.losses(folder) == racing.losses(two_rank_run)
 
 
-def test_another_number_of_processes_is_refused(finished, tmp_path, temp):
+def test_another_number_of_processes_is_refused(two_rank_run, tmp_path):
     folder = tmp_path / "try"
-    shutil.copytree(finished, folder)
-    done = torchrun(folder, temp, num_processes=1)
+    shutil.copytree(two_rank_run, folder)
+    done = worker(folder)
     assert done.returncode == 1
     assert "hardware.num_processes=2, but torchrun started 1: start torchrun --nproc_per_node=2" in done.stderr
 
 
-def test_a_record_in_the_results_folder_is_not_overwritten(finished, temp):
-    folder = finished
+def test_a_record_in_the_results_folder_is_not_overwritten(two_rank_run, tmp_path):
+    folder = racing.copy_of(two_rank_run, tmp_path / "results")
     before = racing.losses(folder)
-    done = torchrun(folder, temp, SPEEDRUN_RESULTS=str(folder.parent.parent))
+    done = worker(folder, SPEEDRUN_RESULTS=str(tmp_path / "results"))
     assert done.returncode == 1
     assert f"ValueError: {folder}: a run by hand would overwrite this record: copy it" in done.stderr
     assert racing.losses(folder) == before
@@ -107,25 +101,24 @@ def test_a_record_in_the_results_folder_is_not_overwritten(finished, temp):
 def test_a_folder_of_something_else_is_refused_and_keeps_its_files(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mine.log").write_text("mine")
-    words = [sys.executable, "-m", "bench.training.worker", str(tmp_path)]
-    done = subprocess.run(words, cwd=racing.REPO, capture_output=True, text=True)
+    done = worker(tmp_path)
     assert done.returncode == 1
     assert f"ValueError: {tmp_path}: has not both config.yaml and run.json: give a copy" in done.stderr
     assert (tmp_path / "logs" / "mine.log").read_text() == "mine"
 
 
-def test_a_shard_that_is_not_there_is_named_with_the_place_and_what_to_try(finished, tmp_path, temp):
+def test_a_shard_that_is_not_there_is_named_with_the_place_and_what_to_try(finished_run, tmp_path):
     folder, data = tmp_path / "try", tmp_path / "data"
-    shutil.copytree(finished, folder)
-    done = torchrun(folder, temp, SPEEDRUN_DATA=str(data))
+    shutil.copytree(finished_run, folder)
+    done = worker(folder, SPEEDRUN_DATA=str(data))
     name = racing.run_json(folder)["data"]["train"][0]["file"]
     assert done.returncode == 1
     assert f"CheckFailed: {data / name}: the shard {name} of run.json is not there: ./run.sh data" in done.stderr
     assert "SPEEDRUN_DATA=/path" in done.stderr
 
 
-def test_another_shard_under_the_same_name_is_refused(finished, tmp_path, monkeypatch):
-    data = racing.run_json(finished)["data"]
+def test_another_shard_under_the_same_name_is_refused(two_rank_run, tmp_path, monkeypatch):
+    data = racing.run_json(two_rank_run)["data"]
     for file in data["train"] + data["val"]:
         (tmp_path / file["file"]).parent.mkdir(exist_ok=True)
         shutil.copy(sources.data_root() / file["file"], tmp_path / file["file"])
@@ -140,8 +133,8 @@ def test_another_shard_under_the_same_name_is_refused(finished, tmp_path, monkey
         sources.recorded(data)
 
 
-def test_shards_outside_the_data_folder_are_found_by_their_redacted_paths(finished, tmp_path, monkeypatch):
-    data = racing.run_json(finished)["data"]
+def test_shards_outside_the_data_folder_are_found_by_their_redacted_paths(two_rank_run, tmp_path, monkeypatch):
+    data = racing.run_json(two_rank_run)["data"]
     (file,) = data["val"]
     shutil.copy(sources.data_root() / file["file"], tmp_path / "mine.bin")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -9,8 +9,6 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from bench.config import compose, schema
 from bench.race import state as race_state
 from bench.record import ledger, run_folder
@@ -36,8 +34,8 @@ class Run:
     def config(self):
         """The run's own config.yaml.  ValueError where it is none."""
         try:
-            return schema.build(schema.Config, yaml.safe_load((self.folder / "config.yaml").read_text()))
-        except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+            return schema.read(self.folder)
+        except (OSError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.name}: config.yaml cannot be read ({error})") from None
 
 

@@ -16,7 +16,7 @@ from bench.compare.calibration import MIN_FLOOR_PCT
 from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
-from bench.paths import REPO
+from bench.paths import project_folder
 from bench.record import rows as rows_of_runs
 from bench.record import run_folder
 
@@ -98,7 +98,7 @@ def _race(n, overrides, command):
         if run["status"] != "complete":
             return warm_up, None
         if number:
-            rows.append(rows_of_runs.row_of(run_folder.read(REPO / run["folder"])))
+            rows.append(rows_of_runs.row_of(run_folder.read(project_folder() / run["folder"])))
         else:
             warm_up = run["run_id"]
     return warm_up, rows

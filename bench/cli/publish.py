@@ -11,7 +11,7 @@ import os
 from bench.claims import claim_folder, publication
 from bench.cli import table
 from bench.launch.progress import say
-from bench.paths import REPO
+from bench.paths import project_folder
 from bench.record import run_folder
 from bench.report import markdown_blocks
 
@@ -22,7 +22,7 @@ def main(argv):
     claim = claim_folder.located(args.runs[0]) if len(args.runs) == 1 else None
     content = claim_folder.content(claim) if claim else publication.of_words(args.runs)
     folder = publication.publish(content, args.name, table.main)
-    shown = os.path.relpath(folder, REPO)
+    shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
     say("publish", f"{shown}: {num_runs} run{'s' * (num_runs != 1)}, {len(content.race_ids)} races, ledger, README.md")
     markdown_blocks.write(None, table.main)  # the leaderboard and what else is made from results/published

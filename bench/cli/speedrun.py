@@ -17,11 +17,10 @@ from bench.units import format_bytes
 
 
 def main(argv):
-    """Race the track's repeats with fresh seeds and judge them."""
+    """Make the track's repeats with fresh seeds and judge them."""
     if {"-h", "--help"} & set(argv):
-        print(
-            f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}\nThe values are those of ./run.sh run --help; seed=N begins at N."
-        )
+        print(f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}")
+        print("The values are those of ./run.sh run --help; seed=N begins at N.")
         return 0
     overrides = compose.spelled(argv)
     say("data", "looking for it, making it where it can be made")
@@ -40,11 +39,10 @@ def main(argv):
         return 1
     runs = []
     for number, seed in enumerate(fresh_seeds(job, overrides), 1):
-        say("race", f"{number} of {config.track.repeats}, seed {seed}")
-        again = prepare([*_without_seed(overrides), f"seed={seed}"])
-        run = launcher.launch(again, command=["speedrun", *argv], brief=True)
+        say("run", f"{number} of {config.track.repeats}, seed {seed}")
+        run = launcher.launch(job.with_seed(seed), command=["speedrun", *argv], brief=True)
         runs.append(run)
-        say("race", last_words(run))
+        say("run", last_words(run))
         if run["status"] == "aborted":
             return 1
     print()
@@ -65,7 +63,3 @@ def fresh_seeds(job, overrides):
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
     return range(first, first + job.config.track.repeats)
-
-
-def _without_seed(overrides):
-    return [override for override in overrides if not override.startswith("seed=")]

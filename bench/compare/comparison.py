@@ -7,6 +7,7 @@ import yaml
 
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare import selection as arms_of_words
+from bench.config import schema
 from bench.diagnosis import between_runs
 from bench.record import step_files
 
@@ -88,6 +89,7 @@ def _papers(arm):
             config = _read(
                 folder, "config.yaml", lambda text: yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             )
+            config = config and schema.upgraded(config)
             environment = _read(folder, "environment.json", json.loads)
         found.append(differences.papers(arm.record_of(place), config, environment))
     return found

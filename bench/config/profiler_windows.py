@@ -1,16 +1,17 @@
-"""Which steps torch's profiler may record: windows out of settings, and what is refused before a race.  No torch.
+"""Which steps torch's profiler may record: windows out of settings, and what is refused before a run.  No torch.
 
-Steps are counted as the race prints them: step 1 is the first optimizer step, row 1 of steps.csv.  A process can have
-one torch profiler at a time (two crash it), so windows never overlap and the stages stand alone.
+A process can have one torch profiler at a time (two crash it), so windows never overlap and the stages stand alone.
 """
 
-import re
 from dataclasses import dataclass, field
 
+from bench.config import windows
+
+FLAG = "profiled"  # of steps
+STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
 ACTIVITIES = ("cpu", "cuda")
 FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 CLASSIFIERS = ("fixed", "kempner_v0")
-STACKS = ("python", "all")
 WINDOW_FIELDS = ("name", "first_step", "warmup_steps", "active_steps", "ranks", "activities", *FLAGS, "gzip", "max_mib")
 KEMPNER_FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
 
@@ -27,30 +28,19 @@ class Options:
     with_modules: bool = False
 
 
-@dataclass(frozen=True)
-class Window:
-    """Steps first_step to last_step, recorded, after warmup_steps in which the profiler runs and records nothing."""
+@dataclass(frozen=True, kw_only=True)
+class Window(windows.Window):
+    """Its steps are recorded after warmup_steps in which the profiler runs and records nothing."""
 
-    name: str
-    first_step: int
-    active_steps: int
     warmup_steps: int = 0
-    ranks: tuple[int, ...] | None = None  # None: every rank
     options: Options = field(default_factory=Options)
     gzip: bool = True
     max_mib: float | None = None  # of the trace before compression; None: no limit
 
     @property
-    def last_step(self):
-        return self.first_step + self.active_steps - 1
-
-    @property
     def begin_step(self):
         """The first step that the window disturbs."""
         return self.first_step - self.warmup_steps
-
-    def has(self, rank):
-        return self.ranks is None or rank in self.ranks
 
     def overlaps(self, other):
         """Whether some rank would have both at once."""
@@ -59,48 +49,27 @@ class Window:
         return together and bool(shared)
 
 
-def check(instruments):
-    """instruments: {name: settings}, settings of the types of their yaml.  Raises ValueError for what cannot run."""
-    windows = []
-    if "trace" in instruments:
-        windows += windows_of(instruments["trace"])
-    kempner = kempner_window(instruments["window"]) if "window" in instruments else None
-    if kempner:
-        windows.append(kempner)
-    windows.sort(key=lambda window: window.begin_step)
-    for number, window in enumerate(windows):
-        for other in windows[number + 1 :]:
+def check(windows_by_instrument: dict[str, list[Window] | None]) -> None:
+    """{instrument: its windows, or None where it profiles at any time}.  Raises ValueError where two profilers meet."""
+    profiling = [name for name, found in windows_by_instrument.items() if found is None or found]
+    alone = next((name for name in profiling if windows_by_instrument[name] is None), None)
+    beside = [name for name in profiling if name != alone]
+    if alone and beside:
+        raise ValueError(
+            f"instruments.{beside[0]}: instruments.{alone} profiles too, and two torch profilers at once crash the "
+            "process: keep one of them, e.g. profile=window or profile=stages"
+        )
+    found = [] if alone else [window for name in profiling for window in windows_by_instrument[name]]
+    found.sort(key=lambda window: window.begin_step)
+    for number, window in enumerate(found):
+        for other in found[number + 1 :]:
             _refuse_overlap(window, other)
-    if "stages" in instruments:
-        _check_stages(instruments["stages"])
-        beside = [name for name in ("trace", "window") if name in instruments and (name != "window" or kempner)]
-        if beside:
-            raise ValueError(
-                f"instruments.{beside[0]}: instruments.stages profiles too, and two torch profilers at once crash the "
-                "process: keep one of them, e.g. profile=window or profile=stages"
-            )
-
-
-def check_ranks(instruments, num_processes):
-    """Raises ValueError where ranks are chosen that the race has not: nothing would be recorded."""
-    for name, settings in instruments.items():
-        chosen = [(f"instruments.{name}.ranks", settings.get("ranks"))]
-        chosen += [
-            (f"instruments.{name}.windows: ranks", window.get("ranks")) for window in settings.get("windows") or ()
-        ]
-        for where, ranks in chosen:
-            missing = [rank for rank in ranks or () if rank >= num_processes]
-            if missing:
-                raise ValueError(
-                    f"{where}={list(ranks)}: the race has {num_processes} process{'es' * (num_processes > 1)}, ranks from 0: leave {missing[0]} out"
-                )
 
 
 def _refuse_overlap(window, other):
     if window.name == other.name:
-        raise ValueError(
-            f"window name={window.name}: two windows are called so, and their files would be one: rename one"
-        )
+        remedy = "two windows are called so, and their files would be one: rename one"
+        raise ValueError(f"window name={window.name}: {remedy}")
     if window.overlaps(other):
         raise ValueError(
             f"window {other.name}, {words(other)}: it overlaps with window {window.name}, {words(window)}, and two "
@@ -118,44 +87,37 @@ def span(first_step, last_step):
     return f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
 
 
-def windows_of(settings):
+def windows_of(settings: dict) -> list[Window]:
     """Settings of the instrument trace -> its windows: one, or those listed, each with its differences."""
-    common = {key: value for key, value in settings.items() if key != "windows"}
-    listed = settings.get("windows") or [{}]
-    if not isinstance(listed, (list, tuple)):
-        raise ValueError(f"instruments.trace.windows={listed!r}: give a list, e.g. [{{name:early,first_step:5}}]")
-    where = "instruments.trace.windows[{}]" if settings.get("windows") else "instruments.trace"
-    return [_window(where.format(number), common, differences) for number, differences in enumerate(listed)]
+    return [_window(where, values) for where, values in windows.each("instruments.trace", settings, WINDOW_FIELDS)]
 
 
-def _window(where, common, differences):
-    if not isinstance(differences, dict):
-        raise ValueError(
-            f"{where}={differences!r}: give {{name:NAME,first_step:N}}, and more of {', '.join(WINDOW_FIELDS)}"
-        )
-    for key in differences:
-        if key not in WINDOW_FIELDS:
-            raise ValueError(
-                f"unknown setting {where}.{key}={differences[key]!r}: a window has {', '.join(WINDOW_FIELDS)}"
-            )
-    values = common | differences
-    _check_name(f"{where}.name", values["name"])
+def _window(where, values):
+    windows.check_name(f"{where}.name", values["name"])
     for key, least in (("first_step", 1), ("warmup_steps", 0), ("active_steps", 1)):
-        _check_whole(f"{where}.{key}", values[key], least)
-    _check_switches(where, values, *FLAGS, "gzip")
+        windows.check_whole(f"{where}.{key}", values[key], least)
+    windows.check_switches(where, values, *FLAGS, "gzip")
     if values["first_step"] <= values["warmup_steps"]:
         raise ValueError(
             f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: use "
             f"first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
         )
-    _check_max_mib(where, values["max_mib"])
+    windows.check_max_mib(where, values["max_mib"])
     options = Options(_activities(where, values["activities"]), **{flag: values[flag] for flag in FLAGS})
-    ranks = _ranks(where, values["ranks"])
-    steps = {key: values[key] for key in ("first_step", "active_steps", "warmup_steps")}
-    return Window(values["name"], **steps, ranks=ranks, options=options, gzip=values["gzip"], max_mib=values["max_mib"])
+    same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
+    return Window(**same, ranks=windows.ranks_of(where, values["ranks"]), options=options)
 
 
-def kempner_window(settings):
+def _activities(where, activities):
+    if activities is None:
+        return None
+    if not isinstance(activities, (list, tuple)) or not activities or not set(activities) <= set(ACTIVITIES):
+        remedy = f"give a list of {' and '.join(ACTIVITIES)}, or null for what there is"
+        raise ValueError(f"{where}.activities={activities!r}: {remedy}")
+    return tuple(activities)
+
+
+def kempner_window(settings: dict) -> Window | None:
     """KempnerForge's start_step and end_step -> Window, or None where it is not enabled.
 
     As there: start_step is the warm-up, start_step + 1 to end_step are recorded (what their profiler does, whatever
@@ -163,90 +125,42 @@ def kempner_window(settings):
     """
     where = "instruments.window"
     start_step, end_step = settings["start_step"], settings["end_step"]
-    _check_whole(f"{where}.start_step", start_step, 0)
-    _check_whole(f"{where}.end_step", end_step, 1)
+    windows.check_whole(f"{where}.start_step", start_step, 0)
+    windows.check_whole(f"{where}.end_step", end_step, 1)
     if end_step <= start_step:
-        raise ValueError(
-            f"{where}.end_step={end_step}: end_step must be greater than start_step, which is {start_step}"
-        )
-    if settings["classifier"] not in CLASSIFIERS:
-        raise ValueError(f"{where}.classifier={settings['classifier']}: choose from {', '.join(CLASSIFIERS)}")
+        remedy = f"end_step must be greater than start_step, which is {start_step}"
+        raise ValueError(f"{where}.end_step={end_step}: {remedy}")
+    windows.check_choice(f"{where}.classifier", settings["classifier"], CLASSIFIERS)
     folder = settings["trace_dir"]
-    if folder:
-        for part in folder.split("/"):
-            _check_name(f"{where}.trace_dir", part, folder)
-    _check_max_mib(where, settings["max_mib"])
-    _check_switches(where, settings, "enable", "gzip")
+    for part in folder.split("/") if folder else ():
+        windows.check_name(f"{where}.trace_dir", part, folder)
+    windows.check_max_mib(where, settings["max_mib"])
+    windows.check_switches(where, settings, "enable", "gzip")
     if not settings["enable"]:
         return None
     return Window(
-        "window",
-        start_step + 1,
-        end_step - start_step,
-        min(1, start_step),
-        _ranks(where, settings["ranks"]),
-        Options(None, **KEMPNER_FLAGS),
-        settings["gzip"],
-        settings["max_mib"],
+        name="window",
+        first_step=start_step + 1,
+        active_steps=end_step - start_step,
+        warmup_steps=min(1, start_step),
+        ranks=windows.ranks_of(where, settings["ranks"]),
+        options=Options(**KEMPNER_FLAGS),
+        gzip=settings["gzip"],
+        max_mib=settings["max_mib"],
     )
 
 
-def stage_options(settings):
+def stage_options(settings: dict) -> Options:
     return Options(None, settings["record_shapes"], settings["profile_memory"], settings["with_stack"])
 
 
-def _check_stages(settings):
-    _check_whole("instruments.stages.step", settings["step"], 1)
-    _check_whole("instruments.stages.max_entries", settings["max_entries"], 1)
-    _ranks("instruments.stages", settings["ranks"])
-    _check_max_mib("instruments.stages", settings["max_mib"])
-    _check_switches(
-        "instruments.stages", settings, "record_shapes", "profile_memory", "with_stack", "compilation", "gzip"
-    )
-    if settings["stacks"] not in STACKS:
-        raise ValueError(f"instruments.stages.stacks={settings['stacks']}: choose from {', '.join(STACKS)}")
-
-
-def _check_name(where, name, shown=None):
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        raise ValueError(
-            f"{where}={name if shown is None else shown}: it becomes part of a file's name inside the run: use letters, "
-            "digits, '-', '_' and '.'"
-        )
-
-
-def _check_switches(where, values, *keys):
-    for key in keys:
-        if not isinstance(values[key], bool):
-            raise ValueError(f"{where}.{key}={values[key]!r}: use true or false")
-
-
-def _check_whole(where, value, least):
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}={value!r}: use a whole number of {least} or more")
-
-
-def _check_max_mib(where, value):
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-        raise ValueError(f"{where}.max_mib={value!r}: use a number of MiB above 0, or null for no limit")
-
-
-def _ranks(where, ranks):
-    if ranks is None:
-        return None
-    whole = isinstance(ranks, (list, tuple)) and all(
-        isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks
-    )
-    if not whole or not ranks or min(ranks) < 0:
-        raise ValueError(f"{where}.ranks={ranks!r}: give a list of ranks, e.g. [0], or null for all")
-    return tuple(sorted(set(ranks)))
-
-
-def _activities(where, activities):
-    if activities is None:
-        return None
-    if not isinstance(activities, (list, tuple)) or not activities or not set(activities) <= set(ACTIVITIES):
-        raise ValueError(
-            f"{where}.activities={activities!r}: give a list of {' and '.join(ACTIVITIES)}, or null for what there is"
-        )
-    return tuple(activities)
+def check_stages(settings: dict) -> None:
+    """Raises ValueError for settings of the instrument stages that cannot be."""
+    where = "instruments.stages"
+    windows.check_whole(f"{where}.step", settings["step"], 1)
+    windows.check_whole(f"{where}.max_entries", settings["max_entries"], 1)
+    windows.ranks_of(where, settings["ranks"])
+    windows.check_max_mib(where, settings["max_mib"])
+    switches = ("record_shapes", "profile_memory", "with_stack", "compilation", "gzip")
+    windows.check_switches(where, settings, *switches)
+    windows.check_choice(f"{where}.stacks", settings["stacks"], windows.STACKS)

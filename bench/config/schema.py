@@ -1,129 +1,127 @@
-"""Every knob as a typed dataclass: what a run is asked to do.
+"""Every setting as a typed dataclass: what a run is asked to do.
 
-Hydra composes these schemas (bench/config/compose.py); bench/config/resolve.py fills what was left to the machine and refuses what
-cannot be; `config_id()` names the result.  None means off, unknown or "derive it", never 0 or -1.
+bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
+names the result.  None means off, unknown or "derive it", never 0 or -1.
+
+config.yaml's versions, both read by `read()`:
+  1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
+  2  optim has the settings of its own optimizer, optim.schedule those of its own schedule; exporters are no instruments
 """
 
 import dataclasses
 import hashlib
 import json
-import math
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from pathlib import Path
+from typing import Annotated, Any
 
-MISSING = "???"  # OmegaConf's mark for a value that some yaml must give
+import yaml
+
+from bench.config.typed import build
+from models import optimizers
+from models.settings import Positive, PositiveInt, Range, one_of
+
 CONFIG_ID_CHARS = 8
+AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "use 1 or more")]
+Seconds = Annotated[float, Range(lambda value: value > 0, "use a number of seconds above 0")]
+Name = Annotated[
+    str,
+    Range(
+        lambda name: name[:1] not in ("", ".") and all(char.isalnum() or char in "._-" for char in name),
+        "it becomes part of a folder's name: use letters, digits, '-', '_' and '.'",
+    ),
+]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelConfig:
-    arch: str = MISSING  # a name in models.MODELS
-    num_layers: int = MISSING
-    num_heads: int = MISSING
-    width: int = MISSING  # of the residual stream
-    vocab_size: Optional[int] = None  # rows of the embedding; None: data.vocab_size rounded up to a multiple of 64
+    arch: str  # models/ARCH.py
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    width: PositiveInt  # of the residual stream
+    vocab_size: PositiveInt | None = None  # rows of the embedding; None: data.vocab_size rounded up to a multiple of 64
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DataConfig:
-    source: str = MISSING  # a name in bench.data.sources.SOURCES
-    vocab_size: Optional[int] = None  # tokens the data may use; None: the source knows
-    seq_len: int = MISSING
-    batch_tokens: int = MISSING  # of one optimizer step, over all ranks and micro-steps
-    train_glob: Optional[str] = None  # shards, text
-    val_glob: Optional[str] = None  # shards, text
-    tokenizer: Optional[str] = None  # text: "bytes" or "gpt2"
-    train_tokens: Optional[int] = None  # markov: how many to make
-    markov_seed: Optional[int] = None  # markov: of the source itself, never of the run
-    markov_lags: Optional[list[int]] = None  # markov: which earlier tokens the next one depends on
-    repo: Optional[str] = None  # hub: dataset repository
-    revision: Optional[str] = None  # hub: commit, so that the files cannot change underneath
-    num_train_shards: Optional[int] = None  # hub: how many to fetch
-    train_sha256: Optional[str] = None  # pysource, markov: what the made files must hash to
-    val_sha256: Optional[str] = None
+    source: str  # a name in bench.data.sources.SOURCES
+    vocab_size: int | None = None  # tokens the data may use; None: the source knows
+    seq_len: PositiveInt
+    batch_tokens: PositiveInt  # of one optimizer step, over all ranks and micro-steps
+    train_glob: str | None = None  # shards, text
+    val_glob: str | None = None  # shards, text
+    tokenizer: str | None = None  # text: "bytes" or "gpt2"
+    train_tokens: int | None = None  # markov: how many to make
+    markov_seed: int | None = None  # markov: of the source itself, never of the run
+    markov_lags: list[int] | None = None  # markov: which earlier tokens the next one depends on
+    repo: str | None = None  # hub: dataset repository
+    revision: str | None = None  # hub: commit, so that the files cannot change underneath
+    num_train_shards: int | None = None  # hub: how many to fetch
+    train_sha256: str | None = None  # pysource, markov: what the made files must hash to
+    val_sha256: str | None = None
 
 
-@dataclass
-class OptimConfig:
-    name: str = MISSING  # a name in models.OPTIMIZERS
-    lr: float = MISSING  # of AdamW, at the schedule's peak
-    beta1: float = MISSING
-    beta2: float = MISSING
-    eps: float = MISSING
-    weight_decay: float = MISSING
-    grad_clip_norm: Optional[float] = None
-    schedule: str = MISSING  # a name in models.SCHEDULES
-    warmup_frac: float = 0.0  # of num_steps
-    cooldown_frac: Optional[float] = None  # of num_steps; trapezoid only
-    final_lr_frac: Optional[float] = None  # of the peak; trapezoid and cosine
-    muon_lr: Optional[float] = None
-    muon_momentum: Optional[float] = None
-    muon_weight_decay: Optional[float] = None
-    muon_ns_steps: Optional[int] = None  # Newton-Schulz iterations
-
-
-@dataclass
+@dataclass(kw_only=True)
 class GoalConfig:
-    num_steps: int = MISSING
-    val_tokens: int = MISSING
-    val_every_steps: int = MISSING
-    target_val_loss: Optional[float] = None  # nats per token
-    target_gap_nats: Optional[float] = None  # above the data's known floor
-    stop_at_target: bool = False  # end the race at the first validation that reaches the target
+    num_steps: PositiveInt
+    val_tokens: PositiveInt
+    val_every_steps: PositiveInt
+    target_val_loss: float | None = None  # nats per token
+    target_gap_nats: Positive | None = None  # above the data's known floor
+    stop_at_target: bool = False  # end the run at the first validation that reaches the target
 
 
-@dataclass
+@dataclass(kw_only=True)
 class HardwareConfig:
-    device: str = "auto"  # auto, cpu, cuda
-    num_processes: Optional[int] = None  # None: one per GPU, or one on a CPU
-    num_threads: Optional[int] = None  # CPU threads of each process; None: an equal share of the cores
-    dtype: Optional[str] = None  # of activations; None: bfloat16 on a GPU, float32 on a CPU
-    compile: Optional[bool] = None  # torch.compile; None: on a GPU only
-    micro_batch_seqs: Optional[int] = None  # at most, per rank and micro-step; None: no limit
+    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
+    num_processes: AtLeast1 | None = None  # None: one per GPU, or one on a CPU
+    num_threads: AtLeast1 | None = None  # CPU threads of each process; None: an equal share of the cores
+    dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of activations; None: bfloat16 on a GPU only
+    compile: bool | None = None  # torch.compile; None: on a GPU only
+    micro_batch_seqs: PositiveInt | None = None  # at most, per rank and micro-step; None: no limit
     deterministic: bool = False  # torch.use_deterministic_algorithms
-    gc: Optional[str] = None  # Python's garbage collector in the race: freeze, on, off, manual; None: freeze
-    gc_every_steps: Optional[int] = None  # manual: a collection of generation 1 every so many steps
-    collective_timeout_s: float = 120.0
-    wall_timeout_s: Optional[float] = None  # the launcher ends the run after this long
+    gc: Annotated[str, one_of("freeze", "on", "off", "manual")] | None = None  # Python's collector; None: freeze
+    gc_every_steps: AtLeast1 | None = None  # manual: a collection of generation 1 every so many steps
+    collective_timeout_s: Seconds = 120.0
+    wall_timeout_s: Seconds | None = None  # the launcher ends the run after this long
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrackRules:
     """How a claim on the track is judged (bench/claims/rules/).  No part of config_id: it changes nothing in a run."""
 
-    device: Optional[str] = None  # cpu or cuda
-    gpu: Optional[str] = None  # its model, as the driver names it
-    num_gpus: Optional[int] = None
-    num_runs: Optional[int] = None  # a claim's fewest, each of another seed and with a time that counts
-    may_be_untimed: Optional[list[str]] = None  # what train_s may leave out; None: anything that is written down
-    forbidden_instruments: Optional[list[str]] = None
-    max_interrupted: Optional[int] = None  # runs of a claim's races that were interrupted and raced again
+    device: str | None = None  # cpu or cuda
+    gpu: str | None = None  # its model, as the driver names it
+    num_gpus: int | None = None
+    num_runs: int | None = None  # a claim's fewest, each of another seed and with a time that counts
+    may_be_untimed: list[str] | None = None  # what train_s may leave out; None: anything that the record names
+    max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrackConfig:
-    name: str = MISSING
-    about: str = MISSING
-    repeats: int = MISSING  # runs that ./speedrun.sh makes, each with a fresh seed
-    p_value: float = MISSING  # of the one-sided t test of the mean val_loss against the target
-    fixed: list[str] = field(default_factory=list)  # knobs which a run must leave alone to count on this track
-    reference_hardware: Optional[str] = None
+    name: str
+    about: str
+    repeats: PositiveInt  # runs that ./speedrun.sh makes, each with a fresh seed
+    # of the one-sided t test of the mean val_loss against the target
+    p_value: Annotated[float, Range(lambda value: 0 < value < 1, "it must be between 0 and 1")]
+    fixed: list[str] = field(default_factory=list)  # settings which a run must leave alone to count on this track
+    reference_hardware: str | None = None
     rules: TrackRules = field(default_factory=TrackRules)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Config:
-    name: Optional[str] = None  # for people; None: arch-optim
-    seed: int = 0
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    goal: GoalConfig = field(default_factory=GoalConfig)
+    name: Name | None = None  # for people; None: arch-optim
+    seed: Annotated[int, Range(lambda value: value >= 0, "use 0 or more")] = 0
+    model: ModelConfig
+    data: DataConfig
+    optim: optimizers.Config
+    goal: GoalConfig
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    track: TrackConfig = field(default_factory=TrackConfig)
+    track: TrackConfig
     instruments: dict[str, Any] = field(default_factory=dict)  # name -> its settings
+    exporters: dict[str, Any] = field(default_factory=dict)  # name -> its settings; they change nothing in a run
 
 
 @dataclass(frozen=True)
@@ -134,59 +132,51 @@ class Machine:
     num_cpus: int
 
 
-def build(cls, values, path=""):
-    """Plain nested dict -> dataclass.  Raises ValueError for a key, type or missing value that cls does not have."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
-    for key in values:
-        if key not in fields:
-            raise ValueError(f"unknown setting {path}{key}={values[key]!r}: {cls.__name__} has {', '.join(fields)}")
-    made = {}
-    for name, hint in hints.items():
-        where = f"{path}{name}"
-        if name in values:
-            value = values[name]
-            nested = dataclasses.is_dataclass(hint)
-            made[name] = build(hint, value or {}, where + ".") if nested else _checked(where, value, hint)
-    config = cls(**made)
-    for name in fields:
-        if getattr(config, name) == MISSING:
-            raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE or choose a track that does")
-    return config
-
-
-def _checked(where, value, hint):
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-        origin = typing.get_origin(hint)
-    kind = origin or hint
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if kind is float and isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{where}={value}: it must be a finite number; null leaves it out")
-    if value == MISSING or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
-        return value
-    raise ValueError(
-        f"{where}={value!r} is of type {type(value).__name__}: it must be of type {getattr(hint, '__name__', hint)}"
-    )
-
-
 def to_dict(config):
     return dataclasses.asdict(config)
 
 
-def config_id(config):
-    """First 8 hex digits of a sha256 over everything but name, seed and the track's rules: runs that share it are repeats.
+def read(folder):
+    """config.yaml of a run folder, of any version -> Config.  Raises OSError, ValueError."""
+    path = Path(folder) / "config.yaml"
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: holds no settings")
+    return build(Config, upgraded(values))
 
-    What is None is left out, so that a knob which later versions add, and which an old run never had, changes no id.
+
+def upgraded(values):
+    """config.yaml's values, of any version -> as the newest version has them, in a new dict."""
+    optim, track = values.get("optim"), values.get("track")
+    if isinstance(optim, dict) and isinstance(optim.get("schedule"), str):
+        optim = _without_none(optim)
+        schedule = {"name": optim.pop("schedule")}
+        names = ("warmup_frac", "cooldown_frac", "final_lr_frac")
+        schedule |= {name: optim.pop(name) for name in names if name in optim}
+        values = values | {"optim": optim | {"schedule": schedule}}
+    if isinstance(track, dict) and isinstance(track.get("rules"), dict):
+        rules = {name: rule for name, rule in track["rules"].items() if name != "forbidden_instruments"}
+        values = values | {"track": track | {"rules": rules}}
+    return values
+
+
+def config_id(config):
+    """First 8 hex digits of a sha256 over all that changes a run but its seed: runs that share it are repeats.
+
+    What is None is not hashed, and optim is hashed flat, as version 1 wrote it: a setting that a later version adds or
+    moves changes no id.
     """
-    values = {key: value for key, value in to_dict(config).items() if key not in ("name", "seed")}
-    values["track"].pop("rules")  # they judge runs and change none
-    values = _without_none(values)
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    values = to_dict(config)
+    for name in ("name", "seed", "exporters"):
+        del values[name]
+    del values["track"]["rules"]  # they judge runs and change none
+    schedule = values["optim"].pop("schedule")
+    assert schedule.keys() & values["optim"].keys() == {"name"}, "an optimizer and a schedule share a setting's name"
+    values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
+    text = json.dumps(_without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bench.machine.code_state import REPO
+from bench.paths import INSTALLED, REPO
 
 MAX_PATCH_CHARS = 200_000
 SHOWN = ("--", ".", ":(exclude)results")
@@ -65,6 +65,8 @@ class _Git:
 
     def __call__(self, *words, why=None, given=None):
         """Its output.  Raises Unknown with the reason, or with git's own words."""
+        if INSTALLED:
+            raise Unknown("the installed program has no repository: compare them in a clone")
         try:
             done = subprocess.run(
                 ["git", *words], cwd=self._repo, env=self._env, input=given, capture_output=True, timeout=TIMEOUT_S

@@ -1,7 +1,7 @@
-"""Finished records -> TensorBoard, Weights & Biases, MLflow.  Never during a race: they read the run folder afterwards.
+"""Finished records -> TensorBoard, Weights & Biases, MLflow: read from the run folder, never during a run.
 
-Their packages are optional.  What they are given is a copy, often rounded (TensorBoard keeps 32 bits): the record stays
-the source.
+An exporter is a file here and a yaml of its settings in conf/exporters/, both of its package's name.  The packages are
+optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
 """
 
 import importlib.util
@@ -12,37 +12,74 @@ import sys
 import time
 from pathlib import Path
 
-from bench import atomic, private
-from bench.paths import REPO
+import yaml
 
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # exporter: what pip calls its package
+from bench import atomic, private
+from bench.paths import CONF, REPO
+
 FOLDER = "dashboards"  # of a run
 OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
 
 
-def require(name):
-    """ImportError with the command that helps, where the exporter's package is not installed."""
-    if importlib.util.find_spec(name) is None:
-        python = private.redact(sys.executable, REPO)
-        raise ImportError(f"the package {PACKAGES[name]} is not installed: {python} -m pip install {PACKAGES[name]}")
+def names():
+    """Names of the exporters, sorted."""
+    return sorted(path.stem for path in (CONF / "exporters").glob("*.yaml"))
 
 
-def after_race(folder, run, say=print):
-    """Export a run to whatever its instruments name, each in a process of its own.  Never raises: the record is complete."""
-    for name in [name for name in PACKAGES if name in (run["instruments"] or {})]:
-        if importlib.util.find_spec(name) is None:  # the instrument has said so in the record
+def chosen(run):
+    """A record -> {exporter: its settings} that the run chose.  The first records have them among the instruments."""
+    return {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()} | (
+        run.get("exporters") or {}
+    )
+
+
+def settings_of(run, name, changes=()):
+    """Settings of an exporter: its yaml's, the run's own, then KEY=VALUE words.  ValueError for an unknown key."""
+    settings = yaml.safe_load((CONF / "exporters" / f"{name}.yaml").read_text())[name] | chosen(run).get(name, {})
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or key not in settings:
+            raise ValueError(f"--set {change}: {name} has {', '.join(settings) or 'no settings'}; write KEY=VALUE")
+        settings[key] = yaml.safe_load(value)
+    return settings
+
+
+def missing(name):
+    """None, or where the exporter's package is not installed a sentence with the command that installs it."""
+    if importlib.util.find_spec(name) is not None:
+        return None
+    return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
+
+
+def warnings(exporters):
+    """Chosen exporters -> a record's warnings of the packages that are missing."""
+    return [
+        {"rank": None, "instrument": name, "edge": "start", "error": sentence}
+        for name in exporters
+        if (sentence := missing(name))
+    ]
+
+
+def after_run(folder, run, say=print):
+    """Export a run to the exporters it chose, each in a process of its own.  Never raises: the record is complete."""
+    for name in chosen(run):
+        if missing(name):  # the record has a warning
             continue
-        command = [sys.executable, "-m", "bench", "dashboard", str(folder), "--to", name]
+        command = [sys.executable, "-m", "bench", "dashboard", os.path.abspath(folder), "--to", name]
+        error = None
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+                command,
+                cwd=REPO,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
             )
-            error = (
-                None
-                if done.returncode == 0
-                else (done.stdout + done.stderr).strip().rpartition("\n")[2] or "it ended without a word"
-            )
+            if done.returncode:
+                error = (done.stdout + done.stderr).strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as failed:
             error = f"{type(failed).__name__}: {failed}"
             note(folder, name, error)
@@ -51,15 +88,15 @@ def after_race(folder, run, say=print):
 
 
 def note(run_folder, name, error=None, **facts):
-    """Write down in the run's dashboards/dashboards.json what became of an export; a full disk is no reason to fail."""
+    """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is no reason to fail."""
     path = Path(run_folder) / FOLDER / OUTCOMES
     try:
-        told = json.loads(path.read_text())
+        outcomes = json.loads(path.read_text())
     except (OSError, ValueError):
-        told = {}
-    told[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
+        outcomes = {}
+    outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(path, told, durable=False)
+        atomic.write_json(path, outcomes, durable=False)
     except OSError:
         pass

@@ -1,7 +1,7 @@
 """A record -> a run in MLflow's store; without a tracking_uri that is results/mlflow.db, which all runs share.
 
-mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the client is used: nothing about the user, the
-machine or the program is added by MLflow itself.
+mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the client is used: MLflow itself adds
+nothing about the user, the machine or the program.
 """
 
 from bench.paths import results_root

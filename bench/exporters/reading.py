@@ -6,10 +6,12 @@ from pathlib import Path
 import yaml
 
 from bench import utc
+from bench.config import schema
+from bench.config.typed import leaves
 from bench.record import run_folder, step_files
 
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
-LEFT_OUT = ("step", "flags", "t_ns")
+NOT_EXPORTED = ("step", "flags", "t_ns")
 MAX_TEXT = 250  # characters of a setting's value: what all three take
 
 
@@ -24,11 +26,11 @@ class Exported:
 
 
 def read(folder):
-    """Raises ValueError for a folder that holds no record, or one of a race that is still running."""
+    """Raises ValueError for a folder that holds no record, or one of a run that has not ended."""
     folder = Path(folder)
     run = run_folder.read(folder)
     if run["status"] == "running":
-        raise ValueError(f"{folder}: the race is still running; export it when it has ended")
+        raise ValueError(f"{folder}: the run has not ended: export it afterwards")
     rows, offset_s = step_files.read(folder), _offset_s(step_files.read_events(folder), run)
     points, last_s = [], utc.seconds(run["started_at"])
     for row in rows:
@@ -45,18 +47,13 @@ def read(folder):
 
 
 def series_of(row):
-    """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed stand under "disturbed/"."""
+    """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed are under "disturbed/"."""
     found = {}
     for column, value in row.items():
-        if column in LEFT_OUT or not isinstance(value, (int, float)):
+        if column in NOT_EXPORTED or not isinstance(value, (int, float)):
             continue
-        group = (
-            "disturbed"
-            if row.get("flags") and column.endswith("_ms")
-            else "time"
-            if column.endswith("_ms")
-            else "steps"
-        )
+        of_time = "disturbed" if row.get("flags") else "time"
+        group = of_time if column.endswith("_ms") else "steps"
         found[NAMES.get(column, f"{group}/{column}")] = float(value)
     return found
 
@@ -67,15 +64,9 @@ def _settings(folder):
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError):
         return {}
-    return dict(_leaves(config)) if isinstance(config, dict) else {}
-
-
-def _leaves(values, path=""):
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value if isinstance(value, (bool, int, float)) else str(value)[:MAX_TEXT]
+    found = leaves(schema.upgraded(config)) if isinstance(config, dict) else ()
+    plain = (bool, int, float)
+    return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in found if one != {}}
 
 
 def _offset_s(events, run):

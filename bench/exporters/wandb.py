@@ -1,6 +1,6 @@
-"""A record -> a run of Weights & Biases.  Offline (the default) it lies in RUN/dashboards/wandb and `wandb sync` sends it.
+"""A record -> a run of Weights & Biases.  Offline (the default) it is in RUN/dashboards/wandb; `wandb sync` sends it.
 
-wandb is told nothing of its own accord: no host name, no git remote, no console, no machine metrics of its own.
+wandb adds nothing by itself: no host name, no git remote, no console, no machine metrics.
 """
 
 import shutil
@@ -13,7 +13,7 @@ MODES = ("offline", "online")
 def export(exported, settings):
     """Returns {"folder", "run_id"}.  An offline export of before is replaced.  ValueError for an unknown mode."""
     if settings["mode"] not in MODES:
-        raise ValueError(f"instruments.wandb.mode={settings['mode']}: use {' or '.join(MODES)}")
+        raise ValueError(f"exporters.wandb.mode={settings['mode']}: use {' or '.join(MODES)}")
     import wandb
 
     folder = exported.folder / FOLDER

@@ -6,7 +6,28 @@ A new instrument is a new file here with a class INSTRUMENT that extends base.In
 import importlib
 import importlib.util
 
+from bench.config import profiler_windows
 from bench.instruments import base
+
+
+def kind(name: str) -> type[base.Instrument]:
+    """The class of an instrument, without torch.  Raises ValueError for a name that has no file."""
+    module = f"{__name__}.{name}"
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"instruments={name}: there is no bench/instruments/{name}.py")
+    return importlib.import_module(module).INSTRUMENT
+
+
+def check(chosen: dict[str, dict]) -> None:
+    """{name: settings}, all of them.  Raises ValueError for what cannot run."""
+    for name, settings in chosen.items():
+        kind(name).check(settings)
+    profiler_windows.check({name: kind(name).profiler_windows(settings) for name, settings in chosen.items()})
+
+
+def flagging(names) -> list[str]:
+    """Those of the names, sorted, whose instrument flags steps.  Of an old record's instrument nothing is known."""
+    return [name for name in sorted(names) if importlib.util.find_spec(f"{__name__}.{name}") and kind(name).flags_steps]
 
 
 def load(chosen, context):
@@ -16,12 +37,10 @@ def load(chosen, context):
     """
     made, warnings = [], []
     for name, settings in chosen.items():
-        module = f"{__name__}.{name}"
-        if importlib.util.find_spec(module) is None:
-            raise ValueError(f"instruments={name}: there is no bench/instruments/{name}.py")
+        made_of = kind(name)
         try:
-            made.append(importlib.import_module(module).INSTRUMENT(context, **settings))
+            made.append(made_of(context, **settings))
             made[-1].name = name
-        except Exception as error:  # no sensor, no package, no permission: the race goes on without it
+        except Exception as error:  # no sensor, no package, no permission: the run goes on without it
             warnings.append(base.warning(name, "start", error))
     return made, warnings

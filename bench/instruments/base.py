@@ -39,7 +39,19 @@ class Context:
 
 
 class Instrument:
+    """Its file is read where torch is not: it imports torch, and what does so, inside functions."""
+
     name = "?"  # set when it is loaded: the name of its file
+    flags_steps = False  # whether it disturbs steps, which then enter no statistic: such a run counts nowhere
+
+    @staticmethod
+    def check(settings):
+        """settings: of the types of its yaml.  Raises ValueError, before the run, for what cannot be."""
+
+    @staticmethod
+    def profiler_windows(settings):
+        """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
+        return ()
 
     def __init__(self, context):
         self.context = context

@@ -20,6 +20,12 @@ MAX_OOM_SNAPSHOTS = 3  # a race that survives running out of memory may do so of
 
 
 class MemoryHistory(Instrument):
+    flags_steps = True
+
+    @staticmethod
+    def check(settings):
+        windows_of(settings)
+
     def __init__(self, context, whole_race, **settings):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"

@@ -16,9 +16,6 @@ import time
 from bench.config import profiler_windows
 from bench.instruments.base import Instrument
 from bench.memory import recording as memory_recording
-from bench.profiling import allocations, files, memory_page, tables
-from bench.profiling.recording import Recording
-from bench.profiling.windows import FLAG, STEP_RANGE, merged
 from bench.units import MIB, format_bytes, ms_from_ns
 
 STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
@@ -26,6 +23,13 @@ CYAN, PLAIN = "\033[36m", "\033[0m"
 
 
 class Stages(Instrument):
+    flags_steps = True
+
+    @staticmethod
+    def profiler_windows(settings):
+        profiler_windows.check_stages(settings)
+        return None
+
     def __init__(self, context, **settings):
         super().__init__(context)
         self._settings = settings
@@ -50,7 +54,7 @@ class Stages(Instrument):
     def on_step_start(self, step):
         if step + 1 == self._settings["step"]:
             self._flag(step + 1)
-            self._begin("training_microsteps", f"{STEP_RANGE}{step + 1}")
+            self._begin("training_microsteps", f"{profiler_windows.STEP_RANGE}{step + 1}")
 
     def on_phase(self, name):
         if name == "validation":
@@ -58,7 +62,7 @@ class Stages(Instrument):
         elif self._recording is not None:
             if name == "optimizer":
                 self._end("training_microsteps")
-                self._begin("optimizer_step", f"{STEP_RANGE}{self._settings['step']}")
+                self._begin("optimizer_step", f"{profiler_windows.STEP_RANGE}{self._settings['step']}")
             self._recording.ranges.close(down_to=1)
             self._recording.ranges.open(name)
 
@@ -83,6 +87,8 @@ class Stages(Instrument):
     def _begin(self, phase, *ranges):
         if not self._mine or phase in self._done or self._recording is not None:
             return
+        from bench.profiling.recording import Recording
+
         context = self.context
         options = profiler_windows.stage_options(self._settings)
         self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
@@ -100,6 +106,8 @@ class Stages(Instrument):
         recording = self._recording
         if recording is None or recording.name != phase:
             return
+        from bench.profiling import files, tables
+
         started_ns = time.perf_counter_ns()
         self._recording = None
         recording.stop()
@@ -128,6 +136,8 @@ class Stages(Instrument):
         path = stem.with_name(f"{stem.name}_memory_timeline.html")
         if not self._settings["profile_memory"]:
             return
+        from bench.profiling import allocations, memory_page
+
         self._say(phase, f"Exporting memory timeline to {self._shown(path)}")
         timelines, phases = allocations.read(recording.profile, recording.start_mem_bytes)
         found["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
@@ -152,6 +162,8 @@ class Stages(Instrument):
         return self._flagged
 
     def summary(self):
+        from bench.profiling import tables
+
         for phase, recording, stem in self._tables:
             written = tables.write(recording, stem, stage=phase, rank=self.context.rank)
             self._done[phase]["files"] += [self._shown(path) for path in written]
@@ -160,6 +172,8 @@ class Stages(Instrument):
         return {phase: self._done.get(phase, {"status": not_mine}) for phase in STAGES}
 
     def merge(self, summaries):
+        from bench.profiling.windows import merged
+
         return merged(summaries)
 
     def close(self):
@@ -170,9 +184,9 @@ class Stages(Instrument):
             self._memory.stop()
 
     def _flag(self, row):
-        self._flagged[row] = FLAG
+        self._flagged[row] = profiler_windows.FLAG
         if self.context.world_size > 1 or self.context.device_type == "cuda":
-            self._flagged[row + 1] = FLAG  # others waited while this was written
+            self._flagged[row + 1] = profiler_windows.FLAG  # others waited while this was written
 
     def _shown(self, path):
         return path.relative_to(self.context.folder).as_posix()

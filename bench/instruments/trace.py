@@ -5,17 +5,21 @@ Which steps: conf/instruments/trace.yaml.  How it is done: bench/profiling/windo
 
 from bench.config import profiler_windows
 from bench.instruments.base import Instrument
-from bench.profiling.windows import Windows, merged
 
 
 class Trace(Instrument):
+    flags_steps = True
+    profiler_windows = staticmethod(profiler_windows.windows_of)
+
     def __init__(self, context, **settings):
+        from bench.profiling.windows import Windows
+
         super().__init__(context)
         self.windows = Windows(context, *self._plan(settings))
 
     def _plan(self, settings):
         """Settings -> (windows, folder of their traces)."""
-        return profiler_windows.windows_of(settings), self.context.folder / "traces"
+        return self.profiler_windows(settings), self.context.folder / "traces"
 
     def on_run_start(self):
         self.windows.on_run_start()
@@ -45,6 +49,8 @@ class Trace(Instrument):
         return self.windows.summary()
 
     def merge(self, summaries):
+        from bench.profiling.windows import merged
+
         return merged(summaries)
 
     def close(self):

@@ -5,17 +5,22 @@ The tables that KempnerForge prints go into the rank's log, the thirteen figures
 
 from bench.config import profiler_windows
 from bench.instruments.trace import Trace
-from bench.profiling.kempner import print_profiler_summary
 
 
 class Window(Trace):
+    @staticmethod
+    def profiler_windows(settings):
+        window = profiler_windows.kempner_window(settings)
+        return [window] if window else []
+
     def _plan(self, settings):
         self._classifier = settings["classifier"]
         self._traces = self.context.folder / "traces" / (settings["trace_dir"] or "")
-        window = profiler_windows.kempner_window(settings)
-        return [window] if window else [], self._traces
+        return self.profiler_windows(settings), self._traces
 
     def summary(self):
+        from bench.profiling.kempner import print_profiler_summary
+
         found = super().summary()
         for shot in self.windows.shots:
             if shot.saved is not None and shot.recording is not None and self.context.rank == 0:

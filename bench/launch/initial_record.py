@@ -8,6 +8,7 @@ import yaml
 from bench import atomic, private, utc
 from bench.config import schema
 from bench.data import sources
+from bench.exporters import dashboards
 from bench.machine import code_state, environment
 from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
@@ -64,12 +65,14 @@ def record_of(job, env, command):
         },
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,
+        "exporters": config.exporters,
         "timing_protocol": TIMING_PROTOCOL
         | gc_policy.protocol(config.hardware.gc, config.hardware.gc_every_steps)
         | {"instruments": sorted(config.instruments)},
         "code": code_state.state(REPO),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
+        "warnings": dashboards.warnings(config.exporters),
         "measured": {},
         "metrics": {},
         "artifacts": [],

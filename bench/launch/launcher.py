@@ -18,10 +18,10 @@ from bench import atomic, private, utc
 from bench.diagnosis import event_costs
 from bench.exporters import dashboards
 from bench.launch import initial_record
-from bench.launch.progress import Progress
+from bench.launch.progress import Progress, say
 from bench.machine import environment, preflight
 from bench.machine.processes import die_with_parent, has_ended
-from bench.paths import REPO, results_root
+from bench.paths import REPO, project_folder, results_root
 from bench.record import failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 from bench.training import flight_recorder
@@ -51,6 +51,8 @@ def launch(job, command=(), results=None, brief=False, race=None):
     child_env = _child_env(job.config.hardware)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
+    for warning in run["warnings"]:
+        say("export", f"{warning['instrument']}: {warning['error']}")
     with _signals_raise() as deaf:
         folder = initial_record.folder_of(job.config, run, results)
         try:
@@ -64,8 +66,9 @@ def launch(job, command=(), results=None, brief=False, race=None):
         deaf()  # what follows is the clean end, and once is enough
         _finish(folder, run, exit_code, stopped, time.time() - started_s)
     if run["status"] != "aborted":
-        dashboards.after_race(folder, run)
-    run["folder"] = os.path.relpath(folder, REPO) if folder.is_relative_to(REPO) else str(folder)
+        dashboards.after_run(folder, run)
+    base = project_folder()
+    run["folder"] = os.path.relpath(folder, base) if folder.is_relative_to(base) else str(folder)
     return run
 
 
@@ -172,10 +175,11 @@ def _finish(folder, run, exit_code, stopped, wall_s):
     }
     run["instrument_summaries"] = result.get("instrument_summaries", {})
     run["doubts"] = result.get("doubts", [])
-    run["warnings"] = result.get("warnings", [])
+    run["warnings"] += result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
     rows = step_files.read(folder)
     lost = _costs(folder, run, rows)
+    run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
     with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
         if failure and rows:
             step_files.write(folder, rows)  # the scribe's lines, made one a step

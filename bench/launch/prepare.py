@@ -1,54 +1,63 @@
-"""Overrides -> a race that may start: composed, its data found or made, resolved, everything checked."""
+"""Overrides -> a run that may start: composed, its data found or made, resolved, everything checked."""
 
+import dataclasses
 from dataclasses import dataclass
 
-from bench import private
-from bench.config import compose, profiler_windows, resolve, schema
+from bench import instruments, private
+from bench.config import compose, resolve, schema, windows
 from bench.data import sources
 from bench.machine import environment, gpus
 from bench.paths import REPO, of_user
 
+GLOBS = ("train_glob", "val_glob")
+
 
 @dataclass(frozen=True)
 class Job:
-    """A race that may start: everything asked has been checked."""
+    """A run that may start: everything asked has been checked."""
 
     config: schema.Config  # resolved
     dataset: sources.Dataset
     overrides: list[str]
-    deviations: list[str]
+    deviations: list[str]  # from the track's rules; not empty: open division
 
     @property
-    def config_id(self):
+    def config_id(self) -> str:
         return schema.config_id(self.config)
 
+    def with_seed(self, seed: int) -> "Job":
+        """The same run with another seed, 0 or more."""
+        overrides = [override for override in self.overrides if not override.startswith("seed=")]
+        config = dataclasses.replace(self.config, seed=seed)
+        return dataclasses.replace(self, config=config, overrides=[*overrides, f"seed={seed}"])
 
-def prepare(overrides, fetch=False, say=print):
-    """list[str] -> Job.  Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
-    machine = schema.Machine(gpus.num_visible(), environment.usable_cpus())
-    asked = compose.compose(overrides, machine)
-    for name in ("train_glob", "val_glob"):
-        pattern = getattr(asked.data, name)
-        if pattern is not None:
-            pattern = str(of_user(pattern))
-            setattr(asked.data, name, pattern)
-    dataset = sources.prepare(asked.data, fetch=fetch, say=say)
-    sources.check_val_tokens(dataset, asked.goal.val_tokens)
-    for name in ("train_glob", "val_glob"):  # found: from here on only for the record, where no home folder belongs
-        if getattr(asked.data, name) is not None:
-            setattr(asked.data, name, private.redact(getattr(asked.data, name), REPO))
-    config = resolve.resolve(asked, machine, dataset.vocab_size)
-    _check_names(config)
-    profiler_windows.check_ranks(config.instruments, config.hardware.num_processes)
+
+def this_machine() -> schema.Machine:
+    return schema.Machine(gpus.num_visible(), environment.usable_cpus())
+
+
+def asked(overrides: list[str]) -> schema.Config:
+    """What is asked of this machine, not resolved.  Raises ValueError for the user."""
+    config = compose.compose(overrides, this_machine())
+    if config.model.arch not in compose.choices("model"):
+        names = ", ".join(compose.choices("model"))
+        raise ValueError(f"model.arch={config.model.arch}: there is no such model; choose from {names}")
+    instruments.check(config.instruments)
+    return config
+
+
+def prepare(overrides: list[str], fetch: bool = False, say=print) -> Job:
+    """Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
+    config = asked(overrides)
+    data = config.data
+    for name in GLOBS:
+        if getattr(data, name) is not None:
+            setattr(data, name, str(of_user(getattr(data, name))))
+    dataset = sources.prepare(data, fetch=fetch, say=say)
+    sources.check_val_tokens(dataset, config.goal.val_tokens)
+    for name in GLOBS:  # from here on only for the record, where no home folder belongs
+        if getattr(data, name) is not None:
+            setattr(data, name, private.redact(getattr(data, name), REPO))
+    config = resolve.resolve(config, this_machine(), dataset.vocab_size)
+    windows.check_ranks(config.instruments, config.hardware.num_processes)
     return Job(config, dataset, list(overrides), compose.deviations(config))
-
-
-def _check_names(config):
-    """Names that a dict in models/ will look up; listed here by reading conf/, so that torch stays out."""
-    for group, name in (("model", config.model.arch), ("optim", config.optim.name)):
-        if name not in compose.choices(group):
-            raise ValueError(
-                f"{group}={name}: there is no such {group}; choose from {', '.join(compose.choices(group))}"
-            )
-    if config.optim.schedule not in ("constant", "cosine", "trapezoid"):
-        raise ValueError(f"optim.schedule={config.optim.schedule}: use constant, cosine or trapezoid")

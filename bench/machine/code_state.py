@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench import atomic
 from bench.machine import syntax
-from bench.paths import REPO
+from bench.paths import INSTALLED, REPO
 from bench.units import MIB
 
 IDENTITY_VERSION = 2
@@ -133,7 +133,12 @@ def _untracked(repo):
 
 
 def _git(repo, *words):
-    """Output of a git command in repo, or None where git, the repository or the commit is missing."""
+    """Output of a git command in repo, or None where git, the repository or the commit is missing.
+
+    A repository around an installed harness, such as that of the venv it is in, is not the harness's own.
+    """
+    if INSTALLED:
+        return None
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", *words], cwd=repo, env=env, capture_output=True, timeout=60, check=True)

@@ -13,9 +13,6 @@ from bench.profiling.cost import StepTimes
 from bench.profiling.recording import Recording
 from bench.units import format_bytes, format_ms, ms_from_ns
 
-FLAG = "profiled"
-STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
-
 
 @dataclass
 class Shot:
@@ -76,7 +73,7 @@ class Windows:
         while self._waiting and self._waiting[0].window.begin_step <= row:
             self._current.append(self._waiting.pop(0))
         for shot in self._current:
-            self._flagged[row] = FLAG
+            self._flagged[row] = rules.FLAG
             if shot.window.has(self._context.rank):
                 self._begin_step(shot, row)
         self._times.start()
@@ -96,7 +93,7 @@ class Windows:
         elif not shot.recording.is_warm:
             shot.recording.warm()
         if self._recording is not None:
-            self._recording.ranges.open(f"{STEP_RANGE}{row}")
+            self._recording.ranges.open(f"{rules.STEP_RANGE}{row}")
 
     def on_phase(self, name):
         if self._recording is not None:
@@ -123,7 +120,7 @@ class Windows:
         self._current.remove(shot)
         shot.status = status if shot.rows else "not reached"
         if self._context.world_size > 1 or self._context.device_type == "cuda":
-            self._flagged[self._last_row + 1] = FLAG
+            self._flagged[self._last_row + 1] = rules.FLAG
         recording = shot.recording
         if recording is None:
             if shot.rows:

@@ -38,7 +38,6 @@ def environment(results):
 
 
 FACTS_MODULES = ("bench.race.arm_process", "bench.racers")  # this file's names, the newest first: a revision has one
-DISTURBING = {"trace", "window", "stages", "memory_history"}  # instruments that flag steps
 
 
 def facts(folder, overrides, results):
@@ -55,6 +54,7 @@ def facts(folder, overrides, results):
 
 def print_facts(overrides):
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
+    from bench import instruments
     from bench.launch.prepare import prepare
     from bench.machine import environment as machine
 
@@ -63,10 +63,11 @@ def print_facts(overrides):
     except ValueError as error:
         print(f"race: {error}", file=sys.stderr)
         return 2
-    disturbing = sorted(DISTURBING & set(job.config.instruments))
+    disturbing = instruments.flagging(job.config.instruments)
     if disturbing:
         print(
-            f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, and look into a run of its own",
+            f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, "
+            "and look into a run of its own",
             file=sys.stderr,
         )
         return 2

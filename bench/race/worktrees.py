@@ -9,11 +9,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from bench.paths import INSTALLED
+
 FOLDER = "speedrun-worktrees"
 
 
 def commit_of(repo, rev):
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
+    _git_folder(repo, rev)
     found = _git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if found is None:
         raise ValueError(f"{rev}: this repository has no such revision: git log --oneline shows some")
@@ -22,10 +25,15 @@ def commit_of(repo, rev):
 
 def path_of(repo, name):
     """Where the worktree of this name lies, made or not.  ValueError outside git."""
-    common = _git(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
+    return _git_folder(repo, name) / FOLDER / name
+
+
+def _git_folder(repo, name):
+    """The repository's .git.  An installed harness has none: one around it is somebody else's."""
+    common = None if INSTALLED else _git(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
     if common is None:
-        raise ValueError(f"{name}: the harness does not lie in a git repository, so that there are no revisions")
-    return Path(common.strip()) / FOLDER / name
+        raise ValueError(f"{name}: the harness does not lie in a git repository of its own: race revisions in a clone")
+    return Path(common.strip())
 
 
 def add(repo, name, commit):

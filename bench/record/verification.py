@@ -5,16 +5,18 @@ and docstring are what ./run.sh verify shows.
 """
 
 import hashlib
+import importlib.resources
 import json
 import math
 from pathlib import Path
 
 from bench import private
+from bench.config import schema
 from bench.paths import REPO
 from bench.record import run_folder, step_files
 from bench.record.metrics import metrics
 
-SCHEMA = Path(__file__).with_name("run.schema.json")
+SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little more than the slowest rank's clock
 # Not in the first records: absent there, checked where recorded.
@@ -75,7 +77,7 @@ def is_complete(folder, run):
 
 def names_agree(folder, run):
     """Folder, record and config.yaml speak of the same run."""
-    config, goal = _config(folder), run.get("goal") or {}
+    config, goal = schema.read(folder), run.get("goal") or {}
     pairs = {
         "folder": (folder.resolve().name, run["run_id"]),
         "name": (config.name, run["name"]),
@@ -93,9 +95,7 @@ def names_agree(folder, run):
 
 def config_id_is_that_of_the_config(folder, run):
     """config_id is the hash of config.yaml."""
-    from bench.config import schema
-
-    found = schema.config_id(_config(folder))
+    found = schema.config_id(schema.read(folder))
     return found == run["config_id"], f"config.yaml gives {found}, the record says {run['config_id']}"
 
 
@@ -153,7 +153,7 @@ def steps_are_without_gaps(folder, run):
 
 def steps_are_those_of_the_goal(folder, run):
     """The race made the configured number of steps, or fewer only where it may stop at its target and reached it."""
-    goal, num_steps = _config(folder).goal, run["metrics"]["num_steps"]
+    goal, num_steps = schema.read(folder).goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
     return (
         num_steps == goal.num_steps or early,
@@ -164,8 +164,8 @@ def steps_are_those_of_the_goal(folder, run):
 def tokens_are_counted(folder, run):
     """tokens is step * batch_tokens in every row, batch_tokens as configured."""
     batch_tokens = run["measured"]["batch_tokens"]
-    if batch_tokens != _config(folder).data.batch_tokens:
-        return False, f"batch_tokens {batch_tokens}, config.yaml says {_config(folder).data.batch_tokens}"
+    if batch_tokens != schema.read(folder).data.batch_tokens:
+        return False, f"batch_tokens {batch_tokens}, config.yaml says {schema.read(folder).data.batch_tokens}"
     wrong = [row["step"] for row in step_files.read(folder) if row["tokens"] != row["step"] * batch_tokens]
     return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
 
@@ -242,14 +242,6 @@ RULES_OF_A_COMPLETE_RUN = [
     steps_fit_into_the_time,
     times_fit_into_the_wall_time,
 ]
-
-
-def _config(folder):
-    import yaml
-
-    from bench.config import schema
-
-    return schema.build(schema.Config, yaml.safe_load((folder / "config.yaml").read_text()))
 
 
 def _same(one, other):

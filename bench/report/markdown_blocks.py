@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 
 from bench import atomic
-from bench.paths import REPO, published_root
+from bench.paths import INSTALLED, project_folder, published_root
 
 END = "<!-- end of ./run.sh -->"
-FILES = ("README.md", "results/README.md")  # of the repository: where committed tables are
+FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
 BLOCK = re.compile(r"<!-- \./run\.sh (?P<command>[^\n>]*?) -->\n(?P<body>.*?)" + re.escape(END), re.S)
 
 
@@ -90,7 +90,13 @@ def write(files, table):
 def _committed():
     """The repository's and those of publications; the table of a claim's folder is judge's matter."""
     readmes = sorted(published_root().glob("*/README.md"))
-    return [REPO / name for name in FILES] + [path for path in readmes if not (path.parent / "claim.yaml").exists()]
+    found = [project_folder() / name for name in FILES]
+    if INSTALLED:  # the user's folder need not have them
+        found = [path for path in found if path.exists()]
+    found += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
+    if not found:
+        raise ValueError(f"{project_folder()}: there is no {' or '.join(FILES)}: name a Markdown file")
+    return found
 
 
 def printed(command, table):
@@ -99,7 +105,7 @@ def printed(command, table):
     if verb != "table" or {"--check", "--write"} & set(argv):
         raise ValueError(f"./run.sh {command}: only what ./run.sh table prints can be written again")
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), _standing_in(REPO):
+    with contextlib.redirect_stdout(out), _standing_in(project_folder()):
         if table([*argv, *(["--md"] if "--md" not in argv else [])]):
             raise ValueError(f"./run.sh {command}: it fails, so that the table cannot be written")
     return out.getvalue()

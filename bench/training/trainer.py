@@ -35,8 +35,7 @@ class Trainer:
                 **{_buffers_argument(): False},  # the models' buffers are constants
                 gradient_as_bucket_view=True,
             )
-        build_optimizer = models.OPTIMIZERS[config.optim.name]
-        self.optimizer = build_optimizer(self.model, config.optim, ranks.rank, ranks.world_size, ranks.device.type)
+        self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.loader = Loader(
             train_shards,
             config.data.batch_tokens,
@@ -92,9 +91,7 @@ class Trainer:
         )
 
     def lr_frac(self, step):
-        optim = self.config.optim
-        schedule = models.SCHEDULES[optim.schedule]
-        return schedule(step, self.config.goal.num_steps, optim.warmup_frac, optim.cooldown_frac, optim.final_lr_frac)
+        return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps)
 
     def warm_up(self):
         """Run every graph of the race on real batches, then restore all state bit for bit.
@@ -209,7 +206,7 @@ def _zero_state(state):
 
 def _build_model(config, device):
     """The same weights on every rank and device: drawn on the CPU from the run's seed."""
-    model = models.MODELS[config.model.arch](
+    model = models.load(config.model.arch)(
         vocab_size=config.model.vocab_size,
         seq_len=config.data.seq_len,
         num_layers=config.model.num_layers,

@@ -53,7 +53,7 @@ def _run(folder, launch, progress):
     from bench.config import schema
     from bench.training import distributed
 
-    config = _read_config(folder)
+    config = schema.read(folder)
     hardware = config.hardware
     torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
     torch.use_deterministic_algorithms(hardware.deterministic)
@@ -254,14 +254,6 @@ def _scribe(folder, config, trainer, run):
     flops_per_token = trainer.model.flops_per_token(config.data.seq_len)
     frac = None if peak is None else flops_per_token / (peak * config.hardware.num_processes)
     return Scribe(folder, config.goal.num_steps, config.data.batch_tokens, frac)
-
-
-def _read_config(folder):
-    import yaml
-
-    from bench.config import schema
-
-    return schema.build(schema.Config, yaml.safe_load((folder / "config.yaml").read_text()))
 
 
 def _shards(launch, run):

@@ -6,10 +6,10 @@ Text goes into a page through text() or tag(), data through the JSON blocks of p
 import base64
 import hashlib
 import html
+import importlib.resources
 import json
-from pathlib import Path
 
-ASSETS = Path(__file__).resolve().parent / "assets"
+ASSETS = importlib.resources.files("bench.web") / "assets"
 CHART_SCRIPTS = ("uPlot.iife.min.js", "charts.js")
 CHART_STYLES = ("uPlot.min.css", "style.css")
 

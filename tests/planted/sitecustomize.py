@@ -1,6 +1,7 @@
 """For test_planted.py: with this folder first on PYTHONPATH, every race has one more looker-on, which disturbs it.
 
 In optimizer step 8 it sleeps 200 ms, in step 14 it collects many objects, in step 20 it has a function compiled anew.
+It sleeps 100 ms itself as step 4 starts and as step 26 ends; its summary fails on a file of this repository.
 """
 
 import gc
@@ -14,6 +15,7 @@ from bench import instruments
 from bench.instruments.base import Instrument
 
 SLEEP_STEP, COLLECT_STEP, COMPILE_STEP = 8, 14, 20
+OWN_START_STEP, OWN_END_STEP = 4, 26
 
 
 class Planted(Instrument):
@@ -39,10 +41,19 @@ class Planted(Instrument):
 
     def on_step_start(self, step):
         self._step = step
+        if step == OWN_START_STEP:
+            time.sleep(0.1)
         if step == COLLECT_STEP:
             gc.collect()
         if step == COMPILE_STEP:
             self._compiled(self._torch.ones(4))
+
+    def on_step_end(self, step):
+        if step == OWN_END_STEP:
+            time.sleep(0.1)
+
+    def summary(self):
+        return {"found": (Path(__file__).parent / "nothing").read_text()}
 
 
 really = instruments.load

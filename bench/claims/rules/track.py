@@ -1,5 +1,6 @@
 """Rules whose numbers, models and names are the track's: track.rules, track.fixed and the data in conf/."""
 
+from bench import instruments
 from bench.claims.rules.evidence import of_each
 from bench.config import compose, schema
 
@@ -92,11 +93,10 @@ def only_what_may_be_untimed_was_untimed(claim):
 
 
 def no_forbidden_instrument_ran(claim):
-    """No profiler and nothing else that the track forbids, and no step that an instrument disturbed."""
-    forbidden = set(claim.law.rules.forbidden_instruments or ())
+    """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
 
     def fault_of(run):
-        found = sorted(forbidden & set(run.record["instruments"]))
+        found = instruments.flagging(run.record["instruments"])
         if found:
             return f"{', '.join(found)} ran"
         flagged = run.record["metrics"].get("num_flagged_steps")

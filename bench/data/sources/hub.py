@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources.source import REPO, Expected, Source, data_root, need_bytes
+from bench.data.sources.source import Expected, Source, data_root, need_bytes
+from bench.paths import CONF, INSTALLED
 from bench.units import format_bytes, format_s
 
-LOCKS = REPO / "conf" / "data"
+LOCKS = CONF / "data"
 SHARD_NAME = re.compile(r"[^/]*_(train|val)_\d+\.bin")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -109,7 +110,9 @@ class Hub(Source):
     # ---- the lock ----
 
     def _lock_path(self):
-        return LOCKS / f"{self.name}.lock.json"
+        """In conf/data; what an installed program locks itself lies beside the data."""
+        path = LOCKS / f"{self.name}.lock.json"
+        return data_root() / path.name if INSTALLED and not path.exists() else path
 
     def _read_lock(self):
         path, mend = self._lock_path(), "take it back from git, or delete it and fetch again"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.paths import REPO, of_user
+from bench.paths import of_user, project_folder
 from bench.units import format_bytes
 
 ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens")  # fields of DataConfig that every source has
@@ -32,8 +32,8 @@ class Expected:
 
 
 def data_root():
-    """Where data live: SPEEDRUN_DATA, or .data beside bench/."""
-    return of_user(os.environ.get("SPEEDRUN_DATA", REPO / ".data"))
+    """Where data live: SPEEDRUN_DATA, or .data in project_folder()."""
+    return of_user(os.environ.get("SPEEDRUN_DATA", project_folder() / ".data"))
 
 
 def need_bytes(folder, num_bytes, what):

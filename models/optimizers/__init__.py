@@ -1,0 +1,24 @@
+"""Optimizers, each a file with its settings and how it is built from them.  Importing them does not import torch."""
+
+from dataclasses import dataclass
+
+from models import schedules
+from models.settings import Positive
+
+
+@dataclass(kw_only=True)
+class Config:
+    """What every optimizer has; models/optimizers/NAME.py extends it."""
+
+    PACKAGE = __name__
+    name: str
+    lr: Positive  # at the schedule's peak
+    grad_clip_norm: Positive | None = None  # the trainer clips all gradients together; None: it does not
+    schedule: schedules.Config
+
+    def build(self, model, rank: int, world_size: int, device_type: str):
+        """The optimizer of a models.base.LanguageModel; each of its param_groups has lr and peak_lr.
+
+        It has step(), zero_grad(), param_groups, state_dict() and load_state_dict(), as torch's have.
+        """
+        raise NotImplementedError

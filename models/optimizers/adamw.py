@@ -1,0 +1,41 @@
+"""AdamW as the speedrun's first records use it: weight decay on matrices only, one learning rate for all.
+
+Loshchilov and Hutter 2019; which parameters decay as in github.com/karpathy/nanoGPT model.py.
+"""
+
+from dataclasses import dataclass
+
+from models import optimizers
+from models.settings import Momentum, NotNegative, Positive
+
+
+@dataclass(kw_only=True)
+class Config(optimizers.Config):
+    beta1: Momentum
+    beta2: Momentum
+    eps: Positive
+    weight_decay: NotNegative  # of matrices
+
+    def build(self, model, rank, world_size, device_type):
+        """AdamW over all of the model.  Every rank does the same update: rank and world_size are not used."""
+        return self.adamw(model.parameters(), device_type)
+
+    def adamw(self, parameters, device_type):
+        """One group of 2-D parameters with weight decay and one of the others without; lr and peak_lr in each.
+
+        One fused kernel on CUDA; on a CPU, where fusing gains nothing, the plain loop.
+        state_dict() refers to the live tensors: copy it to keep it.  One taken before the first step resets all.
+        """
+        import torch
+
+        parameters = list(parameters)
+        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+        vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay, "peak_lr": self.lr},
+            {"params": vectors, "weight_decay": 0.0, "peak_lr": self.lr},
+        ]
+        groups = [group for group in groups if group["params"]]
+        betas = (self.beta1, self.beta2)
+        fused = device_type == "cuda"
+        return torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, fused=fused, foreach=False)

@@ -1,0 +1,34 @@
+"""Muon (models/muon.py) for the matrices inside the blocks, AdamW for everything else."""
+
+from dataclasses import dataclass
+
+from models.optimizers import adamw
+from models.settings import Momentum, NotNegative, Positive, PositiveInt
+
+
+@dataclass(kw_only=True)
+class Config(adamw.Config):
+    """lr, the betas, eps and weight_decay are AdamW's."""
+
+    muon_lr: Positive
+    muon_momentum: Momentum
+    muon_weight_decay: NotNegative
+    muon_ns_steps: PositiveInt  # Newton-Schulz iterations
+
+    def build(self, model, rank, world_size, device_type):
+        """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
+        from models.muon import Muon, MuonWithAdamW
+
+        matrices = model.hidden_matrices()
+        taken = {id(matrix) for matrix in matrices}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+        muon = Muon(
+            matrices,
+            lr=self.muon_lr,
+            momentum=self.muon_momentum,
+            weight_decay=self.muon_weight_decay,
+            ns_steps=self.muon_ns_steps,
+            rank=rank,
+            world_size=world_size,
+        )
+        return MuonWithAdamW(self.adamw(others, device_type), muon)

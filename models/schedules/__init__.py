@@ -1,0 +1,24 @@
+"""Learning rate schedules: the fraction of the peak learning rate for each step.  Numbers in, a number out."""
+
+from dataclasses import dataclass
+
+from models.settings import Frac
+
+
+@dataclass(kw_only=True)
+class Config:
+    """What every schedule has; models/schedules/NAME.py extends it."""
+
+    PACKAGE = __name__
+    name: str
+    warmup_frac: Frac = 0.0  # of num_steps
+
+    def lr_frac(self, step: int, num_steps: int) -> float:
+        """Of step number step, 0 to num_steps - 1.  Here: linear over round(warmup_frac * num_steps) steps, then 1.
+
+        Step k of W warm-up steps gets (k + 1) / W, so that no step is wasted on a learning rate of 0.  For the same
+        reason what falls reaches its end at num_steps, the step after the last.
+        """
+        assert 0 <= step < num_steps, (step, num_steps)
+        num_warmup_steps = round(self.warmup_frac * num_steps)
+        return (step + 1) / num_warmup_steps if step < num_warmup_steps else 1.0

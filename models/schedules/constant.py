@@ -1,0 +1,5 @@
+"""1 after the warm-up."""
+
+from models.schedules import Config
+
+__all__ = ["Config"]

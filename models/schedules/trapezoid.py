@@ -1,0 +1,29 @@
+"""1 after the warm-up, then linear to final_lr_frac over the last round(cooldown_frac * num_steps) steps.
+
+The first of C cooldown steps still gets 1, the last one final + (1 - final) / C.  Where rounding makes warm-up and
+cooldown overlap by a step, the smaller of the two counts.
+"""
+
+from dataclasses import dataclass
+
+from models import schedules
+from models.settings import Frac
+
+
+@dataclass(kw_only=True)
+class Config(schedules.Config):
+    cooldown_frac: Frac  # of num_steps
+    final_lr_frac: Frac  # of the peak
+
+    def __post_init__(self):
+        if self.warmup_frac + self.cooldown_frac > 1:
+            raise ValueError(
+                f"warmup_frac={self.warmup_frac}: with cooldown_frac={self.cooldown_frac} it is more than the whole "
+                "run: make one smaller"
+            )
+
+    def lr_frac(self, step, num_steps):
+        num_cooldown_steps = round(self.cooldown_frac * num_steps)
+        num_left = num_steps - step
+        fall = 1.0 if num_left >= num_cooldown_steps else num_left / num_cooldown_steps
+        return min(super().lr_frac(step, num_steps), self.final_lr_frac + (1 - self.final_lr_frac) * fall)

@@ -1,0 +1,129 @@
+"""Promises of a record and of a verdict that nothing else would notice broken, each entered as a user enters."""
+
+import functools
+import json
+
+import claimed
+import pytest
+import racing
+from comparing import a_run, raced, write
+
+from bench.cli import compare, judge, race
+from bench.config import compose
+from bench.data import shards
+
+FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
+INVALID = {"validity": "invalid", "validity_reasons": ["val_loss is below the data's floor"]}
+TARGET = 3.0  # of track cpu_nano
+TRACKS = sorted(path.stem for path in (racing.REPO / "conf" / "track").glob("*.yaml"))
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    return claimed.Results(tmp_path / "results")
+
+
+def compared(capsys):
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- an invalid run enters no statistic
+
+
+def test_an_invalid_run_enters_no_number_of_a_comparison(results, capsys):
+    for run in (run for arm in raced(FAST, SLOW) for run in arm):
+        write(results.folder, run)
+    without = compared(capsys)
+    write(results.folder, a_run("B", 1.0, 10, val_loss=0.5, **INVALID))
+    found = compared(capsys)
+    assert found["started"] == [5, 6]
+    assert (found["time"], found["val_loss"], found["verdict"]) == (without["time"], without["val_loss"], "slower")
+
+
+def test_an_invalid_run_enters_no_number_of_a_race(results, monkeypatch):
+    """The third run of B takes 1 s and is invalid: with it B would be faster."""
+    of_b = iter([10.5, 10.51, 1.0, 10.49, 10.52])  # the first is the discarded warm-up
+    of_a = iter([10.0, 10.01, 9.99, 10.02, 9.98])
+    spoil = lambda run: run.update(INVALID) if run["measured"]["train_s_by_rank"] == [1.0] else None  # noqa: E731
+    results.add = functools.partial(results.add, change=spoil)
+    claimed.Racers(results, lambda arm, seed: next(of_b if arm == "B" else of_a)).install(monkeypatch)
+    race.main(["A=", "B=optim.beta2=0.99", "n=4"])
+    (path,) = (results.folder / "races").glob("*/race.json")
+    found = json.loads(path.read_text())["result"]["against"]["B"]
+    assert (found["verdict"], found["started"]) == ("slower", [4, 4])
+    assert found["time"]["n"] == found["val_loss"]["n"] == [4, 3]
+    assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
+
+
+def test_an_invalid_run_reaches_no_target(results, capsys):
+    spoil = [None, None, lambda run: run.update(INVALID)]
+    folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=spoil[seed]) for seed in range(3)]
+    assert judged(folders, capsys) == (False, "1 of 3 runs did not complete or are invalid")
+
+
+def judged(folders, capsys):
+    """Whether the target is reached, and the evidence."""
+    judge.main(["--json", *map(str, folders)])
+    (rule,) = [rule for rule in json.loads(capsys.readouterr().out)["rules"] if rule["rule"] == "the target is reached"]
+    return rule["passed"], rule["evidence"]
+
+
+# ---- a target is reached at p < 0.01, not at 0.05
+
+
+@pytest.mark.parametrize("track", TRACKS)
+def test_every_track_asks_p_below_one_in_a_hundred(track):
+    assert compose.compose([f"track={track}"]).track.p_value == 0.01
+
+
+@pytest.mark.parametrize(("spread", "passed", "p"), [(0.02, False, "p=0.025"), (0.01, True, "p=0.0065")])
+def test_a_claim_whose_p_lies_between_001_and_005_does_not_reach_the_target(results, capsys, spread, passed, p):
+    """Three losses, 0.05 nats below the target on average: t = -4.33 and -8.66 with 2 degrees of freedom."""
+    folders = [results.add(seed, val_loss=TARGET - 0.05 + spread * (seed - 1)) for seed in range(3)]
+    found, evidence = judged(folders, capsys)
+    assert found is passed
+    assert p in evidence and "needed p<0.01" in evidence
+
+
+def test_a_comparison_calls_a_mean_below_the_target_only_at_p_below_001(results, capsys):
+    """Five losses, 0.03 nats below the target on average: t = -2.83 and -8.49 with 4 degrees of freedom."""
+    losses = [[TARGET - 0.03 + spread * step for step in range(-2, 3)] for spread in (0.015, 0.005)]
+    for arm in raced(FAST, SLOW, *losses, goal={"target_val_loss": TARGET, "target_gap_nats": None}):
+        for run in arm:
+            write(results.folder, run)
+    found = compared(capsys)["val_loss"]
+    assert found["p_target"] == [pytest.approx(0.0237, abs=1e-3), pytest.approx(0.0005, abs=1e-4)]
+    assert found["below_target"] == [False, True]
+
+
+# ---- a run that the ledger does not know is not there
+
+
+def test_no_run_is_there_that_the_ledger_could_not_take(tmp_path):
+    (tmp_path / "ledger.jsonl").mkdir()  # nothing can be appended to it, not even by root
+    done = racing.bench(tmp_path, "run", *racing.SHORT)
+    assert done.returncode == 2 and "no record can be written there" in done.stderr
+    assert racing.folders(tmp_path) == []
+
+
+# ---- a failure names no private path
+
+
+def test_the_message_of_a_failed_run_names_no_private_path(tmp_path):
+    """A shard in the home folder vanishes between the launcher's check and the workers'."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("train", "val"):
+        shards.write(home / f"{name}.bin", [token % 256 for token in range(20000)])
+    words = [f"data.train_glob={home}/train.bin", f"data.val_glob={home}/val.bin", "data.vocab_size=257"]
+    with racing.Background(tmp_path / "results", "data=shards", *words, HOME=str(home)) as run:
+        run.wait_for_record()
+        (home / "train.bin").unlink()
+        code, out = run.end()
+        failure = racing.run_json(run.folder)["failure"]
+    assert (code, failure["kind"]) == (1, "bad_data")
+    assert "~/train.bin" in failure["message"]
+    assert str(home) not in (run.folder / "run.json").read_text() + racing.logs(tmp_path) + out

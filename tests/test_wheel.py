@@ -1,0 +1,147 @@
+"""What `pip install .` gives: one package with everything in it, and the command, used from a folder of the user's."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import racing
+
+pytestmark = pytest.mark.slow
+ROOMS = ("bench", "models", "conf")
+PACKAGE = "speedrun_bench"
+
+
+def call(*words, cwd=None):
+    """Without what says where a checkout's things are."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SPEEDRUN_", "PYTHON", "GIT_"))}
+    return subprocess.run(list(map(str, words)), cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+
+
+def must(*words, cwd=None):
+    done = call(*words, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("hatchling", reason="needs hatchling to build the wheel: pip install hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    must(sys.executable, "-m", "pip", "wheel", racing.REPO, "--no-deps", "--no-build-isolation", "-w", folder)
+    (path,) = folder.iterdir()
+    return path
+
+
+class Installed:
+    """A fresh environment with the wheel, which finds this one's packages, and a working folder in a git repository."""
+
+    def __init__(self, folder, wheel):
+        venv.create(folder / "venv", symlinks=True)
+        self.python = folder / "venv" / "bin" / "python"
+        self.site = Path(must(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        self.site.joinpath("these.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+        must(sys.executable, "-m", "pip", "--python", self.python, "install", "--no-deps", "--no-index", wheel)
+        self.cwd = folder / "work"
+        self.cwd.mkdir()
+        must("git", "init", "-q", folder)
+        must(
+            "git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"
+        )
+        for name in ROOMS:
+            (self.cwd / f"{name}.py").write_text("raise ImportError('a file of the user')\n")
+
+    def speedrun(self, *words):
+        return call(self.python.with_name("speedrun"), *words, cwd=self.cwd)
+
+    def files(self):
+        return sorted(path for path in (self.site / PACKAGE).rglob("*") if "__pycache__" not in path.parts)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, wheel):
+    return Installed(tmp_path_factory.mktemp("installed"), wheel)
+
+
+@pytest.fixture(scope="module")
+def run(installed):
+    """A run by the installed command -> (its folder, what was printed); nothing was written beside the code."""
+    before = installed.files()
+    done = installed.speedrun("run", "track=free", "experiment=smoke", "hardware=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr + racing.logs(installed.cwd / "results")
+    assert installed.files() == before
+    (folder,) = racing.folders(installed.cwd / "results")
+    return folder, done.stdout
+
+
+def test_the_wheel_holds_every_file_of_the_three_folders_and_no_other_package(wheel):
+    sources = [path for room in ROOMS for path in (racing.REPO / room).rglob("*") if path.is_file()]
+    wanted = {f"{PACKAGE}/{path.relative_to(racing.REPO)}" for path in sources if path.suffix != ".pyc"}
+    wanted = wanted - {f"{PACKAGE}/bench/installed.py"} | {f"{PACKAGE}/__init__.py"}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    assert {name.split("/")[0] for name in names} == {PACKAGE, "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
+    assert any(name.endswith("/LICENSE") for name in names)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_users_own_module_of_that_name_is_not_shadowed(installed, tmp_path, name):
+    lines = f"import {PACKAGE}\nimport {name}"
+    assert f"No module named '{name}'" in call(installed.python, "-B", "-c", lines, cwd=tmp_path).stderr
+    assert "a file of the user" in call(installed.python, "-B", "-c", lines, cwd=installed.cwd).stderr
+
+
+def test_help_and_messages_name_the_command(installed):
+    done = installed.speedrun("--help")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: speedrun [verb]")
+    assert "run.sh" not in done.stdout and "  test " not in done.stdout
+    assert installed.speedrun("table", "--help").stdout.startswith("usage: speedrun table [-h]")
+    unknown = installed.speedrun("tset")
+    assert unknown.returncode == 2 and "no such verb" in unknown.stderr and "test" not in unknown.stderr[4:]
+
+
+def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
+    folder, printed = run
+    record = racing.run_json(folder)
+    assert record["status"] == "complete" and record["code"]["files"]
+    assert record["code"]["commit"] is None  # the repository around the environment is not the harness's
+    assert f"results/free/{folder.name}" in printed and "run.sh" not in printed
+    assert sorted(path.name for path in installed.cwd.iterdir()) == [
+        ".data",
+        "bench.py",
+        "conf.py",
+        "models.py",
+        "results",
+    ]
+    done = installed.speedrun("verify", f"results/free/{folder.name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(installed.speedrun("table", "--json").stdout)
+    assert row["run_id"] == folder.name
+
+
+def test_a_run_has_a_page(installed, run):
+    folder, _ = run
+    done = installed.speedrun("report", folder.name, "--out", "page.html")
+    page = installed.cwd / "page.html"
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (racing.REPO / "bench/web/assets/uPlot.min.css").read_text() in page.read_text()
+    page.unlink()
+
+
+def test_a_run_is_published_in_the_users_folder(installed, run):
+    folder, _ = run
+    refused = installed.speedrun("table", "--check")
+    assert refused.returncode == 2 and "name a Markdown file" in refused.stderr
+    done = installed.speedrun("publish", folder.name, "--name", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (installed.cwd / "results/published/mine/free" / folder.name / "run.json").is_file()
+    assert installed.speedrun("table", "--check").returncode == 0
+
+
+def test_revisions_are_refused(installed):
+    done = installed.speedrun("race", "A.rev=HEAD", "B=", "track=free", "experiment=smoke")
+    assert done.returncode == 2 and "does not lie in a git repository" in done.stderr
