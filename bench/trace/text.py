@@ -22,7 +22,7 @@ def as_markdown(answer, title):
 
 
 def plain(value, limit=MAX_NAME_CHARS):
-    """Somebody's words, not too long; without control characters."""
+    """Words from outside: without control characters and not too long."""
     words = text_table.printable("" if value is None else str(value))
     return words if len(words) <= limit else words[: limit - 1] + "…"
 
@@ -70,7 +70,8 @@ def _lines(answer, title, form, mark):
             yield f"\n{mark}{name}\n"
             yield table(lines, columns, form)
 
-    yield f"{'# ' if mark else ''}Trace analysis: {plain(title, 200)}"
+    is_md = bool(mark)
+    yield f"{'# ' if is_md else ''}Trace analysis: {text_table.line(plain(title, 200), is_md)}"
     overall, ranks = answer["overall"], answer["ranks"]
     if missing := overall["missing_ranks"]:
         yield f"\n{len(missing)} of {overall['world_size']} ranks are missing: {missing[:10]}"
@@ -81,7 +82,7 @@ def _lines(answer, title, form, mark):
     of_rank = f" (rank {shown} of {len(ranks)}; --json has all)" if len(ranks) > 1 else ""
     if ranks[shown]["advice"]:
         yield f"\n{mark}What it means{of_rank}\n"
-        yield "\n".join(f"- {text_table.printable(sentence)}" for sentence in ranks[shown]["advice"])
+        yield "\n".join(f"- {text_table.line(sentence, is_md)}" for sentence in ranks[shown]["advice"])
     for section in (_kernels, _operators, _rates, _steps, _by_name, _waiting, _critical_path):
         yield from section(ranks[shown], lambda name, lines, *columns: part(name + of_rank, lines, *columns))
     yield from _over_ranks(overall, part)
