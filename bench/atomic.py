@@ -1,5 +1,6 @@
 """Files that are whole or not there, and a reserve of space for the one that must be written on a full disk."""
 
+import contextlib
 import errno
 import json
 import math
@@ -13,19 +14,19 @@ RESERVE_BYTES = 64 * KIB  # several times a run.json
 
 
 def write_out(path, text):
-    """A file that the user asked for, with the folders above it.  ValueError with what to try where it cannot be written."""
+    """A file that the user asked for, with the folders above it.  ValueError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
-        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
+        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another path") from None
 
 
 def write_json(path, obj, durable=True):
     """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
 
-    JSON has no nan and inf: they become null.  durable=False leaves out fsync and the reserve, for what only the
-    living read.
+    JSON has no nan and inf: they become null.  durable=False: without fsync and reserve, for files that
+    need not survive a crash of the machine.
     """
     try:
         text = json.dumps(obj, indent=1, allow_nan=False)
@@ -35,19 +36,27 @@ def write_json(path, obj, durable=True):
 
 
 def write_text(path, text, durable=True):
+    """As write_json."""
     try:
-        _write_once(path, text, durable)
+        _write_once(Path(path), text, durable)
     except OSError as error:
-        if not durable or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release(path.parent):
+        if not durable or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release(Path(path).parent):
             raise
-        _write_once(path, text, durable)
+        _write_once(Path(path), text, durable)
 
 
 def _write_once(path, text, durable):
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replacing(path, durable) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(path, durable=True):
+    """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # beside it: a rename is atomic in one file system
     try:
-        with open(temporary, "w") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())

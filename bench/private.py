@@ -5,6 +5,8 @@ import hashlib
 import os
 import re
 
+from bench import atomic
+
 
 def salted_hash(text):
     """16 hex digits that are the same for the same text, in this project only."""
@@ -31,9 +33,9 @@ def redact_logs(folder, repo):
     """The texts in a run folder's logs/, in place; on a full disk they stay as they are."""
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError):
-            if b"\0" in path.read_bytes():  # no text: a dump of NCCL's
+            if b"\0" in path.read_bytes():  # binary: a dump of NCCL's
                 continue
             text = path.read_text(errors="replace")
             clean = redact(text, repo)
             if clean != text:
-                path.write_text(clean)
+                atomic.write_text(path, clean, durable=False)

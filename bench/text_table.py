@@ -7,29 +7,18 @@ import unicodedata
 def render(columns, cells, right=(), form="simple"):
     """columns: names; cells: rows of strings; right: whether each column is aligned right; form: simple or github.
 
-    No rows: just the head.  What is no printable character is left out: a cell may come from a foreign record.
+    No rows: just the head.  Cells may be words of a foreign record: see line().
     """
-    right = list(right) or [False] * len(columns)
-    cells = [[printable(cell) for cell in row] for row in cells]
-    if form == "github":
-        columns, cells = [escaped(name) for name in columns], [[escaped(cell) for cell in row] for row in cells]
-    widths = [
-        max([len(name), *map(len, column)])
-        for name, column in zip(columns, _by_column(cells, len(columns)), strict=True)
-    ]
-    signs = [">" if is_right else "<" for is_right in right]
-    if form == "github":
-        widths = [max(width, 3) for width in widths]
-        line = "| " + " | ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True)) + " |"
-        rule = "|".join("-" * (width + 2) for width in widths)
-        return "\n".join([line.format(*columns), f"|{rule}|", *(line.format(*row) for row in cells)])
-    line = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join(text.rstrip() for text in [line.format(*columns), rule, *(line.format(*row) for row in cells)])
-
-
-def _by_column(cells, num_columns):
-    return zip(*cells, strict=True) if cells else [()] * num_columns
+    is_md = form == "github"
+    rows = [[line(cell, is_md) for cell in row] for row in (columns, *cells)]
+    widths = [max(map(len, column), default=0) for column in zip(*rows)]
+    widths = [max(width, 3) for width in widths] if is_md else widths
+    signs = [">" if is_right else "<" for is_right in right or [False] * len(widths)]
+    between, edges = (" | ", ("| ", " |")) if is_md else ("  ", ("", ""))
+    form_row = between.join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths)).join(edges).format
+    rule = between.join("-" * width for width in widths).join(edges)
+    head, *body = (form_row(*row).rstrip() for row in rows)
+    return "\n".join([head, rule.replace(" ", "-") if is_md else rule, *body])
 
 
 def two_digits(number):
@@ -46,13 +35,13 @@ def printable(text):
 
 def line(text, is_md=False):
     """Somebody's words as a part of our text."""
-    return escaped(printable(text)) if is_md else printable(text)
+    return _escaped(printable(text)) if is_md else printable(text)
 
 
 def _is_control(char):
     return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
-def escaped(text):
+def _escaped(text):
     """For Markdown: no cell may end a cell, begin a link, or be HTML."""
     return re.sub(r"([\\|`*\[\]<>])", r"\\\1", text) if re.search(r"[\\|`*\[\]<>]", text) else text

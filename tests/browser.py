@@ -6,7 +6,7 @@ Speaks the DevTools protocol over a pipe (--remote-debugging-pipe), so that noth
 
 import json
 import os
-import shutil
+import shlex
 import subprocess
 import tempfile
 import time
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from bench.report.png import CHROMIUM
+
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium to open a page")
 FLAGS = (
     "--headless=new",
@@ -39,7 +40,8 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_read, self._to = os.pipe()
         self._from, to_write = os.pipe()
-        command = f"exec {CHROMIUM} {' '.join(FLAGS[:-1])} '{FLAGS[-1]}' --remote-debugging-pipe --user-data-dir={self._profile.name}"
+        flags = shlex.join([*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}"])
+        command = f"exec {CHROMIUM} {flags}"
         self._process = subprocess.Popen(  # Chromium reads from descriptor 3 and writes to 4
             ["bash", "-c", f"{command} about:blank 3<&{to_read} 4>&{to_write}"],
             pass_fds=(to_read, to_write),
@@ -134,8 +136,9 @@ class Page:
     def click(self, selector):
         """In the middle of the element, with a real mouse event."""
         x, y = self.js(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+            " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

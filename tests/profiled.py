@@ -9,7 +9,7 @@ import torch
 
 from bench import instruments
 from bench.config import compose
-from bench.instruments.base import Context, Watch
+from bench.instruments.base import Context, InstrumentSet
 from bench.training.timers import HostMarks
 
 VAL_EVERY_STEPS = 4
@@ -26,7 +26,7 @@ class Spy:
 
 
 def watch_of(folder, chosen, num_steps=12, rank=0, world_size=1, spy=None):
-    """{"trace": {differences}} -> Watch of those instruments, made as a worker makes them."""
+    """{"trace": {differences}} -> InstrumentSet of those instruments, made as a worker makes them."""
     compose._check_settings("instruments", chosen)
     spy = spy or Spy()
     context = Context(
@@ -41,7 +41,7 @@ def watch_of(folder, chosen, num_steps=12, rank=0, world_size=1, spy=None):
     )
     made, warnings = instruments.load(chosen, context)
     assert not warnings
-    return Watch(made)
+    return InstrumentSet(made)
 
 
 def model():

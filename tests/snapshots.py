@@ -1,4 +1,4 @@
-"""Memory snapshots made by hand, in the format of torch.cuda.memory._snapshot() (2.13): a small allocator that remembers.
+"""Memory snapshots made by hand, in the format of torch.cuda.memory._snapshot() (2.13): a small allocator.
 
 It places blocks first fit, in segments of a fixed size, rounds up to 512 bytes as torch does, and merges what is freed.
 """

@@ -12,7 +12,7 @@ import pytest
 
 from bench import instruments, utc
 from bench.config import resolve, schema
-from bench.instruments.base import Context, Watch
+from bench.instruments.base import Context, InstrumentSet
 from bench.launch import progress
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy, worker
@@ -43,7 +43,7 @@ def collecting():
 def made(context, **chosen):
     found, warnings = instruments.load(chosen, context)
     assert not warnings
-    return Watch(found), *found
+    return InstrumentSet(found), *found
 
 
 def test_collections_in_a_step_are_events_with_generation_and_time(context, emitted, collecting):
@@ -142,10 +142,10 @@ def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
     code = (
         "import sys; from pathlib import Path; from bench import instruments; from bench.instruments.base import "
-        "Context, Watch;"
+        "Context, InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
-        "watch = Watch(made); watch.on_run_start(); watch.on_step_start(0); watch.on_step_end(0); watch.on_run_end();"
+        "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0); watch.on_step_end(0); watch.on_run_end();"
         "print(warnings, watch.warnings, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,7 @@ import pytest
 from racing import race, run_json, steps
 
 from bench.memory import recording as memory_recording
-from bench.memory import snapshot
-from bench.memory.snapshot import segments, timeline
+from bench.memory.snapshot import page, pickles, segments, timeline
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -35,7 +34,7 @@ def test_a_real_snapshot_adds_up_as_torchs_own_reader_says_and_names_the_line_th
     freed = torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
     del freed
     recording.dump(tmp_path / "a.pickle", rank=0)
-    found = snapshot.load(tmp_path / "a.pickle")
+    found = pickles.load(tmp_path / "a.pickle")
     line = timeline.of_device(found, torch.cuda.current_device())
     assert line.unexplained_bytes == 0
     assert line.peak_bytes >= 128 * MIB and line.end_bytes >= 48 * MIB
@@ -57,7 +56,7 @@ def test_blocks_keep_their_stacks_when_the_recording_ends(recording, tmp_path):
     recording.start()
     torch.empty(1 * MIB, dtype=torch.uint8, device="cuda")
     recording.dump(tmp_path / "a.pickle")
-    line = timeline.of_device(snapshot.load(tmp_path / "a.pickle"), torch.cuda.current_device())
+    line = timeline.of_device(pickles.load(tmp_path / "a.pickle"), torch.cuda.current_device())
     of_test = [size for place, size in line.initial.items() if "test_gpu_memory.py" in place]
     assert sum(of_test) >= weights.numel()
 
@@ -76,11 +75,11 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
     held = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")]
     with pytest.raises(torch.OutOfMemoryError):
         held.append(torch.empty(2**46, dtype=torch.uint8, device="cuda"))
-    found = snapshot.load(tmp_path / "oom.pickle")
+    found = pickles.load(tmp_path / "oom.pickle")
     line = timeline.of_device(found, torch.cuda.current_device())
     assert seen[0][0] >= 2**46 and line.ooms[-1]["size"] >= 2**46
     assert line.end_bytes >= 32 * MIB
-    assert "Out of memory: 65536.0 GiB" in snapshot.of_snapshot(found, "oom")
+    assert "Out of memory: 65536.0 GiB" in page.of_snapshot(found, "oom")
 
 
 def test_a_race_tells_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
@@ -103,7 +102,7 @@ def test_a_race_tells_its_phases_and_leaves_a_snapshot_with_the_models_lines(res
         <= run["metrics"]["peak_mem_gib"] + 1e-9
     )
     assert [bool(row["flags"]) for row in steps(folder)] == [False, False, False, True, True, True, False]
-    line = timeline.of_device(snapshot.load(folder / "memory" / "steps_rank0.pickle"), 0)
+    line = timeline.of_device(pickles.load(folder / "memory" / "steps_rank0.pickle"), 0)
     assert any(place.startswith("models/") for place in line.at_peak)
     assert any(
         place.startswith("bench/training/trainer.py") for place in line.initial

@@ -27,6 +27,8 @@ NOT_RACED = {
     "bench/paths.py": "finds folders",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/trace": "reads traces after the run",
+    "bench/web": "pages of what was recorded",
+    "bench/text_table.py": "tables of what was recorded",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import instruments
-from bench.instruments.base import Context, Instrument, Watch
+from bench.instruments.base import Context, Instrument, InstrumentSet
 from bench.training.timers import HostMarks
 
 
@@ -47,25 +47,25 @@ class Failing(Instrument):
 
 def test_a_failing_instrument_becomes_a_warning_and_the_others_go_on(context):
     seeing = Seeing(context)
-    watch = Watch([Failing(context), seeing])
+    watch = InstrumentSet([Failing(context), seeing])
     watch.on_step_start(0)
     watch.on_step_start(1)
     assert seeing.seen == [0, 1]
     assert watch.warnings == [
         {"instrument": "failing", "edge": "on_step_start", "error": "OSError: the sensor is gone"}
     ]
-    assert watch.ask("summary") == {"seeing": {}}
+    assert watch.collect("summary") == {"seeing": {}}
 
 
 def test_what_is_essential_may_end_the_race(context):
-    watch = Watch([], essential=Failing(context))
+    watch = InstrumentSet([], essential=Failing(context))
     with pytest.raises(OSError, match="the sensor is gone"):
         watch.on_step_start(0)
 
 
 def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
     (regions,), _ = instruments.load({"regions": {}}, context)
-    watch = Watch([regions])
+    watch = InstrumentSet([regions])
     for step in range(2):
         watch.on_step_start(step)
         for phase, ms in (
@@ -135,12 +135,9 @@ class Odd(Seeing):
 
 
 def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context):
-    watch = Watch([Odd(context)])
-    assert watch.ask("columns") == {} and watch.ask("summary") == {}
-    assert (
-        "columns() gave step_ms, which is written already, by the race or another instrument"
-        in watch.warnings[0]["error"]
-    )
+    watch = InstrumentSet([Odd(context)])
+    assert watch.collect("columns") == {} and watch.collect("summary") == {}
+    assert "columns() gave step_ms, which the run or another instrument writes already" in watch.warnings[0]["error"]
     assert "not JSON serializable" in watch.warnings[1]["error"]
 
 
@@ -159,29 +156,29 @@ def test_answers_that_the_record_cannot_hold_are_left_out_with_a_warning(context
 def test_an_answer_of_another_shape_is_left_out_with_a_warning(context, what, answer, words):
     odd = Odd(context)
     setattr(odd, what, lambda: answer)
-    watch = Watch([odd])
-    assert watch.ask(what) == {} and words in watch.warnings[0]["error"]
+    watch = InstrumentSet([odd])
+    assert watch.collect(what) == {} and words in watch.warnings[0]["error"]
 
 
 def test_a_column_of_another_instrument_is_not_overwritten(context):
     first, second = Odd(context), Odd(context)
     first.columns, second.columns, second.name = lambda: {"watts": {1: 5.0}}, lambda: {"watts": {1: 7.0}}, "second"
-    watch = Watch([first, second])
-    assert watch.ask("columns") == {"odd": {"watts": {1: 5.0}}} and watch.warnings[0]["instrument"] == "second"
+    watch = InstrumentSet([first, second])
+    assert watch.collect("columns") == {"odd": {"watts": {1: 5.0}}} and watch.warnings[0]["instrument"] == "second"
 
 
 def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, hand):
     odd, seen = Odd(context), instruments.load({"regions": {}, "host": {}}, context)[0]
     odd.on_step_end, odd.flags = lambda step: None, lambda: {2: "profiled"}
-    watch = Watch([odd, *seen])
+    watch = InstrumentSet([odd, *seen])
     for step, ms in enumerate((10, 500, 20)):
         watch.on_step_start(step)
         watch.on_phase("forward")
         hand.ns += ms * 1_000_000
         watch.on_step_end(step)
     watch.on_run_end()
-    watch.ask("flags")
-    found = watch.ask("summary")
+    watch.collect("flags")
+    found = watch.collect("summary")
     assert found["regions"]["forward_ms"] == 15.0
     assert found["host"]["cpu_ms"] == pytest.approx(
         sum(ms for row, ms in seen[1].columns()["cpu_ms"].items() if row != 2)
@@ -190,12 +187,12 @@ def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, ha
 
 def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(context):
     odd = Odd(context)
-    watch = Watch([odd])
+    watch = InstrumentSet([odd])
     watch.on_step_end(0)
     watch.close()
     assert odd.closed == 1
-    assert watch.ask("flags") == {"odd": {1: "profiled"}}
-    assert watch.ask("summary") == {}
+    assert watch.collect("flags") == {"odd": {1: "profiled"}}
+    assert watch.collect("summary") == {}
 
 
 def test_an_unknown_instrument_is_refused_by_name(context):

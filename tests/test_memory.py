@@ -7,10 +7,11 @@ from racing import TWO, race, run_json, steps
 from snapshots import FORWARD
 
 from bench.instruments import memory
-from bench.instruments.base import Instrument, Watch
-from bench.memory import rss, snapshot
+from bench.instruments.base import Instrument, InstrumentSet
+from bench.memory import rss
 from bench.memory.monitor import DeviceMemoryMonitor, MemoryMonitor
 from bench.memory.peaks import CudaPeaks, ProcessPeaks
+from bench.memory.snapshot import pickles
 
 GIB = 2**30
 
@@ -22,7 +23,7 @@ def cuda(monkeypatch):
 
 def watched(instrument):
     instrument.name = "memory"
-    return Watch([instrument])
+    return InstrumentSet([instrument])
 
 
 # ---- peaks
@@ -176,7 +177,7 @@ def test_a_merge_that_fails_is_a_warning_and_rank_0_is_told(tmp_path):
 
     odd, plain = Odd(context(tmp_path)[0]), Instrument(context(tmp_path)[0])
     odd.name, plain.name = "odd", "plain"
-    watch = Watch([odd, plain])
+    watch = InstrumentSet([odd, plain])
     by_rank = [{"odd": {"a": 1}, "plain": {"b": 1}}, {"odd": {"a": 2}, "plain": {"b": 2}, "only_there": {"c": 3}}]
     assert watch.merge(by_rank) == {"odd": {"a": 1}, "plain": {"b": 1}}
     assert watch.warnings == [{"instrument": "odd", "edge": "merge", "error": "RuntimeError: no"}]
@@ -202,7 +203,7 @@ def test_the_monitors_history_begins_a_step_before_its_snapshot(cuda, tmp_path):
         assert facts["num_alloc_retries"] == facts["num_ooms"] == 0
     (path,) = tmp_path.iterdir()
     assert path.name == "snapshot_step_3_device_0_rank_1.pickle"
-    assert [entry["size"] for entry in snapshot.load(path)["device_traces"][0] if entry["action"] == "alloc"] == [300]
+    assert [entry["size"] for entry in pickles.load(path)["device_traces"][0] if entry["action"] == "alloc"] == [300]
     assert not cuda.is_recording
     assert DeviceMemoryMonitor is MemoryMonitor
 

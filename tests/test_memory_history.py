@@ -9,10 +9,10 @@ from snapshots import FORWARD, frames
 
 from bench.config import memory_windows
 from bench.instruments import load
-from bench.instruments.base import Watch
+from bench.instruments.base import InstrumentSet
 from bench.launch.prepare import asked
 from bench.memory import recording as memory_recording
-from bench.memory import snapshot
+from bench.memory.snapshot import pickles
 from bench.paths import REPO
 
 GIB = 2**30
@@ -48,7 +48,7 @@ def test_a_recording_is_bounded_with_python_stacks_and_begins_empty(cuda):
     assert not cuda.is_recording
     memory_recording.Recording("two").start()
     memory_recording._holder = None  # as if another program's call had begun it
-    with pytest.raises(RuntimeError, match="three: somebody else is recording"):
+    with pytest.raises(RuntimeError, match="three: another program is recording"):
         memory_recording.Recording("three").start()
     with pytest.raises(ValueError, match="stacks=cpp: use python or all"):
         memory_recording.Recording("three", stacks="cpp")
@@ -68,7 +68,7 @@ def test_what_is_written_opens_everywhere_and_names_no_private_path(cuda, tmp_pa
     assert recording.dump(path, rank=0, window="a") == path.stat().st_size
     content = path.read_bytes()
     assert content[:2] == b"\x80\x04" and b"grace" not in content and here.encode() not in content
-    found = snapshot.load(path)
+    found = pickles.load(path)
     assert [frame["filename"] for frame in found["device_traces"][0][-1]["frames"]] == [
         "models/gpt2.py",
         "~/lib/x.py",
@@ -92,7 +92,7 @@ def history(folder, rank=0, device_type="cuda", num_steps=5, **settings):
     where, events, said = context(folder, device_type, rank, num_steps)
     made, warnings = load({"memory_history": SETTINGS | settings}, where)
     assert warnings == []
-    return made[0], Watch(made), events, said
+    return made[0], InstrumentSet(made), events, said
 
 
 def build_and_warm_up(watch, cuda):
@@ -128,7 +128,7 @@ def test_the_history_rests_in_the_race_but_for_its_window(cuda, tmp_path):
     watch.on_run_end()
     assert recorded == [False, True, True, False, False]
     assert instrument.flags() == dict.fromkeys((2, 3, 4), "memory_history")  # step 4 begins after the file was written
-    found = snapshot.load(tmp_path / "memory" / "steps_rank0.pickle")
+    found = pickles.load(tmp_path / "memory" / "steps_rank0.pickle")
     assert [entry["size"] for entry in found["device_traces"][0] if entry["action"] == "alloc"] == [1001, 1002]
     assert found["segments"][0]["blocks"][0]["frames"] == frames(
         "models/gpt2.py:12 __init__"
@@ -198,7 +198,7 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
     cuda.gpu.alloc(3000, FORWARD)
     cuda.observer(0, 5000, 80 * GIB, 400)
     cuda.observer(0, 5000, 80 * GIB, 400)  # torch may call twice for one failure
-    found = snapshot.load(tmp_path / "memory" / "oom_rank0.pickle")
+    found = pickles.load(tmp_path / "memory" / "oom_rank0.pickle")
     assert any(entry["size"] == 3000 for entry in found["device_traces"][0])
     assert found["speedrun"]["where"] == "build" and found["speedrun"]["requested_bytes"] == 5000
     watch.on_run_start()
@@ -209,7 +209,7 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
         "oom_rank0.pickle",
         "steps_rank0.pickle",
     ]
-    assert snapshot.load(tmp_path / "memory" / "oom2_rank0.pickle")["speedrun"]["where"] == "step 5"
+    assert pickles.load(tmp_path / "memory" / "oom2_rank0.pickle")["speedrun"]["where"] == "step 5"
     assert set(instrument.flags()) == {2, 3, 4, 5}
     assert [event["step"] for event in events if event["event"] == "out_of_memory"] == [None, 5]
     assert "ran out of memory (build): 4.9 KiB asked for, 400 B free" in said[0]
@@ -228,7 +228,7 @@ def test_the_whole_race_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path
     assert [window["status"] for window in instrument.summary()["windows"]] == ["recorded"]
     assert set(instrument.flags()) == {1, 2, 3, 4, 5}
     assert any(
-        entry["size"] == 1004 for entry in snapshot.load(tmp_path / "memory" / "oom_rank0.pickle")["device_traces"][0]
+        entry["size"] == 1004 for entry in pickles.load(tmp_path / "memory" / "oom_rank0.pickle")["device_traces"][0]
     )
 
 

@@ -130,8 +130,8 @@ def test_both_programs_take_nanochats_word(capsys):
         ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows are called so"),
         (
             {"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
-            "window b, steps 9 to 11 after warm-up from step 7: it overlaps with window a, "
-            "steps 5 to 7 after warm-up from step 3",
+            "window b, steps 9 to 11 after warm-up from step 7: "
+            "it overlaps with window a, steps 5 to 7 after warm-up from step 3",
         ),
         ({"window": {}, "trace": {"first_step": 10}}, "window trace, steps 10 to 12 .* overlaps with window window"),
         ({"window": {"end_step": 5}}, "end_step=5: end_step must be greater than start_step, which is 5"),

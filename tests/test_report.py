@@ -13,9 +13,9 @@ import snapshots
 from browser import Browser, needs_browser
 
 from bench.cli import report as cli
-from bench.record import run_folder, step_files
-from bench.report import race_page, run_charts, run_memory, run_page, site
-from bench.web.chart import chart, mark_of, series_of, thin
+from bench.record import step_files
+from bench.report import png, race_page, run_charts, run_memory, run_page, site
+from bench.web.chart import thin
 from bench.web.page import json_block, page, tag
 
 RECORDS = Path(__file__).parent / "records"
@@ -66,7 +66,7 @@ def test_a_step_ends_when_the_steps_before_it_and_the_validations_are_over():
         {"event": "eval_stop", "t_ns": 2_000_000_000, "step": 0},
         {"event": "eval_stop", "t_ns": 4_000_000_000, "step": 2},
     ]
-    assert run_charts.wall_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
+    assert run_charts.end_s(rows, events) == pytest.approx({0: 0.0, 1: 1.1, 2: 1.3, 3: 3.3})
 
 
 def test_a_flagged_step_is_drawn_apart_and_not_in_the_median():
@@ -114,7 +114,7 @@ def test_only_the_pages_own_scripts_may_run():
 
 
 def test_the_page_of_a_run_begins_with_its_verdict_and_fits_in_a_mail():
-    html = run_page.of_run(COMPLETE)
+    html = run_page.html(COMPLETE)
     assert len(html.encode()) < 2 * 2**20
     assert (
         html.index("val_loss 4.2500 after 4 steps in 0.22 s")
@@ -127,17 +127,17 @@ def test_the_page_of_a_run_begins_with_its_verdict_and_fits_in_a_mail():
 def test_a_failed_run_says_how_it_ended_and_what_to_try(results):
     failure = {"kind": "out_of_memory", "message": "2 TB wanted", "rank": 0, "step": 3, "hint": "lower the batch"}
     folder = add(results, 7, status="failed", validity="invalid", failure=failure, metrics={"val_loss": None})
-    assert "out_of_memory at step 3: 2 TB wanted Try: lower the batch" in run_page.of_run(folder)
+    assert "out_of_memory at step 3: 2 TB wanted Try: lower the batch" in run_page.html(folder)
 
 
 def test_a_run_that_recorded_its_memory_says_who_held_it(results):
     """The damaged one is said to be, and of what does not fit the number is told."""
-    html = run_page.of_run(with_snapshots(results))
+    html = run_page.html(with_snapshots(results))
     shown = html[html.index("<h2>Memory</h2>") : html.index("Where and with what")]
     assert re.findall(r"<h3>(.*?)</h3>", shown) == ["alike_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
     assert "It cannot be read" in shown and "Not shown: 1 more in the folder." in shown
     assert shown.count("models/gpt2.py:45 forward") == 2 and shown.count("<dd>42.0 MiB</dd>") == 2
-    assert "<h2>Memory</h2>" not in run_page.of_run(COMPLETE)
+    assert "<h2>Memory</h2>" not in run_page.html(COMPLETE)
 
 
 def test_a_run_without_a_gpu_shows_what_its_process_held(results):
@@ -155,12 +155,11 @@ def test_a_run_without_a_gpu_shows_what_its_process_held(results):
     assert "largest 3.0 MiB" in html and "keeps no history of allocations" in html
 
 
-def test_a_run_in_markdown_cannot_break_out_of_its_table():
-    run = run_folder.read(COMPLETE)
-    run["name"] = "a|b\n<b>`x`"
-    words = run_page.block(run)
+def test_a_run_in_markdown_cannot_break_out_of_its_table(results, capsys):
+    cli.main([str(add(results, 0, name="a|b\n<b>`x`")), "--md"])
+    words = capsys.readouterr().out
     assert words.startswith("**a\\|b \\<b\\>\\`x\\`**, seed 0")
-    assert "| 4.2500 |" in words
+    assert re.search(r"^\| +4\.2500 \|", words, re.M)
 
 
 # ---- the site
@@ -279,18 +278,26 @@ def test_the_site_filters_sorts_and_sets_two_runs_side_by_side(browser, results)
 # ---- pictures
 
 
-@pytest.mark.parametrize("kind", ["line", "points", "bars", "area"])
-def test_every_kind_of_series_becomes_a_picture(tmp_path, kind):
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
+@needs_browser
+@pytest.mark.browser
+def test_every_chart_of_a_run_becomes_a_picture(results, tmp_path, capsys):
+    folder, out = add(results, 1), tmp_path / "deep" / "plots"
+    assert cli.main([str(folder), "--png", "--out", str(out)]) == 0
+    written = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(written) == {f"{spec['id']}.png" for spec in run_page.charts_of(folder)} and len(written) >= 4
+    assert len(capsys.readouterr().out.splitlines()) == len(written)
+    for content in written.values():
+        assert content.startswith(b"\x89PNG") and (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (
+            1920,
+            800,
+        )
+        assert len(content) > 20_000  # a page without its chart has 6 KB
 
-    from bench.report import png
 
-    series = [series_of("$a$", [1.0, None, 3.0], kind), series_of("b", [2.0, 2.0, 2.0], kind)]
-    marks = [mark_of(1.5, "gc", "stall")]
-    path = png.draw(chart("x", "cost in $", "", "s", "ms", [0, 1, 2], series, marks), tmp_path / "deep" / "x.png")
-    picture = imread(path)
-    assert picture.shape[:2] == (640, 1280) and picture[..., :3].std() > 0.01  # something is drawn
+def test_without_a_browser_pictures_are_refused_with_what_to_try(monkeypatch, tmp_path):
+    monkeypatch.setattr(png, "CHROMIUM", None)
+    with pytest.raises(ValueError, match="no chromium or google-chrome on PATH: install one, or open the page"):
+        cli.main([str(COMPLETE), "--png", "--out", str(tmp_path)])
 
 
 # ---- races
@@ -340,10 +347,10 @@ def test_the_page_of_a_race_begins_with_its_verdict_and_draws_its_runs_in_order(
     cli.main([str(folder)])
     html = (folder / "race.html").read_text()
     assert html.index("B is slower by 5 %") < html.index("data-chart") < html.index("+4.00 to +6.00 %")
-    assert "looked at the interim state" in html
+    assert "Interim looks that were not planned: 1." in html
 
 
 def test_a_damaged_race_is_refused(tmp_path):
     (tmp_path / "race.json").write_text('{"arms": 3}')
     with pytest.raises(ValueError, match="no readable race"):
-        race_page.of_race(tmp_path)
+        race_page.html(tmp_path)

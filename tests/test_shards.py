@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import pytest
 
+from bench import atomic
 from bench.data import shards
 
 THREE = struct.pack("<256i", 20240520, 1, 3, *[0] * 253) + struct.pack("<3H", 7, 65535, 256)
@@ -76,7 +77,7 @@ def test_never_writes_what_does_not_fit(path, tokens):
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(path):
     path.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), shards.replacing(path) as file:
+    with pytest.raises(KeyboardInterrupt), atomic.replacing(path) as file:
         file.write(b"half of the n")
         raise KeyboardInterrupt
     assert os.listdir(path.parent) == [path.name]
@@ -84,7 +85,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(path):
 
 
 def test_the_name_appears_only_when_the_file_is_whole(path):
-    with shards.replacing(path) as file:
+    with atomic.replacing(path) as file:
         file.write(THREE)
         file.flush()
         assert not path.exists()

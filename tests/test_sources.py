@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_settings import QUIET, REPO, conf, root, settings, small_markov  # noqa: F401  root is a fixture
+from data_settings import QUIET, REPO, conf, root, settings, small_markov
 
 from bench.data import shards, sources
 from bench.data.shards import CheckFailed
@@ -44,7 +44,7 @@ def test_data_that_are_not_made_name_the_command():
         sources.find(small_markov(), **QUIET)
 
 
-def test_what_is_made_is_found_and_not_made_again(root):  # noqa: F811
+def test_what_is_made_is_found_and_not_made_again(root):
     said = []
     first = sources.prepare(small_markov(), say=said.append)
     assert sources.prepare(small_markov(), say=said.append) == first == sources.find(small_markov(), **QUIET)
@@ -52,7 +52,7 @@ def test_what_is_made_is_found_and_not_made_again(root):  # noqa: F811
     assert [(file.num_tokens, file.num_bytes) for file in first.train] == [(5000, 1024 + 2 * 5000)]
 
 
-def test_other_settings_are_other_data(root):  # noqa: F811
+def test_other_settings_are_other_data(root):
     one, other = (sources.prepare(small_markov(markov_seed=seed), **QUIET) for seed in (0, 1))
     assert one.train[0].path.parent != other.train[0].path.parent
     assert one.train[0].sha256 != other.train[0].sha256
@@ -87,7 +87,7 @@ def test_a_file_is_read_again_only_when_it_changed(monkeypatch):
     assert sources.find(small_markov(), **QUIET) == dataset
 
 
-def test_the_cache_is_not_what_a_file_is_compared_with(root):  # noqa: F811
+def test_the_cache_is_not_what_a_file_is_compared_with(root):
     """Whoever writes the hash of other bytes into the cache gets a refusal, not other bytes."""
     dataset = sources.prepare(small_markov(), **QUIET)
     cache = json.loads((root / ".checked.json").read_text())
@@ -98,13 +98,13 @@ def test_the_cache_is_not_what_a_file_is_compared_with(root):  # noqa: F811
 
 
 @pytest.mark.parametrize("cache", ["", "[]", '{"x": 1}', "not json"])
-def test_a_spoilt_cache_costs_only_time(root, cache):  # noqa: F811
+def test_a_spoilt_cache_costs_only_time(root, cache):
     dataset = sources.prepare(small_markov(), **QUIET)
     (root / ".checked.json").write_text(cache)
     assert sources.find(small_markov(), **QUIET) == dataset
 
 
-def test_an_interrupted_make_leaves_nothing_under_the_final_name(root, monkeypatch):  # noqa: F811
+def test_an_interrupted_make_leaves_nothing_under_the_final_name(root, monkeypatch):
     def interrupted(self, folder, say):
         shards.write(folder / "train_000000.bin", [1, 2, 3])
         raise KeyboardInterrupt
@@ -116,7 +116,7 @@ def test_an_interrupted_make_leaves_nothing_under_the_final_name(root, monkeypat
     assert sources.prepare(small_markov(), **QUIET).train[0].num_tokens == 5000
 
 
-def test_a_disk_too_full_is_said_before_anything_is_written(root, monkeypatch):  # noqa: F811
+def test_a_disk_too_full_is_said_before_anything_is_written(root, monkeypatch):
     monkeypatch.setattr(base.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
     with pytest.raises(CheckFailed, match=r"needs 2.0 MiB in .*1.0 MiB free: make room, or .*SPEEDRUN_DATA"):
         sources.prepare(small_markov(), **QUIET)

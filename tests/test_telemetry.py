@@ -13,7 +13,7 @@ import pytest
 import racing
 
 from bench import instruments
-from bench.instruments.base import Context, Watch
+from bench.instruments.base import Context, InstrumentSet
 from bench.launch.progress import Progress
 from bench.machine import peak_rates
 from bench.record import metrics
@@ -516,7 +516,7 @@ def seen(tmp_path, library, monkeypatch):
             {"telemetry": {"interval_ms": interval_ms, "host_interval_ms": interval_ms}}, context
         )
         assert not warnings
-        return Watch([telemetry]), telemetry, context
+        return InstrumentSet([telemetry]), telemetry, context
 
     return make
 
@@ -535,7 +535,7 @@ def race(watch, context, step_s=0.15, after_step=lambda step: None):
             context.rows.append({"step": step + 1, "step_ms": 1e3 * step_s})
             after_step(step)
     watch.on_run_end()
-    watch.hear()
+    watch.collect_warnings()
     watch.close()
 
 
@@ -570,7 +570,7 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
     race(watch, context, after_step=lose)
     assert watch.instruments == [telemetry]
     (warning,) = watch.warnings
-    assert (warning["instrument"], warning["edge"]) == ("telemetry", "race") and warning["error"].startswith(
+    assert (warning["instrument"], warning["edge"]) == ("telemetry", "run") and warning["error"].startswith(
         "gpu0 was lost"
     )
     assert telemetry.summary()["run_energy_j"] is None or telemetry.summary()["energy_from"] == "power"
@@ -589,7 +589,7 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
     race(watch, context, after_step=hang)
     assert process[0].poll() is not None  # killed
     assert watch.warnings == [
-        {"instrument": "telemetry", "edge": "race", "error": "the sampler of telemetry.csv gave no answer in 1 s"}
+        {"instrument": "telemetry", "edge": "run", "error": "the sampler of telemetry.csv gave no answer in 1 s"}
     ]
     assert telemetry.summary()["energy_from"] == "power" and telemetry.doubts() == []
 

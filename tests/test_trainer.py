@@ -7,7 +7,7 @@ import racing
 import torch
 
 from bench.data import shards
-from bench.instruments.base import Watch
+from bench.instruments.base import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.training import distributed
 from bench.training.step_log import StepLog
@@ -21,7 +21,7 @@ def trainer(request):
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     one = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)
-    one.attach(Watch(essential=log), log)
+    one.attach(InstrumentSet(essential=log), log)
     yield one
     one.close()
 

@@ -117,7 +117,7 @@ def summary(claim):
     for race in claim.races:
         for name, found in ((race.result or {}).get("result") or {"against": {}})["against"].items():
             if name == race.arm:
-                parts.append(text_table.escaped(text_table.printable(f"{race.race_id}: {found['words']}")))
+                parts.append(text_table.line(f"{race.race_id}: {found['words']}", True))
     return "\n\n".join(parts)
 
 

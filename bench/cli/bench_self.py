@@ -40,11 +40,11 @@ def show(rows, as_json=False):
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        cells = []
-        for row in rows:
-            measured = f"{row['measured']:.4g}"
-            cells.append([row["what"], measured, _interval(row), f"{row['sign']} {row['target']}", verdict(row)])
-        print(text_table.render(["what", "measured", "95 %", "target", ""], cells))
+        cells = [
+            [row["what"], f"{row['measured']:.4g}", _interval(row), f"{row['sign']} {row['target']}", verdict(row)]
+            for row in rows
+        ]
+        print(text_table.render(["what", "measured", "95 %", "target", ""], cells, [False, True, False, False, False]))
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
 

@@ -23,19 +23,19 @@ NUM_SHOWN = 8
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    paths = [path for word in args.snapshot for path in _found(word)]
+    paths = [path for word in args.snapshot for path in _snapshots(word)]
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
-    told = []
+    summaries = []
     for path in paths:
         facts, html = read(path)
-        place = of_user(args.out) if args.out else path.with_suffix(".html")
+        out = of_user(args.out) if args.out else path.with_suffix(".html")
         if not args.json:
-            atomic.write_out(place, html)
-            print(_words(os.path.relpath(place), facts))
-        told.append({"snapshot": os.path.relpath(path), **facts})
+            atomic.write_out(out, html)
+            print(_words(os.path.relpath(out), facts))
+        summaries.append({"snapshot": os.path.relpath(path), **facts})
     if args.json:
-        json.dump(told, sys.stdout, indent=1)
+        json.dump(summaries, sys.stdout, indent=1)
         print()
     return 0
 
@@ -44,51 +44,43 @@ def read(path):
     """Path of a snapshot -> (its facts, its page)."""
     title = f"{path.stem.removesuffix('.rss')}: memory"
     if path.name.endswith(rss.SUFFIX):
-        found = rss.load(path)
-        return rss.facts(found), rss.of_samples(found, title)
+        samples = rss.load(path)
+        return rss.facts(samples), rss.of_samples(samples, title)
     snapshot = pickles.load(path)
     return facts_of(snapshot), page.of_snapshot(snapshot, title)
 
 
 def facts_of(snapshot):
-    """What a program wants to know of a snapshot: {"devices": [{"device", "peak_bytes", "places", "segments", ...}]}."""
+    """For programs: {"devices": [{"device", "peak_bytes", "places_at_peak", "segments", "ooms", ...}]}."""
     devices = []
     for device in timeline.devices(snapshot):
-        found = timeline.of_device(snapshot, device)
-        places = sorted(found.at_peak.items(), key=lambda one: -one[1])
-        devices.append(
-            {
-                "device": device,
-                "num_events": found.num_entries,
-                "peak_bytes": found.peak_bytes,
-                "end_bytes": found.end_bytes,
-                "unexplained_bytes": found.unexplained_bytes,
-                "places_at_peak": [{"place": place, "bytes": size} for place, size in places],
-                "segments": {
-                    f"{key}_bytes" if key != "num_segments" else key: value
-                    for key, value in segments.of_device(snapshot, device).items()
-                },
-                "ooms": [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in found.ooms],
-            }
-        )
+        held = timeline.of_device(snapshot, device)
+        sites = sorted(held.at_peak.items(), key=lambda one: -one[1])
+        full = segments.of_device(snapshot, device)
+        facts = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
+        facts |= {"end_bytes": held.end_bytes, "unexplained_bytes": held.unexplained_bytes}
+        facts["places_at_peak"] = [{"place": site, "bytes": size} for site, size in sites]
+        facts["segments"] = {key if key == "num_segments" else f"{key}_bytes": value for key, value in full.items()}
+        facts["ooms"] = [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in held.ooms]
+        devices.append(facts)
     return {"devices": devices}
 
 
-def _words(place, facts):
-    lines = [place]
+def _words(path, facts):
+    lines = [path]
     if "peak_bytes" in facts:
         lines.append(f"  {facts['what']}; largest {format_bytes(facts['peak_bytes'])}")
     for one in facts.get("devices", ()):
-        full = one["segments"]
+        reserved, gaps = (format_bytes(one["segments"][key]) for key in ("reserved_bytes", "in_gaps_bytes"))
         lines.append(
-            f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {format_bytes(full['reserved_bytes'])}, "
-            f"lost to gaps {format_bytes(full['in_gaps_bytes'])}, {one['num_events']} events"
+            f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {reserved}, "
+            f"lost to gaps {gaps}, {one['num_events']} events"
         )
         lines += [f"  {held['bytes'] / MIB:12,.2f} MiB  {held['place']}" for held in one["places_at_peak"][:NUM_SHOWN]]
     return "\n".join(lines)
 
 
-def _found(word):
+def _snapshots(word):
     """A file, or a run folder with snapshots in it -> their paths."""
     path = of_user(word)
     if path.is_file():

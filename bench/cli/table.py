@@ -1,7 +1,7 @@
 """The results table.  ./run.sh table [FOLDER...] [--sort COL[,-COL]] [--where KEY=VALUE...] [--group]
 
-Reads run folders and nothing else; 10,000 of them in two seconds and again in half a second, so no heavy import.  A run
-that failed or still runs has its row and no numbers.  Sums nothing up over steps: a row is a run, with --group a set of repeats.
+Reads run folders only; 10,000 of them in two seconds and again in half a second, so no heavy import.  A run that failed
+or still runs has its row and no numbers.  A row is a run, with --group a set of repeats.
 """
 
 import argparse
@@ -18,24 +18,21 @@ def main(argv):
     if args.check is not None or args.write is not None:
         from bench.report import markdown_blocks
 
-        return (
-            markdown_blocks.check(args.check, main) if args.write is None else markdown_blocks.write(args.write, main)
-        )
+        if args.write is None:
+            return markdown_blocks.check(args.check, main)
+        return markdown_blocks.write(args.write, main)
     if args.leaderboard:
         from bench.claims import leaderboard
 
         return leaderboard.main(args)
     try:
         conditions = [table_filters.condition(words) for words in args.where]
-        rows = [
-            row
-            for row in listing.read_rows(args.folder)
-            if all(table_filters.holds(row, *condition) for condition in conditions)
-        ]
-        columns, shown = (
-            (table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN) if args.group else (COLUMNS, table_text.SHOWN)
-        )
-        rows = table_filters.sort(table_groups.groups(rows) if args.group else rows, args.sort, columns)
+        rows = listing.read_rows(args.folder)
+        rows = [row for row in rows if all(table_filters.holds(row, *condition) for condition in conditions)]
+        columns, shown = COLUMNS, table_text.SHOWN
+        if args.group:
+            rows, columns, shown = table_groups.groups(rows), table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN
+        rows = table_filters.sort(rows, args.sort, columns)
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
         return 2
@@ -65,8 +62,8 @@ def _joined(argv):
     """--sort -train_s as --sort=-train_s: argparse would take -train_s for an option."""
     argv = list(argv)
     while "--sort" in argv[:-1]:
-        place = argv.index("--sort")
-        argv[place : place + 2] = [f"--sort={argv[place + 1]}"]
+        index = argv.index("--sort")
+        argv[index : index + 2] = [f"--sort={argv[index + 1]}"]
     return argv
 
 
@@ -75,7 +72,7 @@ def _parser():
         prog="./run.sh table",
         description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"
-        "exit codes: 0 fine, 1 a table is stale, 2 wrong use; what cannot be read is named on standard error and left out",
+        "exit codes: 0 fine, 1 a table is stale, 2 wrong use; what cannot be read is skipped and named on stderr",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")

@@ -4,12 +4,12 @@
 """
 
 import hashlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from bench import atomic
 
 MAGIC = 20240520
 VERSION = 1
@@ -54,34 +54,11 @@ def write(path, tokens) -> Shard:
     assert tokens.min() >= 0 and tokens.max() < 2**16, f"{path.name}: tokens must be in [0, 65536) to fit uint16"
     header = np.zeros(HEADER_INTS, HEADER_DTYPE)
     header[:3] = MAGIC, VERSION, len(tokens)
-    with replacing(path) as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(path) as file:
         file.write(header.tobytes())
         file.write(np.ascontiguousarray(tokens, TOKEN_DTYPE).data)
     return Shard(path, len(tokens), num_bytes(len(tokens)))
-
-
-class replacing:
-    """with replacing(path) as file: ...  The bytes appear under path when the block ends well, or not at all."""
-
-    def __init__(self, path):
-        self._path = Path(path)
-
-    def __enter__(self):
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # beside its goal, because a rename is atomic only inside one file system
-        self._file = tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=f".{self._path.name}.", delete=False)
-        return self._file
-
-    def __exit__(self, kind, *rest):
-        with self._file:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        if kind is None:
-            os.chmod(self._file.name, 0o644)  # a temporary file is its owner's alone
-            os.replace(self._file.name, self._path)
-        else:
-            os.unlink(self._file.name)
 
 
 def check(path) -> Shard:

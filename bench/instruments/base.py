@@ -1,9 +1,9 @@
-"""What an instrument may do: look.  It never changes a number of the race, and its failure never ends one.
+"""An instrument observes: it never changes a number of the run, and its failure never ends one.
 
-Edges come in this order: on_build_start, on_build_end, on_warmup_start, on_warmup_end (the warm-up's own steps are not
-shown), on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" | "optimizer", each as often
-as there are micro-steps), on_step_end; on_phase("validation") and on_validation between steps, with the clock standing
-still; on_run_end, or on_failure from anywhere.  Record inside these, compute in summary(), which runs after the race.
+The methods are called in this order: on_build_start, on_build_end, on_warmup_start, on_warmup_end (the warm-up's steps
+are not shown), on_run_start, then per step on_step_start, on_phase("data" | "forward" | "backward" | "optimizer", each
+once a micro-step), on_step_end; on_phase("validation") and on_validation between steps, while the clock is paused;
+on_run_end, or on_failure at any time.  Record inside these, compute in summary(), which runs after training.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RACE_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms"}
+RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms"}
 PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
 
 
@@ -29,13 +29,11 @@ class Context:
     device_index: int | None = None  # of torch.cuda, on a GPU
     emit: Callable[..., None] = lambda name, **facts: None  # emit("gc", ms=3.2): a line of events.jsonl, from any rank
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
-    peaks: Any = None  # bench.memory.peaks, shared with the race: a peak that somebody else resets is lost to it
-    flagged: set = field(
-        default_factory=set
-    )  # rows that an instrument of this rank disturbed; complete when summary() is asked
+    peaks: Any = None  # bench.memory.peaks, shared with the run: a peak that another object resets is lost
+    flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete in summary()
     rows: list = field(
         default_factory=list
-    )  # of the race's own log: {"step", "t_ns", "step_ms", ...}; complete after on_run_end
+    )  # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
 
 
 class Instrument:
@@ -63,7 +61,7 @@ class Instrument:
         """They are built, and nothing has been compiled or run yet."""
 
     def on_warmup_start(self):
-        """Every graph of the race is about to be compiled and run; all of it is undone afterwards."""
+        """Every graph of the run is about to be compiled and executed; all of it is undone afterwards."""
 
     def on_warmup_end(self):
         """The state is what it was before the warm-up."""
@@ -87,10 +85,10 @@ class Instrument:
         """The clock has stopped."""
 
     def on_failure(self, error):
-        """The race ends with this exception; close() follows, columns(), flags() and summary() are not asked."""
+        """The run ends with this exception; only close() follows."""
 
     def columns(self):
-        """{column: {row: value}} for steps.csv; row k is after k steps.  Each rank's; the maximum over ranks is kept."""
+        """{column: {row: value}} for steps.csv; row k is after k steps.  The maximum over ranks is kept."""
         return {}
 
     def flags(self):
@@ -98,60 +96,59 @@ class Instrument:
         return {}
 
     def summary(self):
-        """Numbers for run.json, units in their names.  Runs after the race."""
+        """{name: number or words} for run.json, units in the names.  Called after training."""
         return {}
 
     def merge(self, summaries):
-        """On rank 0: summary() of every rank, {} where it gave none -> what the record tells.  Rank 0's, unless overridden."""
+        """On rank 0: summary() of every rank, {} for none -> what is recorded: rank 0's, unless overridden."""
         return summaries[0]
 
     def doubts(self):
-        """Sentences, each a reason with its figure why this run should not be trusted: the record becomes suspect."""
+        """Sentences, each a reason with its number why the run should not be trusted: the record becomes suspect."""
         return []
 
     def warnings(self):
-        """Sentences on what it could not see, though it went on: they become warnings of the record and spoil nothing."""
+        """Sentences on what it could not measure: warnings in the record, without effect on its validity."""
         return []
 
     def close(self):
-        """Give back what is held; also called when the race failed."""
+        """Release what is held; also called when the run failed."""
 
 
-class Watch:
-    """All instruments as one.  One that raises is dropped, with a warning in the record; the race goes on.
+class InstrumentSet:
+    """All instruments as one.  One that raises is dropped, with a warning in the record; the run goes on.
 
-    essential has the same methods and is no instrument but part of the race (bench/training/step_log.py): what it raises is raised.
+    essential has the same methods and is no instrument but part of the run (bench/training/step_log.py): its exceptions
+    are raised.
     """
 
     # fmt: off
     EDGES = (
-        "on_build_start", "on_build_end", "on_warmup_start", "on_warmup_end", "on_run_start", "on_step_start", "on_phase",
-        "on_step_end", "on_validation", "on_run_end", "on_failure",
+        "on_build_start", "on_build_end", "on_warmup_start", "on_warmup_end", "on_run_start", "on_step_start",
+        "on_phase", "on_step_end", "on_validation", "on_run_end", "on_failure",
     )
     # fmt: on
 
     def __init__(self, instruments=(), essential=None, warnings=()):
         self.instruments = list(instruments)
-        self.essential = essential
         self.warnings = list(warnings)  # {"instrument", "edge", "error"}
         self._dropped = []  # what they flagged before stays flagged
-        self._bind()
+        self.attach(essential)
 
     def attach(self, essential):
-        """From here on the race has a part that looks on as well."""
-        self.essential = essential
+        """From here on essential is called too."""
+        self._essential = essential
         self._bind()
 
     def _bind(self):
-        """Each edge calls only the instruments that have something to do there: the rest cost nothing per step."""
+        """Each edge calls only the instruments that define it: the others cost nothing per step."""
         for edge in self.EDGES:
             empty = getattr(Instrument, edge)
             calls = [getattr(one, edge) for one in self.instruments if getattr(type(one), edge) is not empty]
-            essential = getattr(self.essential, edge, None)
-            setattr(self, edge, self._guarded(edge, essential, calls))
+            setattr(self, edge, self._guarded(edge, getattr(self._essential, edge, None), calls))
 
     def _guarded(self, edge, essential, calls):
-        """The race's own marks enclose those of the instruments: what they cost in a step is in its step_ms."""
+        """The run's own marks enclose those of the instruments: what they cost in a step is in its step_ms."""
         first = essential if edge != "on_step_end" else None
         last = essential if edge == "on_step_end" else None
 
@@ -175,9 +172,12 @@ class Watch:
         self._bind()
         self._close(instrument)
 
-    def ask(self, what):
-        """{instrument name: its columns(), flags(), summary(), doubts() or warnings()}; one that raises is left out, with a warning."""
-        answers, taken = {}, set(RACE_COLUMNS)
+    def collect(self, what):
+        """what: columns, flags, summary, doubts or warnings -> {instrument name: its answer}.
+
+        An instrument that raises, or whose answer the record cannot hold, has a warning instead.
+        """
+        answers, taken = {}, set(RUN_COLUMNS)
         for instrument in self.instruments + (self._dropped if what == "flags" else []):
             try:
                 answer = _checked(what, getattr(instrument, what)(), taken)
@@ -192,8 +192,13 @@ class Watch:
                 instrument.context.flagged.update(*answers.values())
         return answers
 
+    def collect_warnings(self):
+        """What instruments warn of by themselves joins the warnings."""
+        for name, sentences in self.collect("warnings").items():
+            self.warnings += [{"instrument": name, "edge": "run", "error": sentence} for sentence in sentences]
+
     def merge(self, by_rank):
-        """[{instrument name: summary} of each rank] -> {name: the summary of all}; of one that raises, rank 0's, with a warning."""
+        """[{name: summary} of each rank] -> {name: merged summary}; where merging raises, rank 0's and a warning."""
         known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
         for name in dict.fromkeys(name for summaries in by_rank for name in summaries):
@@ -205,11 +210,6 @@ class Watch:
             except Exception as error:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}
-
-    def hear(self):
-        """What the instruments warn of by themselves joins the warnings."""
-        for name, sentences in self.ask("warnings").items():
-            self.warnings += [{"instrument": name, "edge": "race", "error": sentence} for sentence in sentences]
 
     def close(self):
         for instrument in self.instruments:
@@ -223,36 +223,36 @@ class Watch:
 
 
 def warning(name, edge, error):
-    """What the record says of an instrument that failed."""
+    """What is recorded of an instrument that failed: at which edge, with which exception."""
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 
 
 def _checked(what, answer, taken=()):
-    """An answer that the record can hold, or an exception: plain finite numbers and words, and no column that is taken."""
-    kind = list if what in ("doubts", "warnings") else dict
-    _expect(answer, kind, f"{what}()")
+    """The answer, if it is finite numbers and words, and none of its columns is taken.  Or TypeError, ValueError."""
+    sentences = what in ("doubts", "warnings")
+    _expect(answer, list if sentences else dict, f"{what}()")
     json.dumps(answer, allow_nan=False)
-    if kind is list:
+    if sentences:
         for sentence in answer:
             _expect(sentence, str, f"an entry of {what}()")
-    if what == "flags":
+    elif what == "flags":
         _check_rows(answer, str, "flags()")
-    if what == "columns":
+    elif what == "columns":
         for name, rows in answer.items():
             if name in taken:
-                raise ValueError(f"columns() gave {name}, which is written already, by the race or another instrument")
+                raise ValueError(f"columns() gave {name}, which the run or another instrument writes already")
             _expect(rows, dict, f"columns()[{name!r}]")
             _check_rows(rows, (int, float, type(None)), f"columns()[{name!r}]")
     return answer
 
 
-def _check_rows(rows, kind, where):
+def _check_rows(rows, kinds, where):
     for row, value in rows.items():
         _expect(row, int, f"a row of {where}")
-        _expect(value, kind, f"{where}[{row}]")
+        _expect(value, kinds, f"{where}[{row}]")
 
 
-def _expect(value, kind, where):
-    if not isinstance(value, kind):
-        wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+def _expect(value, kinds, where):
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise TypeError(f"{where} gave a {type(value).__name__}, not a {wanted}")

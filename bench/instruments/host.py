@@ -1,8 +1,8 @@
 """What the host's CPUs did for each step: how long this process ran, and how long it was ready and another one ran.
 
 From /proc/self/task/*/schedstat (Linux: nanoseconds on a CPU, nanoseconds on the run queue; Documentation/scheduler/
-sched-stats.rst of the kernel) of the threads that have worked most by the start of the race, at most three; one read of
-about a microsecond a thread and step, parsed after the race.  Elsewhere only the main thread's CPU time is known.
+sched-stats.rst of the kernel) of the threads that have worked most by the start of training, at most three; one read of
+about a microsecond a thread and step, parsed after training.  Elsewhere only the main thread's CPU time is known.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.instruments.base import Instrument
 
 MAX_THREADS = 3
-MAX_BETWEEN_NS = 500_000  # one read serves the end of a step and the start of the next, unless another instrument worked between them
+MAX_BETWEEN_NS = 500_000  # else an instrument worked between two steps, and the end of one is not the start of the next
 
 
 class Host(Instrument):

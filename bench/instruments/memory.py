@@ -1,8 +1,9 @@
 """Peak memory of each phase (build, warm-up, train, validation), and when the allocator had to retry.
 
-Read where the clock stands still, at the edges of phases.  On a CPU it is the resident set of the whole process, which
-seldom gives back what it once had: "what" says which.  A retry (cudaMalloc failed, the cache was emptied, cudaMalloc came
-again) stalls its step, so only after a step that took the host much longer than usual is the allocator asked for one.
+Read while the clock is paused, at the edges of phases.  On a CPU it is the resident set of the whole process, which
+seldom gives back what it once had: "what" says which.  A retry (cudaMalloc failed, the cache was emptied, cudaMalloc
+was called again) stalls its step, so the allocator is asked for one only after a step that took the host unusually
+long.
 """
 
 import time
@@ -23,7 +24,7 @@ class Memory(Instrument):
         self._phase = None
         self._found = {}  # phase -> {"peak_bytes": {kind: bytes}, counts}
         self._seen = dict.fromkeys(COUNTS, 0)
-        self._told_retries = 0
+        self._seen_retries = 0
         self._began_ns = self._usual_ns = None
         self._num_steps = 0
         self._on_gpu = context.device_type == "cuda"
@@ -42,7 +43,7 @@ class Memory(Instrument):
 
     def on_run_start(self):
         self._enter("train")
-        self._told_retries = self._seen["num_alloc_retries"] or 0
+        self._seen_retries = self._seen["num_alloc_retries"] or 0
 
     def on_phase(self, name):
         if name == "validation":
@@ -64,16 +65,16 @@ class Memory(Instrument):
         ns, self._num_steps = time.perf_counter_ns() - self._began_ns, self._num_steps + 1
         usual_ns = self._usual_ns or ns
         if self._num_steps <= ALWAYS_STEPS or ns > SLOW_FRAC * usual_ns:
-            self._tell_retries(self._peaks.counts()["num_alloc_retries"], step + 1, max(0.0, (ns - usual_ns) / 1e6))
+            self._emit_retries(self._peaks.counts()["num_alloc_retries"], step + 1, max(0.0, (ns - usual_ns) / 1e6))
         self._usual_ns = usual_ns + NEW_WEIGHT * (min(ns, SLOW_FRAC * usual_ns) - usual_ns)
 
     def on_failure(self, error):
-        """What each phase had needed until then: out of memory is the failure that asks for it."""
+        """What each phase had needed until then: running out of memory is a failure that needs it."""
         self._enter(None)
         self.context.emit("memory_at_failure", **self.summary())
 
     def _enter(self, phase):
-        """The phase before has ended, and this one begins; None: nothing that is told."""
+        """The phase before has ended, and this one begins; None: one that is not recorded."""
         now = self._peaks.split()
         if self._phase is not None:
             found = self._found.setdefault(self._phase, {"peak_bytes": {}, **dict.fromkeys(COUNTS, 0)})
@@ -82,26 +83,25 @@ class Memory(Instrument):
             for name in COUNTS:
                 found[name] = None if now[name] is None else found[name] + now[name] - self._seen[name]
         if self._phase == "train":
-            self._tell_retries(now["num_alloc_retries"], None, None)
+            self._emit_retries(now["num_alloc_retries"], None, None)
         self._seen = {name: now[name] for name in COUNTS}
         self._phase = phase
 
-    def _tell_retries(self, num_retries, row, ms):
+    def _emit_retries(self, num_retries, row, ms):
         """ms is what the host's step took above the usual: the retry is in it, not measured alone."""
-        if num_retries is not None and num_retries > self._told_retries:
-            self.context.emit("allocator_retry", step=row, count=num_retries - self._told_retries, ms=ms)
-            self._told_retries = num_retries
+        if num_retries is not None and num_retries > self._seen_retries:
+            self.context.emit("allocator_retry", step=row, count=num_retries - self._seen_retries, ms=ms)
+            self._seen_retries = num_retries
 
     def summary(self):
-        """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms}; counts None on a CPU."""
-        told = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
+        """{"what", "total_gib", PHASE_KIND_gib: peaks, PHASE_num_alloc_retries, PHASE_num_ooms (GPU)}."""
+        summary = {"what": self._peaks.what, "total_gib": self._peaks.total_gib()}
         for phase, found in self._found.items():
-            told |= {
-                f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in found["peak_bytes"].items()
-            }
+            peaks = found["peak_bytes"].items()
+            summary |= {f"{phase}_peak_{kind}_gib": gib_from_bytes(num_bytes) for kind, num_bytes in peaks}
             if self._on_gpu:
-                told |= {f"{phase}_{name}": found[name] for name in COUNTS}
-        return told
+                summary |= {f"{phase}_{name}": found[name] for name in COUNTS}
+        return summary
 
     def merge(self, summaries):
         """Peaks: the maximum over ranks under their own name, the minimum under name_min; counts are added up."""

@@ -5,10 +5,10 @@ stacks in later snapshots, and running out of memory there, where it mostly happ
 for the windows.  On a CPU torch keeps none; the resident set of the process at each phase takes its place.
 """
 
-import json
 import time
 from pathlib import Path
 
+from bench import atomic
 from bench.config.memory_windows import windows_of
 from bench.instruments.base import Instrument
 from bench.memory import recording as memory_recording
@@ -16,7 +16,7 @@ from bench.memory.peaks import ProcessPeaks
 from bench.units import MS_PER_S, format_bytes
 
 FLAG = "memory_history"
-MAX_OOM_SNAPSHOTS = 3  # a race that survives running out of memory may do so often
+MAX_OOM_SNAPSHOTS = 3  # a run that survives running out of memory may do so often
 
 
 class MemoryHistory(Instrument):
@@ -54,7 +54,7 @@ class MemoryHistory(Instrument):
         self._edge = "warm-up"
 
     def on_run_start(self):
-        self._edge = "race"
+        self._edge = "training"
         if self._on_gpu and not self._whole_race:
             self._always.stop()
 
@@ -76,54 +76,47 @@ class MemoryHistory(Instrument):
                 self._end()
 
     def on_run_end(self):
-        last_row, self._row, self._edge = self._row, None, "after the race"
-        if self._open is not None:  # the race stopped early, at its target
+        last_row, self._row, self._edge = self._row, None, "after training"
+        if self._open is not None:  # training stopped early, at its target
             self._end(last_row)
         if self._on_gpu:
             self._always.stop()
-        if self._rank == 0 and any("file" in told for told in self._done.values()):
+        if self._rank == 0 and any("file" in facts for facts in self._done.values()):
             self.context.say(f"./run.sh memory {self.context.folder.name} shows who held the memory")
 
     def _begin(self, window):
-        recording = (
-            Samples()
-            if not self._on_gpu
-            else memory_recording.Recording(self.name_of(window.name), window.max_entries, window.stacks)
-        )
+        recording = Samples()
+        if self._on_gpu:
+            name = self.name_of(window.name)
+            recording = memory_recording.Recording(name, window.max_entries, window.stacks)
         try:
             if self._on_gpu:
                 self._always.stop()
             recording.start()
-        except RuntimeError as error:  # another instrument records: what it does not see is said
+        except RuntimeError as error:  # another instrument records
             self._done[window.name] = {"status": f"not recorded: {error}"}
             return
         self._open, self._recording = window, recording
 
     def _end(self, last_step=None):
-        """Write the window's file; the step after it is flagged too: it begins with an idle GPU, and ranks waited in it.
+        """Write the window's file; flag the step after it too: it begins with an idle GPU, and ranks waited in it.
 
-        last_step: the race's, where it ended within the window.
+        last_step: the run's, where it ended within the window.
         """
         window, recording, self._open = self._open, self._recording, None
         status = "recorded" if last_step is None else "cut short"
         last_step = self._row if last_step is None else last_step
         path = self._folder / f"{window.name}_rank{self._rank}{'.pickle' if self._on_gpu else '.rss.json'}"
         began_s = time.perf_counter()
+        facts = {"window": window.name, "first_step": window.first_step, "last_step": last_step}
         try:
-            num_bytes = recording.dump(
-                path, rank=self._rank, window=window.name, first_step=window.first_step, last_step=last_step
-            )
+            num_bytes = recording.dump(path, rank=self._rank, **facts)
         finally:
             recording.stop()
         ms = MS_PER_S * (time.perf_counter() - began_s)
         if self._row is not None:
             self._flags.add(self._row + 1)
-        facts = {
-            "window": window.name,
-            "first_step": window.first_step,
-            "last_step": last_step,
-            "file": f"memory/{path.name}",
-        }
+        facts["file"] = f"memory/{path.name}"
         self.context.emit("memory_snapshot", step=self._row, ms=ms, **facts)
         self._done[window.name] = {"status": status, **facts, "num_bytes": num_bytes, "dump_ms": ms}
         if self._whole_race and self._on_gpu:
@@ -145,17 +138,14 @@ class MemoryHistory(Instrument):
         number = "" if self._num_ooms == 1 else str(self._num_ooms)
         path = self._folder / f"oom{number}_rank{self._rank}.pickle"
         where = self._edge if self._row is None else f"step {self._row}"
-        asked = {
-            "device": device,
-            "requested_bytes": requested_bytes,
-            "limit_bytes": limit_bytes,
-            "free_bytes": free_bytes,
-        }
+        asked = {"device": device, "requested_bytes": requested_bytes}
+        asked |= {"limit_bytes": limit_bytes, "free_bytes": free_bytes}
         running = self._recording if self._open is not None else self._always
         running.dump(path, rank=self._rank, where=where, **asked)
         self.context.emit("out_of_memory", step=self._row, where=where, file=f"memory/{path.name}", **asked)
+        asked_for, free = format_bytes(requested_bytes), format_bytes(free_bytes)
         self.context.say(
-            f"rank {self._rank} ran out of memory ({where}): {format_bytes(requested_bytes)} asked for, {format_bytes(free_bytes)} free; "
+            f"rank {self._rank} ran out of memory ({where}): {asked_for} asked for, {free} free; "
             f"./run.sh memory {self.context.folder.name} shows who holds the rest"
         )
 
@@ -166,21 +156,13 @@ class MemoryHistory(Instrument):
 
     def summary(self):
         """{"what", "windows": [each with its status], "num_ooms"}."""
-        told = []
+        windows = []
         for window in self._windows:
-            not_reached = {
-                "status": "not reached",
-                "window": window.name,
-                "first_step": window.first_step,
-                "last_step": window.last_step,
-            }
-            told.append({"window": window.name} | self._done.get(window.name, not_reached))
-        what = (
-            "CUDA allocator"
-            if self._on_gpu
-            else "resident set of the process: torch keeps no memory history without a GPU"
-        )
-        return {"what": what, "windows": told, "num_ooms": self._num_ooms}
+            steps = {"first_step": window.first_step, "last_step": window.last_step}
+            windows.append({"window": window.name} | self._done.get(window.name, {"status": "not reached", **steps}))
+        of_cpu = "resident set of the process: torch keeps no memory history without a GPU"
+        what = "CUDA allocator" if self._on_gpu else of_cpu
+        return {"what": what, "windows": windows, "num_ooms": self._num_ooms}
 
     def merge(self, summaries):
         """Windows of all ranks, each once: with the ranks that recorded it, the bytes of all, and the slowest dump."""
@@ -188,21 +170,18 @@ class MemoryHistory(Instrument):
         windows = {}
         for rank, summary in known:
             for window in summary["windows"]:
-                told = windows.setdefault(window["window"], {**window, "ranks": []})
+                of_all = windows.setdefault(window["window"], {**window, "ranks": []})
                 if "file" in window:
-                    if not told["ranks"]:
-                        told.update(window)
+                    if not of_all["ranks"]:
+                        of_all.update(window)
                     else:
-                        told["num_bytes"] += window["num_bytes"]
-                        told["dump_ms"] = max(told["dump_ms"], window["dump_ms"])
-                    told["ranks"].append(rank)
+                        of_all["num_bytes"] += window["num_bytes"]
+                        of_all["dump_ms"] = max(of_all["dump_ms"], window["dump_ms"])
+                    of_all["ranks"].append(rank)
         if not known:
             return {}
-        return {
-            "what": known[0][1]["what"],
-            "windows": list(windows.values()),
-            "num_ooms": sum(summary["num_ooms"] for _, summary in known),
-        }
+        num_ooms = sum(summary["num_ooms"] for _, summary in known)
+        return {"what": known[0][1]["what"], "windows": list(windows.values()), "num_ooms": num_ooms}
 
     def close(self):
         if self._on_gpu:
@@ -228,9 +207,9 @@ class Samples:
     def dump(self, path, **facts):
         self.mark("end")
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes})
-        path.write_text(text)
-        return len(text)
+        found = {"what": self._peaks.what, **facts, "marks": self._marks, "rss_bytes": self._rss_bytes}
+        atomic.write_json(path, found, durable=False)
+        return path.stat().st_size
 
     def stop(self):
         pass

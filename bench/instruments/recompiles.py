@@ -1,7 +1,7 @@
 """torch.compile at work in the timed region: which function, why, how many milliseconds, in which step; expected never.
 
 torch._dynamo's own callbacks enclose each compilation (a frame, a backward compiled late, a CUDA graph recorded), and
-its counters know graph breaks, which happen only while it compiles.  A race that compiles nothing pays nothing.
+its counters know graph breaks, which happen only while it compiles.  A run that compiles nothing pays nothing.
 """
 
 import sys
@@ -24,13 +24,11 @@ class Recompiles(Instrument):
         self._new = []  # (began_ns, ns, row, trigger, compile id), not yet emitted
         self._all = []  # the events
         self._breaks = {}  # reason -> count, up to now
-        self._num_graph_breaks = None  # before the race; None: torch.compile was not used
+        self._num_graph_breaks = None  # before training; None: torch.compile was not used
         self._num_new_breaks = 0
 
     def on_run_start(self):
-        if (
-            "torch._dynamo" not in sys.modules
-        ):  # importing it takes a second, and it compiles nothing before it is there
+        if "torch._dynamo" not in sys.modules:  # importing it takes a second, and nothing was compiled without it
             return
         from torch._dynamo.callback import callback_handler
 
@@ -85,7 +83,7 @@ class Recompiles(Instrument):
         return dict(counters["graph_break"])
 
     def summary(self):
-        """Of this rank; graph breaks of the warm-up cost in every step, those in the race besides a compilation."""
+        """Of this rank; graph breaks of the warm-up cost in every step, those in training come with a compilation."""
         return {
             "num_recompiles": len(self._all),
             "recompile_ms": sum(facts["ms"] for facts in self._all),

@@ -1,7 +1,8 @@
 """Milliseconds of data wait, forward, backward and optimizer in every step.
 
 One mark per phase edge (a CUDA event from the pool, or a host stamp), read after the device has passed it: no sync.
-A step's region is the sum over its micro-steps.  A captured CUDA graph has no edges inside: regions would then be empty.
+A step's region is the sum over its micro-steps.  Inside a captured CUDA graph there are no edges: its regions
+are empty.
 """
 
 from bench.instruments.base import PHASES, Instrument

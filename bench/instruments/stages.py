@@ -13,6 +13,7 @@ import contextlib
 import re
 import time
 
+from bench import atomic
 from bench.config import profiler_windows
 from bench.instruments.base import Instrument
 from bench.memory import recording as memory_recording
@@ -37,7 +38,7 @@ class Stages(Instrument):
         self._folder = context.folder / "traces" / _timestamp(context.folder.name)
         self._recording = self._memory = None  # a profile and CUDA's memory history
         self._flagged, self._done = {}, {}  # phase: what the record says of it
-        self._tables = []  # (phase, recording, stem): written after the race
+        self._tables = []  # (phase, recording, stem): written after training
 
     # ---- edges
 
@@ -76,7 +77,7 @@ class Stages(Instrument):
     def on_run_end(self):
         for phase in STAGES:
             if self._mine and phase not in self._done:
-                self._say(phase, f"was not reached: the race has no step {self._settings['step']}")
+                self._say(phase, f"was not reached: the run has no step {self._settings['step']}")
 
     def on_failure(self, error):
         if self._recording is not None:
@@ -94,7 +95,7 @@ class Stages(Instrument):
         self._recording = Recording(phase, options, context.device_type, context.rank, context.world_size, stage=phase)
         if context.device_type == "cuda":
             self._memory = memory_recording.Recording(phase, self._settings["max_entries"], self._settings["stacks"])
-            with contextlib.suppress(RuntimeError):  # somebody else keeps a history: that one is written
+            with contextlib.suppress(RuntimeError):  # another instrument keeps a history: that one is written
                 self._memory.start()
         self._recording.start()
         for name in ranges:
@@ -116,13 +117,7 @@ class Stages(Instrument):
         trace = stem.with_name(f"{stem.name}_trace.json{'.gz' * self._settings['gzip']}")
         self._say(phase, f"Exporting Chrome trace to {self._shown(trace)}")
         saved = files.save(recording.profile, trace, self._settings["max_mib"])
-        found = {
-            "status": "recorded",
-            "num_events": saved.num_events,
-            "num_bytes": saved.num_bytes,
-            "left_out": saved.left_out,
-        }
-        found["files"] = [self._shown(trace)]
+        found = {"status": "recorded", **saved.facts(), "files": [self._shown(trace)]}
         self._write_timeline(phase, recording, stem, found)
         self._write_snapshot(phase, stem, found)
         found["flush_ms"] = ms_from_ns(time.perf_counter_ns() - started_ns)
@@ -143,7 +138,8 @@ class Stages(Instrument):
         found["peak_mib"] = {device: timeline.peak_bytes / MIB for device, timeline in timelines.items()}
         where = f"{self.context.folder.name}, rank {self.context.rank}"
         about = f"{where}: memory while {phase} was recorded, as torch's profiler saw it."
-        path.write_text(memory_page.page(f"{stem.name}: memory", about, timelines, phases))
+        html = memory_page.of_timelines(f"{stem.name}: memory", about, timelines, phases)
+        atomic.write_text(path, html, durable=False)
         found["files"].append(self._shown(path))
 
     def _write_snapshot(self, phase, stem, found):

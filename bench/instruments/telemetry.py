@@ -17,7 +17,7 @@ from bench.paths import REPO
 from bench.telemetry import join, samples, throttling
 
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
-ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not hold the race up
+ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
 NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsupported": {}, "warnings": []}
 
 
@@ -33,7 +33,7 @@ class Telemetry(Instrument):
         self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
         self._spans, self._ends, self._since_ns = [], [], None  # spans of the clock, and the last row of each
         self._rest = b""
-        self._told = None
+        self._summary = None
 
     def on_warmup_start(self):
         if self.context.rank == 0:
@@ -52,7 +52,7 @@ class Telemetry(Instrument):
             )
 
     def _uuids(self):
-        """Of the run's GPUs in CUDA's order, as NVML writes them; [] where torch does not tell."""
+        """Of the run's GPUs in CUDA's order, as NVML writes them; [] where torch does not report them."""
         if self.context.device_type != "cuda":
             return []
         import torch
@@ -76,7 +76,7 @@ class Telemetry(Instrument):
             self._since_ns = None
 
     def on_validation(self, steps_done, val_loss, train_s):
-        """What came before the first validation is no step; a span's last row is known at the validation that ended it."""
+        """Steps begin after the first validation; a span's last row is known at the validation that ended it."""
         if self._started is not None:
             if len(self._ends) < len(self._spans):
                 self._ends.append(steps_done)
@@ -96,7 +96,7 @@ class Telemetry(Instrument):
             self.close()
 
     def _sync(self):
-        """The race has waited for the device already; this makes the counters' edges independent of that."""
+        """Training has waited for the device already; this makes the counters' edges independent of that."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -127,9 +127,9 @@ class Telemetry(Instrument):
         return join.columns(samples.read(self._path), steps, self._joined())
 
     def _joined(self):
-        if self._told is None:
-            self._told = join.summary(samples.read(self._path), self._spans, self._started, self._stopped)
-        return self._told
+        if self._summary is None:
+            self._summary = join.summary(samples.read(self._path), self._spans, self._started, self._stopped)
+        return self._summary
 
     def summary(self):
         """{} on other ranks; energies of all the run's GPUs together."""
@@ -150,14 +150,14 @@ class Telemetry(Instrument):
     def warnings(self):
         if self._stopped is None:
             return []
-        told, found = self._joined(), list(self._stopped["report"]["warnings"])
-        if told["energy_agrees"] is False:
-            apart = f"{told['energy_disagreement_pct']:.1f} % apart (limit {join.MAX_DISAGREEMENT_PCT:g} %)"
+        summary, found = self._joined(), list(self._stopped["report"]["warnings"])
+        if summary["energy_agrees"] is False:
+            apart = f"{summary['energy_disagreement_pct']:.1f} % apart (limit {join.MAX_DISAGREEMENT_PCT:g} %)"
             found.append(f"the energy counter and integrated power are {apart}")
-        for name, device in told["by_device"].items():
+        for name, device in summary["by_device"].items():
             for column in ("ecc_uncorrected", "remapped_rows"):
                 if device.get(f"new_{column}"):
-                    found.append(f"{name}: {device[f'new_{column}']} new {column} during the race: its memory fails")
+                    found.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
         return found
 
     def pause(self):

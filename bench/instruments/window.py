@@ -1,4 +1,4 @@
-"""KempnerForge's window: one stretch of steps on every rank, and rank 0's summary.md beside the traces.
+"""KempnerForge's window: one segment of steps on every rank, and rank 0's summary.md beside the traces.
 
 The tables that KempnerForge prints go into the rank's log, the thirteen figures into the record.
 """
@@ -22,7 +22,7 @@ class Window(Trace):
         from bench.profiling.kempner import print_profiler_summary
 
         found = super().summary()
-        for shot in self.windows.shots:
+        for shot in self.shots:
             if shot.saved is not None and shot.recording is not None and self.context.rank == 0:
                 shown = self._traces.relative_to(self.context.folder).as_posix()
                 figures = print_profiler_summary(shot.recording.profile, self._traces, self._classifier, shown)

@@ -1,7 +1,7 @@
-"""Peak memory of this process' device, also in stretches: what the race reports, and what each phase of it needed.
+"""Peak memory of this process' device: of the whole run, and of each segment of it.
 
-One object a process, shared by the race and its instruments, because a peak that one of them resets is lost to the others:
-split() ends a stretch and keeps its peak for whole().
+One object a process, shared by the run and its instruments, because a peak that one of them resets is lost to the
+others: split() ends a segment and keeps its peak for whole_gib().
 """
 
 from bench.machine import environment
@@ -28,7 +28,7 @@ class CudaPeaks:
         self._whole = {}
 
     def split(self):
-        """{"peak_bytes": {kind: bytes}, "num_alloc_retries", "num_ooms"}: peaks since the last split, counts since ever."""
+        """{"peak_bytes": {kind: bytes}, "num_alloc_retries", "num_ooms"}: peaks since the last split, all counts."""
         stats = self._cuda.memory_stats(self._device)
         found = self._of(stats)
         self._keep(found)
@@ -58,8 +58,8 @@ class CudaPeaks:
 class ProcessPeaks:
     """The resident set of the whole process, imports included: without a GPU, torch counts no allocations.
 
-    Linux forgets a peak when 5 is written to /proc/self/clear_refs (proc(5)).  Where that is refused, a stretch's peak is
-    what its two ends show, unless the process' peak grew in it: a lower bound.
+    Linux forgets a peak when 5 is written to /proc/self/clear_refs (proc(5)).  Where that is refused, a segment's peak
+    is what its two ends show, unless the process' peak grew in it: a lower bound.
     """
 
     what = "resident set of the process"
@@ -69,7 +69,7 @@ class ProcessPeaks:
         self._folder, self._whole_bytes, self._last_bytes, self._highest_bytes = folder, 0, 0, 0
 
     def reset(self):
-        """The whole of a process includes its beginning: there is no telling its memory from the race's."""
+        """Nothing: the memory of a process from before the run cannot be separated from the run's."""
 
     def split(self):
         now_bytes, highest_bytes = self._read()

@@ -3,17 +3,16 @@
     recording = Recording("steps", max_entries=200_000)
     recording.start(); ...; recording.mark("forward"); ...; recording.dump(path); recording.stop()
 
-What is written opens at pytorch.org/memory_viz and with ./run.sh memory.  Private paths are taken out on the way.  Blocks
-keep the stack of who asked for them when a recording ends, so that one over the build names the weights in a later one.
+What is written opens at pytorch.org/memory_viz and with ./run.sh memory, without private paths.  Blocks keep the stack
+of their allocation when a recording ends, so that one over the build names the weights in a later one.
 """
 
-import os
 import pickle
 import re
 import time
 from pathlib import Path
 
-from bench import private
+from bench import atomic, private
 from bench.paths import REPO
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer at pytorch.org/memory_viz reads
@@ -51,7 +50,7 @@ class Recording:
         import torch
 
         if _holder is None and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
-            raise RuntimeError(f"{self.name}: somebody else is recording the memory history, and there is only one")
+            raise RuntimeError(f"{self.name}: another program is recording the memory history, and there is only one")
         self._marks = []
         torch.cuda.memory._record_memory_history(enabled=None)  # empties the buffer
         torch.cuda.memory._record_memory_history(
@@ -87,14 +86,9 @@ class Recording:
 def write(snapshot, path):
     """Snapshot -> a pickle, whole or not there.  Returns its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
-            num_bytes = file.tell()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic.replacing(path, durable=False) as file:
+        pickle.dump(snapshot, file, protocol=PICKLE_PROTOCOL)
+        num_bytes = file.tell()
     return num_bytes
 
 
@@ -119,16 +113,16 @@ def _holders(snapshot):
 
 
 def _without_private(name):
-    """The repository's files by their place in it, others without home and user; inductor's folder has the user in it."""
+    """The repository's files relative to it, others without home and user; inductor's folder has the user's name."""
     name = private.redact(name, REPO).removeprefix("./")
     return re.sub(r"torchinductor_[^/]+", "torchinductor", name)
 
 
 def when_out_of_memory(callback):
-    """callback(device, requested_bytes, limit_bytes, free_bytes) as soon as CUDA has no memory, before anything unwinds.
+    """callback(device, requested_bytes, limit_bytes, free_bytes) as soon as CUDA has no memory, before unwinding.
 
-    One at a time; None ends it.  It may be called again for one failure, and from any thread.  What it raises is swallowed:
-    the race must see its own error.
+    One at a time; None ends it.  It may be called again for one failure, and from any thread.  What it raises is
+    printed only: the run must see its own error.
     """
     global _oom_callback, _is_observing
     _oom_callback = callback

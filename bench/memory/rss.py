@@ -8,59 +8,46 @@ import json
 
 from bench.units import MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
-from bench.web.page import figure, page, section, table, tag
+from bench.web.page import figure, page, section, soft, table, tag
 
 SUFFIX = ".rss.json"
 WHAT = "resident set of the process: without a GPU, torch keeps no history of allocations"
 
 
 def load(path):
-    """ValueError for a file that is none."""
+    """The samples as a dict.  ValueError for a file without any."""
     try:
-        found = json.loads(path.read_text())
-        marks, rss_bytes = found["marks"], found["rss_bytes"]
-        plain = len(marks) == len(rss_bytes) and all(isinstance(size, int) for size in rss_bytes)
+        samples = json.loads(path.read_text())
+        marks, rss_bytes = samples["marks"], samples["rss_bytes"]
+        plain = len(marks) == len(rss_bytes) > 0 and all(isinstance(size, int) for size in rss_bytes)
         plain = plain and all(isinstance(time_us, (int, float)) and isinstance(name, str) for time_us, name in marks)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: holds no samples of a process ({error})") from None
-    if not plain or not marks:
-        raise ValueError(
-            f"{path}: holds no samples of a process; it needs as many rss_bytes as marks, and one at least"
-        )
-    return found
+    if not plain:
+        raise ValueError(f"{path}: holds no samples of a process: as many rss_bytes as marks, at least one")
+    return samples
 
 
-def facts(found):
-    rss_bytes = found["rss_bytes"]
+def facts(samples):
+    rss_bytes = samples["rss_bytes"]
     return {"what": WHAT, "num_samples": len(rss_bytes), "peak_bytes": max(rss_bytes), "end_bytes": rss_bytes[-1]}
 
 
-def chart_of(found, id="rss"):
+def chart_of(samples, id="rss"):
     """Samples as load() gives them -> a chart spec."""
-    marks, rss_bytes = found["marks"], found["rss_bytes"]
-    x = _ms(marks)
+    marks, rss_bytes, x_ms = samples["marks"], samples["rss_bytes"], _ms(samples["marks"])
     series = [series_of("resident set", [size / MIB for size in rss_bytes], "line")]
-    lines = [mark_of(where, name, "validation") for where, (_, name) in zip(x, marks) if name.startswith("step")]
+    lines = [mark_of(where, name, "validation") for where, (_, name) in zip(x_ms, marks) if name.startswith("step")]
     caption = f"largest {format_bytes(max(rss_bytes))}, at the end {format_bytes(rss_bytes[-1])}"
-    return chart(id, "Resident set", caption, "ms since the first mark", "MiB", x, series, lines)
+    return chart(id, "Resident set", caption, "ms since the first mark", "MiB", x_ms, series, lines)
 
 
-def of_samples(found, title):
+def of_samples(samples, title):
     """Samples as load() gives them -> html."""
-    drawn = chart_of(found)
-    rows = [
-        [name, round(where, 3), round(size / MIB, 2)]
-        for where, (_, name), size in zip(_ms(found["marks"]), found["marks"], found["rss_bytes"])
-    ]
-    head = ("mark", "ms", "resident set, MiB")
-    return page(
-        title,
-        tag("h1", title),
-        tag("p", WHAT + ".", class_="soft"),
-        figure(drawn),
-        section("Marks", table(head, rows)),
-        data={"charts": [drawn]},
-    )
+    drawn, columns = chart_of(samples), (samples["marks"], _ms(samples["marks"]), samples["rss_bytes"])
+    rows = [[name, round(where, 3), round(size / MIB, 2)] for (_, name), where, size in zip(*columns)]
+    marks = section("Marks", table(("mark", "ms", "resident set, MiB"), rows))
+    return page(title, tag("h1", title), soft(WHAT + "."), figure(drawn), marks, data={"charts": [drawn]})
 
 
 def _ms(marks):

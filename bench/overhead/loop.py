@@ -71,7 +71,7 @@ class _Loops:
 
         from bench.data import shards
         from bench.instruments import load
-        from bench.instruments.base import Context, Watch
+        from bench.instruments.base import Context, InstrumentSet
         from bench.launch.prepare import prepare
         from bench.training import distributed
         from bench.training.timers import marks_for
@@ -91,7 +91,7 @@ class _Loops:
         made, warnings = load(config.instruments, context)
         for warning in warnings:
             print(f"without {warning['instrument']}: {warning['error']}", file=sys.stderr)
-        self._watches = {"instrumented": Watch(made), "plain": Watch()}
+        self._watches = {"instrumented": InstrumentSet(made), "plain": InstrumentSet()}
         self._bare(), self._race("plain"), self._race("instrumented")  # warm
         self._watches["instrumented"].on_run_start()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction
 
+from bench import atomic, text_table
 from bench.config.profiler_windows import KEMPNER_FLAGS, span
 from bench.machine import peak_rates
 from bench.profiling import breakdown, files
@@ -107,7 +108,8 @@ def print_profiler_summary(prof, trace_dir=None, classifier="fixed", shown_dir=N
     if trace_dir is not None:
         path = Path(trace_dir) / "summary.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(_summary_lines(averages, found, shown_dir or trace_dir, classifier)) + "\n")
+        lines = _summary_lines(averages, found, shown_dir or trace_dir, classifier)
+        atomic.write_text(path, "\n".join(lines) + "\n", durable=False)
     return found
 
 
@@ -153,79 +155,73 @@ def _efficiency(found):
 
 
 def _summary_lines(averages, found, trace_dir, classifier):
+    """KempnerForge's headings, tables and rows."""
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "unknown"
-    seconds = {name: found[f"{name}_time_us"] / 1e6 for name in ("matmul", "comm", "memory", "other")}
-    kinds = {"MatMul/GEMM": "matmul", "Communication (NCCL)": "comm", "Memory ops": "memory", "Other kernels": "other"}
     lines = ["# Profiling Summary", ""]
     lines += [f"**Date**: {datetime.now():%Y-%m-%d %H:%M}", f"**GPU**: {gpu}", f"**Traces**: `{trace_dir}/`", ""]
-    lines += ["## GPU Time Breakdown", "", "| Category | Time (s) | % |", "|----------|--------:|---:|"]
-    lines += [f"| {label} | {seconds[name]:.3f} | {found[f'{name}_pct']:.1f} |" for label, name in kinds.items()]
-    lines += [f"| **Total** | **{found['total_cuda_time_us'] / 1e6:.3f}** | **100.0** |", ""]
+    lines += ["## GPU Time Breakdown", "", *_time_table(found)]
     if classifier == "fixed":
-        lines += _other_lines(averages, found["total_cuda_time_us"])
+        lines += ["Other kernels are:", "", *_other_table(averages, found["total_cuda_time_us"])]
     else:
         lines += ["Counted as KempnerForge does (classifier kempner_v0): the same time several times over.", ""]
-    lines += ["## Efficiency", "", "| Metric | Value |", "|--------|------:|"]
     efficiency = [("Total FLOPS", f"{found['total_flops'] / 1e12:.2f} TFLOP"), *_efficiency(found)]
-    lines += [f"| {label} | {value} |" for label, value in efficiency] + [""]
-    lines += [
-        "## Top CUDA Kernels",
-        "",
-        "| Kernel | CUDA (ms) | % | Calls | GFLOPS |",
-        "|--------|----------:|---:|------:|-------:|",
-    ]
-    lines += _top_lines(breakdown.counted(averages, classifier), found["total_cuda_time_us"]) + [""]
+    lines += ["## Efficiency", "", *_table(("Metric", "Value"), efficiency)]
+    counted = breakdown.counted(averages, classifier)
+    lines += ["## Top CUDA Kernels", "", *_top_table(counted, "Kernel", "CUDA", "self_device_time_total")]
     if not found["total_cuda_time_us"]:
-        lines += _cpu_lines(averages)
-    lines += [
-        "## Viewing Traces",
-        "",
-        "Open a trace at https://ui.perfetto.dev or in chrome://tracing, or the folder in TensorBoard:",
-    ]
+        lines += [
+            "## CPU Time Breakdown",
+            "",
+            "No device was recorded.  Own time of the operators on the processor:",
+            "",
+        ]
+        lines += _top_table(_operators(averages), "Operator", "CPU", "self_cpu_time_total")
+    lines += ["## Viewing Traces", ""]
+    lines += ["Open a trace at https://ui.perfetto.dev or in chrome://tracing, or the folder in TensorBoard:"]
     return lines + ["", "```bash", f"tensorboard --logdir {trace_dir}", "```"]
 
 
-def _other_lines(averages, total_us):
-    """What "Other kernels" holds, told apart."""
-    apart = {name: us for name, us in breakdown.by_category(averages).items() if name not in breakdown.KINDS}
-    lines = ["Other kernels are:", "", "| Of other | Time (s) | % |", "|----------|--------:|---:|"]
-    return (
-        lines
-        + [f"| {name} | {us / 1e6:.3f} | {100 * us / max(total_us, 1):.1f} |" for name, us in apart.items()]
-        + [""]
-    )
+def _table(head, rows):
+    """Markdown laid out as KempnerForge does, the first column words, the others numbers; an empty line at its end."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)] + [""]
 
 
-def _top_lines(rows, total_us):
-    rows = sorted(rows, key=lambda row: row.self_device_time_total, reverse=True)[:NUM_TOP]
-    return [
-        f"| {_short(row.key)} | {row.self_device_time_total / 1e3:.1f} "
-        f"| {100 * row.self_device_time_total / max(total_us, 1):.1f} "
-        f"| {row.count} | {f'{row.flops / 1e9:.1f}' if row.flops else '—'} |"
-        for row in rows
+def _time_table(found):
+    kinds = {"MatMul/GEMM": "matmul", "Communication (NCCL)": "comm", "Memory ops": "memory", "Other kernels": "other"}
+    rows = [
+        (label, f"{found[f'{name}_time_us'] / 1e6:.3f}", f"{found[f'{name}_pct']:.1f}") for label, name in kinds.items()
     ]
+    total = ("**Total**", f"**{found['total_cuda_time_us'] / 1e6:.3f}**", "**100.0**")
+    return _table(("Category", "Time (s)", "%"), [*rows, total])
 
 
-def _cpu_lines(averages):
+def _other_table(averages, total_us):
+    """What "Other kernels" holds, by category."""
+    by_name = {name: us for name, us in breakdown.by_category(averages).items() if name not in breakdown.KINDS}
+    rows = [(name, f"{us / 1e6:.3f}", f"{100 * us / max(total_us, 1):.1f}") for name, us in by_name.items()]
+    return _table(("Of other", "Time (s)", "%"), rows)
+
+
+def _top_table(rows, what, device, time_key):
+    """The rows of key_averages() that took longest by their time_key, in microseconds."""
+    total_us = max(sum(getattr(row, time_key) for row in rows), 1)
+    cells = []
+    for row in sorted(rows, key=lambda row: getattr(row, time_key), reverse=True)[:NUM_TOP]:
+        time_us, gflop = getattr(row, time_key), f"{row.flops / 1e9:.1f}" if row.flops else "—"
+        cells.append(
+            (_short(row.key), f"{time_us / 1e3:.1f}", f"{100 * time_us / total_us:.1f}", str(row.count), gflop)
+        )
+    return _table((what, f"{device} (ms)", "%", "Calls", "GFLOPS"), cells)
+
+
+def _operators(averages):
     """A run without a GPU has no kernels; its operators took the processor's time."""
-    operators = [
-        row for row in averages if not getattr(row, "is_user_annotation", False) and row.self_cpu_time_total > 0
-    ]
-    operators = [
-        row for row in operators if row.key.startswith(("aten::", "autograd::", "Optimizer", "c10d::", "gloo:"))
-    ]
-    total_us = sum(row.self_cpu_time_total for row in operators)
-    lines = ["## CPU Time Breakdown", "", "No device was recorded.  Own time of the operators on the processor:", ""]
-    lines += ["| Operator | CPU (ms) | % | Calls | GFLOPS |", "|--------|----------:|---:|------:|-------:|"]
-    for row in sorted(operators, key=lambda row: row.self_cpu_time_total, reverse=True)[:NUM_TOP]:
-        share_pct, gflop = 100 * row.self_cpu_time_total / total_us, f"{row.flops / 1e9:.1f}" if row.flops else "—"
-        lines += [
-            f"| {_short(row.key)} | {row.self_cpu_time_total / 1e3:.1f} | {share_pct:.1f} | {row.count} | {gflop} |"
-        ]
-    return lines + [""]
+    prefixes = ("aten::", "autograd::", "Optimizer", "c10d::", "gloo:")
+    rows = [row for row in averages if row.key.startswith(prefixes) and row.self_cpu_time_total > 0]
+    return [row for row in rows if not getattr(row, "is_user_annotation", False)]
 
 
 def _short(name):
-    """A kernel's name in a cell of a table: of bounded length, and no bar or line end of its own."""
-    name = name.replace("|", "\\|").replace("\n", " ")
-    return name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 3] + "..."
+    """A kernel's name as a cell: of bounded length, and no markup of its own."""
+    return text_table.line(name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 3] + "...", True)

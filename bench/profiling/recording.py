@@ -1,4 +1,4 @@
-"""One stretch of a run under torch's profiler, begun and ended where we say, with ranges opened and closed at edges.
+"""One segment of a run under torch's profiler, begun and ended where we say, with ranges opened and closed at edges.
 
     recording = Recording("early", Options(), "cpu", rank=0, world_size=1)
     recording.warm(); ...; recording.start(); recording.ranges.open("ProfilerStep#5"); ...; recording.stop()
@@ -26,7 +26,7 @@ class ExclusiveProfile(torch.profiler.profile):
             raise RuntimeError(
                 f"{self.owner} cannot begin: {_holder.owner} is recording, and two torch profilers at once crash"
             )
-        if _holder is None and _profiler_enabled():
+        if _holder is None and getattr(torch.autograd, "_profiler_enabled", bool)():
             raise RuntimeError(
                 f"{self.owner} cannot begin: a torch profiler is recording, and two at once crash the process"
             )
@@ -39,12 +39,8 @@ class ExclusiveProfile(torch.profiler.profile):
         _holder = None
 
 
-def _profiler_enabled():
-    return getattr(torch.autograd, "_profiler_enabled", lambda: False)()
-
-
 class Ranges:
-    """Annotations that open at one edge and close at another: whoever was opened last is closed first."""
+    """Annotations that open at one edge and close at another: the last opened is the first closed."""
 
     def __init__(self):
         self._open = []
@@ -75,17 +71,11 @@ class Recording:
         activities = options.activities or (("cpu", "cuda") if device_type == "cuda" else ("cpu",))
         wanted = {getattr(ProfilerActivity, activity.upper()) for activity in activities}
         if not wanted & torch.profiler.supported_activities():
-            raise ValueError(
-                f"window {name}: activities={list(activities)}: this torch records none of them here; leave it null"
-            )
-        self.profile = ExclusiveProfile(
-            activities=sorted(wanted, key=str),
-            record_shapes=options.record_shapes,
-            profile_memory=options.profile_memory,
-            with_stack=options.with_stack,
-            with_flops=options.with_flops,
-            with_modules=options.with_modules,
-        )
+            asked = f"window {name}: activities={list(activities)}"
+            raise ValueError(f"{asked}: this torch records none of them here; leave it null")
+        flags = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+        chosen = {flag: getattr(options, flag) for flag in flags}
+        self.profile = ExclusiveProfile(activities=sorted(wanted, key=str), **chosen)
         self.profile.owner = f"window {name}"
 
     def warm(self):
@@ -101,21 +91,19 @@ class Recording:
             self.start_mem_bytes = torch.cuda.memory_allocated()
         self.profile.start_trace()
         self.is_recording = True
-        if not (
-            torch.distributed.is_available() and torch.distributed.is_initialized()
-        ):  # where torch itself is silent
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):  # else torch writes it
             here = {"backend": None, "rank": self._rank, "world_size": self._world_size}
             self.profile.add_metadata_json("distributedInfo", json.dumps(here))
 
     def stop(self, **facts):
-        """Waits for the device, so that the last step's kernels are in.  facts: what the trace says, where it came otherwise than planned."""
+        """Waits for the device, so that the last step's kernels are in.  facts: of the trace, over the planned."""
         self.ranges.close()
         self.profile.add_metadata_json("speedrun", json.dumps(self._facts | facts))
         self.is_recording = self.is_warm = False
         self.profile.stop_trace()
 
     def cancel(self):
-        """End whatever runs; nothing is kept.  A profiler left prepared would stay in the way of the next one."""
+        """End what runs; nothing is kept.  A profiler left prepared would prevent the next one."""
         if self.is_warm and not self.is_recording:
             self.profile.start_trace()
         if self.is_warm:

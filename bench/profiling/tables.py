@@ -1,15 +1,15 @@
 """The operators of a trace, in a folder beside it: ops/STEM.txt for people, ops/STEM.json for programs.
 
 A folder of its own, because HolisticTraceAnalysis takes every .json beside a trace for another trace.
-Reading a profile's events takes torch seconds for 100,000 of them: this runs after the race, and for more than
+Reading a profile's events takes torch seconds for 100,000 of them: this runs after training, and for more than
 MAX_EVENTS not at all, because the other ranks wait meanwhile.
 """
 
 import contextlib
-import json
 
 from torch.autograd.profiler_util import EventList
 
+from bench import atomic
 from bench.units import MIB
 
 MAX_EVENTS = 1_000_000  # of the trace; torch needs about 30 us and 2 KiB for each
@@ -31,14 +31,14 @@ def write(recording, stem, **facts):
     found = facts | {"ops": rows, "most_memory": _most_memory(rows)}
     text_path, json_path = (stem.parent / "ops" / f"{stem.name}.{suffix}" for suffix in ("txt", "json"))
     text_path.parent.mkdir(exist_ok=True)
-    text_path.write_text(_text(averages, profile, facts))
-    json_path.write_text(json.dumps(found, indent=1) + "\n")
+    atomic.write_text(text_path, _text(averages, profile, facts), durable=False)
+    atomic.write_json(json_path, found, durable=False)
     return [text_path, json_path]
 
 
 @contextlib.contextmanager
 def _readable_names(profiler):
-    """torch reads no profile in which one Python call has a name in no encoding (allocations._name): such calls are left out."""
+    """torch reads no profile in which a Python call has an undecodable name (allocations._name): without such calls."""
     whole = profiler.kineto_results
     profiler.kineto_results = _Readable(whole)
     try:

@@ -12,7 +12,7 @@ def write(folder, race):
     atomic.write_text(folder / "race.md", text(race, "md") + "\n")
     from bench.report import race_page
 
-    atomic.write_text(folder / "race.html", race_page.of_race(folder))
+    atomic.write_text(folder / "race.html", race_page.html(folder))
 
 
 def text(race, form="terminal"):
@@ -27,7 +27,7 @@ def text(race, form="terminal"):
 
 
 def _bullet(words, is_md):
-    return f"- {text_table.escaped(text_table.printable(words))}" if is_md else f"  {text_table.printable(words)}"
+    return f"{'-' if is_md else ' '} {text_table.line(words, is_md)}"
 
 
 def _facts(race):

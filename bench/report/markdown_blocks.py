@@ -1,4 +1,4 @@
-"""Blocks of a Markdown file that a command of ours wrote, so that anybody can write them again and see whether they are stale.
+"""Blocks of a Markdown file that a command of ours wrote, so that it can write them again and say which are stale.
 
     <!-- ./run.sh table --md results/published/NAME -->
     ... what that command prints ...

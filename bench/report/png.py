@@ -1,82 +1,48 @@
-"""Chart specs on paper: PNG pictures with matplotlib, an optional package."""
+"""The charts of a page as pictures: a headless Chromium opens each on a page of its own and takes the picture."""
 
+import os
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
-from bench.record import run_folder
+from bench import atomic
+from bench.web.page import figure, page, tag
 
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#007a5a",
-    "#a8437f",
-    "#8a6d00",
-    "#2b7fab",
-    "#555555",
-    "#7a3b00",
-)  # as assets/style.css
-DPI = 160
-
-
-def of_run(folder, out):
-    """Yields the path of each picture."""
-    from bench.report.run_page import charts_of
-
-    run_folder.read(folder)  # or a clear error
-    for chart in charts_of(folder):
-        yield draw(chart, Path(out) / f"{chart['id']}.png")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless=new",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--window-size=960,400",  # CSS pixels; a picture has twice as many each way
+    "--force-device-scale-factor=2",
+)
+TIMEOUT_S = 60
+# without what only a cursor needs: the button, and the legend's values
+STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def of_race(folder, out):
-    from bench.report.race_page import charts_of
+def write(charts, out):
+    """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium."""
+    if CHROMIUM is None:
+        raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".pictures.", ignore_cleanup_errors=True) as folder:
+        for chart in charts:
+            yield _take(chart, Path(folder), out / f"{chart['id']}.png")
 
-    for chart in charts_of(folder):
-        yield draw(chart, Path(out) / f"{chart['id']}.png")
 
-
-def draw(chart, path):
-    """One spec -> one file.  Raises ValueError without matplotlib."""
+def _take(chart, folder, path):
+    html, shot = folder / "chart.html", folder / "chart.png"
+    atomic.write_text(html, page(chart["title"], STYLE, figure(chart), data={"charts": [chart]}), durable=False)
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}/profile", f"--screenshot={shot}", html.resolve().as_uri()]
+    if os.geteuid() == 0:  # Chromium refuses its sandbox to root
+        command.insert(1, "--no-sandbox")
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            "--png: it needs matplotlib: pip install 'matplotlib>=3.8' into the Python that runs this"
-        ) from None
-    figure = Figure(figsize=(8, 4), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _series(axes, chart)
-    for mark in chart["marks"]:
-        axes.axvline(mark["x"], color="#b3330b" if mark["kind"] == "stall" else "#c0c6ce", linewidth=0.8, zorder=0)
-    axes.set(title=_plain(chart["title"]), xlabel=_plain(chart["x_label"]), ylabel=_plain(chart["y_label"]))
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(chart["series"]) > 1:
-        figure.legend(loc="outside right upper", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+        subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        os.replace(shot, path)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip()[-300:]
+        raise ValueError(f"--png {path}: {CHROMIUM} took no picture ({said}): open the page in a browser") from None
     return path
-
-
-def _series(axes, chart):
-    kinds = {one["kind"] for one in chart["series"]}
-    nan = float("nan")
-    columns = [[nan if value is None else value for value in one["y"]] for one in chart["series"]]
-    labels = [_plain(one["name"]) for one in chart["series"]]
-    if kinds == {"area"}:
-        axes.stackplot(chart["x"], columns, labels=labels, colors=COLOURS)
-        return
-    for number, (one, values) in enumerate(zip(chart["series"], columns)):
-        colour = COLOURS[number % len(COLOURS)]
-        if one["kind"] == "bars":
-            width = chart["x"][1] - chart["x"][0] if len(chart["x"]) > 1 else 1.0
-            axes.bar(chart["x"], values, width=0.9 * width, color=colour, label=labels[number])
-        elif one["kind"] == "points":
-            axes.plot(chart["x"], values, ".", color=colour, markersize=4, label=labels[number])
-        else:
-            pairs = [(x, y) for x, y in zip(chart["x"], values) if y == y]
-            axes.plot([x for x, _ in pairs], [y for _, y in pairs], color=colour, linewidth=1.2, label=labels[number])
-
-
-def _plain(words):
-    """No word of a record is read as a formula."""
-    return str(words).replace("$", r"\$")

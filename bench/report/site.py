@@ -1,9 +1,10 @@
-"""A results folder as a site of static pages: all runs (filter, sort, compare two), each track's record history, a page a run.
+"""A results folder as static pages: all runs (filter, sort, compare two), each track's record history, a page a run.
 
-FOLDER/site/index.html opens from a file.  A run's page is made again only when its record or this room changed.
+FOLDER/site/index.html opens from a file.  A run's page is made again only when its record or the pages' code changed.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -14,48 +15,30 @@ from bench import atomic, utc
 from bench.record import listing
 from bench.report import run_page
 from bench.web.chart import chart, series_of
-from bench.web.page import ASSETS, figure, page, section, table, tag
+from bench.web.page import ASSETS, figure, page, section, soft, table, tag
 
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "tabulator.min.js", "site.js")
 STYLES = ("uPlot.min.css", "tabulator_simple.min.css", "style.css", "site.css")
+# fmt: off
 COLUMNS = (
-    "run_id",
-    "track",
-    "status",
-    "validity",
-    "name",
-    "seed",
-    "model",
-    "optim",
-    "device",
-    "world_size",
-    "val_loss",
-    "train_s",
-    "step_avg_ms",
-    "tokens_per_s",
-    "mfu",
-    "peak_mem_gib",
-    "num_steps",
-    "target_reached",
-    "num_deviations",
-    "started_at",
-    "race_id",
-    "arm",
-    "commit",
-    "config_id",
-    "session_id",
-    "comparability_id",
+    "run_id", "track", "status", "validity", "name", "seed", "model", "optim", "device", "world_size", "val_loss",
+    "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "num_steps", "target_reached", "num_deviations",
+    "started_at", "race_id", "arm", "commit", "config_id", "session_id", "comparability_id",
+)
+# fmt: on
+HELP = (
+    "Click a column's head (or Enter on it) to sort, type below it to filter; numbers take <, > and =. "
+    "Tick two runs to compare them."
 )
 MADE = ".made.json"
 
 
 def write(results, out, say=lambda done, total: None):
-    """Results folder -> path of the index.  say(done, total) hears of the progress.  Raises ValueError for no run at all."""
+    """Results folder -> path of the index.  say(done, total) reports progress.  ValueError where there is no run."""
     rows = listing.read_rows([str(results)])
     if not rows:
-        raise ValueError(
-            f"{results}: there is no run in it yet: ./speedrun.sh makes some; ./run.sh report results/published shows the published"
-        )
+        remedy = "./speedrun.sh makes some; ./run.sh report results/published shows the published"
+        raise ValueError(f"{results}: there is no run in it yet: {remedy}")
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     pages = _write_pages(rows, out, say)
@@ -65,30 +48,30 @@ def write(results, out, say=lambda done, total: None):
 
 
 def history(track, rows):
-    """The best train time on a track over the years: runs that count and reached the target; None with none of them."""
+    """The best train time on a track over time: runs that count and reached the target; None without any."""
     counted = sorted((row for row in rows if _counts(row, track)), key=lambda row: row["started_at"])
     if not counted:
         return None
-    best, line = float("inf"), []
-    for row in counted:
-        best = min(best, row["train_s"])
-        line.append(best)
+    times_s = [row["train_s"] for row in counted]
+    record_s = list(itertools.accumulate(times_s, min))
+    best = counted[times_s.index(record_s[-1])]["run_id"]
+    caption = (
+        f"{_num(len(counted), 'run')} reached the target, the fastest in {record_s[-1]:.2f} s ({best}); "
+        "one run is no claim: see table --leaderboard"
+    )
+    series = [series_of("record", record_s, "line"), series_of("run", times_s, "points")]
     when_s = [utc.seconds(row["started_at"]) for row in counted]
-    series = [series_of("record", line, "line"), series_of("run", [row["train_s"] for row in counted], "points")]
-    runs = f"{len(counted)} run{'s' * (len(counted) != 1)}"
-    caption = f"{runs} reached the target, the fastest in {best:.2f} s ({counted[line.index(best)]['run_id']}); one run is no claim: see table --leaderboard"
     return chart(f"history-{track}", track, caption, "date", "train time, s", when_s, series) | {"dates": True}
 
 
 def _counts(row, track):
-    reached = (
-        row["started_at"] is not None
-        and row["status"] == "complete"
-        and row["target_reached"] is True
-        and row["train_s"] is not None
-        and not row["discarded"]
-    )
-    return row["track"] == track and reached and row["validity"] == "valid" and not row["num_deviations"]
+    is_valid = row["status"] == "complete" and row["validity"] == "valid" and not row["num_deviations"]
+    is_known = row["started_at"] is not None and row["train_s"] is not None and not row["discarded"]
+    return row["track"] == track and row["target_reached"] is True and is_valid and is_known
+
+
+def _num(count, word):
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _tracks(rows):
@@ -96,58 +79,39 @@ def _tracks(rows):
 
 
 def _races(results, out):
-    """[(race as a link to its page, status, what it said)], newest first; one that cannot be read is left out."""
-    found = []
+    """[(race as a link to its page, status, verdict)], newest first; without those that cannot be read."""
+    lines = []
     for path in sorted((Path(results) / "races").glob("*/race.json"), reverse=True):
         try:
             race = json.loads(path.read_bytes())
             against = (race.get("result") or {}).get("against") or {}
             words = "; ".join(f"{name}: {one['words']}" for name, one in against.items()) or race.get("why") or ""
-            page_of_race = path.with_name("race.html")
-            href = quote(os.path.relpath(page_of_race, out)) if page_of_race.exists() else None
-            found.append(
-                (
-                    tag("a", race["race_id"], href=href) if href else race["race_id"],
-                    str(race["status"]).replace("_", " "),
-                    words,
-                )
-            )
+            name, html = race["race_id"], path.with_name("race.html")
+            link = tag("a", name, href=quote(os.path.relpath(html, out))) if html.exists() else name
+            lines.append((link, str(race["status"]).replace("_", " "), words))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-    return found
+    return lines
 
 
 def _index(rows, pages, charts, races):
     data = {"columns": COLUMNS, "rows": [[_shown(row, column) for column in COLUMNS] for row in rows], "pages": pages}
-    help_words = "Click a column's head (or Enter on it) to sort, type below it to filter; numbers take <, > and =. Tick two runs to compare them."
     tracks = _tracks(rows)
+    clear = tag("button", "Clear filters", type="button", id="clear")
+    pair = tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite")
     body = [
         tag("h1", "Results"),
-        tag(
-            "p",
-            f"{len(rows)} run{'s' * (len(rows) != 1)}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {help_words}",
-            class_="soft",
-        ),
-        tag(
-            "div",
-            tag("button", "Clear filters", type="button", id="clear"),
-            tag("span", "", id="shown", role="status"),
-            class_="bar",
-        ),
+        soft(f"{_num(len(rows), 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {HELP}"),
+        tag("div", clear, tag("span", "", id="shown", role="status"), class_="bar"),
         tag("div", "", id="runs"),
-        tag(
-            "section",
-            tag("h2", "The two runs you ticked"),
-            tag("div", "Tick two runs above.", id="pair", role="status", aria_live="polite"),
-        ),
+        tag("section", tag("h2", "The two runs you ticked"), pair),
     ]
     if races:
         body.append(section("Races", table(("race", "status", "verdict"), races)))
     if charts:
         body.append(section("Record history", *(figure(chart) for chart in charts)))
-    return page(
-        "Results", *body, data={"runs-data": data, "charts": charts}, scripts=SCRIPTS, styles=STYLES, assets="assets"
-    )
+    data = {"runs-data": data, "charts": charts}
+    return page("Results", *body, data=data, scripts=SCRIPTS, styles=STYLES, assets="assets")
 
 
 def _shown(row, column):
@@ -174,9 +138,8 @@ def _write_pages(rows, out, say):
         stamp = [version, *map(_changed_ns, (folder / "run.json", folder / "analysis.json", folder / "memory"))]
         if made.get(row["run_id"]) != stamp or not (out / name).exists():
             try:
-                atomic.write_text(
-                    out / name, run_page.of_run(folder, assets="../assets", back="../index.html"), durable=False
-                )
+                html = run_page.html(folder, assets="../assets", back="../index.html")
+                atomic.write_text(out / name, html, durable=False)
             except (ValueError, KeyError, TypeError, AttributeError):  # a damaged record: its row in the table remains
                 continue
             made[row["run_id"]] = stamp
@@ -202,9 +165,9 @@ def _changed_ns(path):
 
 def _version():
     """A hash over the rooms that make pages: those of another version are made again."""
-    found = hashlib.sha256()
-    for room in ("report", "snapshot", "web"):
+    digest = hashlib.sha256()
+    for room in ("report", "memory", "web"):
         for path in sorted((Path(__file__).parent.parent / room).rglob("*")):
             if path.is_file() and path.suffix in (".py", ".js", ".css"):
-                found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

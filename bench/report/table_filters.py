@@ -41,7 +41,7 @@ def condition(words):
 
 
 def holds(row, key, sign, wanted):
-    """Is the condition true of the row?  An empty cell equals only the empty value, and is neither above nor below anything."""
+    """Is the condition true of the row?  An empty cell equals only the empty value, and compares with nothing else."""
     if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's status column may show
         return row["status"] == "complete" and OPERATORS[sign](row["validity"], wanted)
     if row[key] is None or wanted is None:

@@ -39,12 +39,13 @@ def groups(rows):
 
 def _group(members):
     first = members[0]
-    counted = [row for row in members if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]]
-    counted = [counted[place] for place in places_of_runs(counted)]
+    complete = [row for row in members if row["status"] == "complete"]
+    counted = [row for row in complete if row["validity"] != "invalid" and not row["discarded"]]
+    counted = [counted[index] for index in places_of_runs(counted)]
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
     group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)
-    group["num_invalid"] = sum(row["status"] == "complete" and row["validity"] == "invalid" for row in members)
+    group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
     for status in ("failed", "aborted", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
     for name in GROUPED:

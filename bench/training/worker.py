@@ -124,7 +124,7 @@ class Emitted:
 def _watch(folder, config, ranks, emit, peaks, rows):
     """The chosen instruments, made; one that cannot be made is a warning."""
     from bench import instruments
-    from bench.instruments.base import Context, Watch
+    from bench.instruments.base import Context, InstrumentSet
     from bench.training.timers import marks_for
 
     device = ranks.device
@@ -143,7 +143,7 @@ def _watch(folder, config, ranks, emit, peaks, rows):
         rows=rows,
     )
     made, warnings = instruments.load(config.instruments, context)
-    return Watch(made, warnings=warnings)
+    return InstrumentSet(made, warnings=warnings)
 
 
 def _say(text):
@@ -153,7 +153,7 @@ def _say(text):
 
 def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, peaks, rows):
     """Warm up, race, and return what this rank has to say: {"train_s", "rows", "columns", ...}."""
-    from bench.instruments.base import Watch
+    from bench.instruments.base import InstrumentSet
     from bench.machine.environment import CpuMeter
     from bench.training import distributed, loop
     from bench.training.clock import Clock
@@ -163,7 +163,7 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, 
 
     marks = marks_for(ranks.device.type)
     warm = StepLog(marks, ranks.device, 2)
-    trainer.attach(Watch(essential=warm), warm)
+    trainer.attach(InstrumentSet(essential=warm), warm)
     watch.on_warmup_start()
     times.update(trainer.warm_up())
     watch.on_warmup_end()
@@ -199,9 +199,9 @@ def _race(folder, config, ranks, trainer, run, times, progress, watch, emitted, 
         if scribe:
             scribe.event("run_stop", step=num_steps, train_s=clock.train_s)
         answers = {
-            what: watch.ask(what) for what in ("columns", "flags", "summary", "doubts")
+            what: watch.collect(what) for what in ("columns", "flags", "summary", "doubts")
         }  # while they still hold all
-        watch.hear()
+        watch.collect_warnings()
     except BaseException:
         emitted.flow_to(None)  # what is emitted from here on, Emitted.write() writes
         if scribe:

@@ -1,9 +1,8 @@
-"""What is drawn: plain dicts that assets/charts.js draws in a page and bench/report/png.py on paper.
+"""What is drawn: plain dicts that assets/charts.js draws in a page.
 
 A spec: {"id", "title", "caption", "x_label", "y_label", "x": [...], "series": [{"name", "y": [...], "kind"}],
 "marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds}.
-kind of a series: line, points, bars or area (areas are stacked); of a mark: stall, flag, validation or event.  None in y
-is a gap.
+kind of a series: line, points, bars or area (areas are stacked); of a mark: stall or validation.  None in y is a gap.
 """
 
 import math
@@ -18,11 +17,7 @@ def chart(id, title, caption, x_label, y_label, x, series, marks=(), sync=None):
     if keep is not None:
         x = [x[num] for num in keep]
         series = [one | {"y": [one["y"][num] for num in keep]} for one in series]
-        caption = (
-            f"{caption}; {len(x)} of its points are drawn, extremes kept"
-            if caption
-            else f"{len(x)} points drawn, extremes kept"
-        )
+        caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
     return {
         "id": id,
         "title": title,
@@ -40,14 +35,12 @@ def thin(values, max_points):
     """Indices to keep: the smallest and largest of each of max_points / 2 buckets, in order; None: all."""
     if len(values) <= max_points:
         return None
-    keep, size = set(), len(values) / (max_points // 2)
+    keep, size = {0, len(values) - 1}, len(values) / (max_points // 2)
     for bucket in range(max_points // 2):
-        places = range(int(bucket * size), min(len(values), int((bucket + 1) * size)))
-        known = [place for place in places if values[place] is not None] or [places[0]]
-        keep.update(
-            (min(known, key=lambda place: values[place] or 0), max(known, key=lambda place: values[place] or 0))
-        )
-    return sorted(keep | {0, len(values) - 1})
+        indices = range(int(bucket * size), min(len(values), int((bucket + 1) * size)))
+        known = [index for index in indices if values[index] is not None] or [indices[0]]
+        keep |= {choose(known, key=lambda index: values[index] or 0) for choose in (min, max)}
+    return sorted(keep)
 
 
 def _envelope(series):

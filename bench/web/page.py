@@ -1,6 +1,6 @@
 """The skeleton of every page: escaping, style and scripts, and a policy under which nothing else can run.
 
-Text goes into a page through text() or tag(), data through the JSON blocks of page(); nothing is ever pasted as it is.
+Text goes into a page through text() or tag(), data through the JSON blocks of page(): both are escaped.
 """
 
 import base64
@@ -52,24 +52,33 @@ def section(title, *children, id=None):
     return tag("section", tag("h2", title), *children, id=id)
 
 
+def details(title, *children):
+    """Closed until a click on its title."""
+    return tag("details", tag("summary", title), *children)
+
+
+def soft(*children):
+    """A paragraph of less importance."""
+    return tag("p", *children, class_="soft")
+
+
+def tiles(facts):
+    """facts: [(label, value)], shown large."""
+    return tag("dl", *(tag("div", tag("dt", label), tag("dd", value)) for label, value in facts), class_="tiles")
+
+
 def figure(chart):
-    """A place for a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
-    place = tag(
-        "div",
-        class_="chart",
-        data_chart=chart["id"],
-        tabindex="0",
-        role="img",
-        aria_label=f"{chart['title']}. {chart['caption']}",
-    )
+    """The slot of a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
+    label = f"{chart['title']}. {chart['caption']}"
+    slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=label)
     hint = tag("noscript", "The chart needs scripts; the numbers are in the tables and in the run's csv files.")
-    return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), place, hint)
+    return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), slot, hint)
 
 
 def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, assets=None):
-    """The whole document.  data: {id: JSON-able}.  assets: None puts all inside the page, else the folder that has them.
+    """The whole document.  data: {id: JSON-able}.  assets: folder of scripts and styles; None puts them into the page.
 
-    The policy lets only these very scripts run, no network be used and no form be sent.
+    The policy allows only these scripts, no network and no form.
     """
     blocks = "".join(
         f'<script type="application/json" id="{html.escape(key)}">{json_block(value)}</script>'
@@ -84,7 +93,10 @@ def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, as
         allowed = "'self' file:"
         code = "".join(f'<script src="{assets}/{name}"></script>' for name in scripts)
         look = "".join(f'<link rel="stylesheet" href="{assets}/{name}">' for name in styles)
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'self' file: 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'self' file: 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -95,14 +107,8 @@ def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, as
 
 def json_block(value):
     """JSON that cannot end its own script element."""
-    words = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return (
-        words.replace("<", "\\u003c")
-        .replace(">", "\\u003e")
-        .replace("&", "\\u0026")
-        .replace("\u2028", "\\u2028")
-        .replace("\u2029", "\\u2029")
-    )
+    words = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
+    return words.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _top():

@@ -6,6 +6,7 @@
 import contextlib
 import json
 
+from bench import atomic
 from bench.data import shards
 from bench.units import MIB, format_bytes
 
@@ -27,8 +28,8 @@ class Facts:
 
     def __exit__(self, *exc_info):
         if self._new:
-            with contextlib.suppress(OSError), shards.replacing(self._path) as file:  # a read-only root only costs time
-                file.write(json.dumps(self._known, indent=1).encode())
+            with contextlib.suppress(OSError):  # a read-only root only costs time
+                atomic.write_json(self._path, self._known)
 
     def sha256(self, path, say=lambda text: None):
         return self._fact(path, "sha256", lambda: shards.sha256(path), say)

@@ -17,6 +17,7 @@ import re
 import time
 from dataclasses import dataclass
 
+from bench import atomic
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources.source import Expected, Source, data_root, need_bytes
@@ -154,8 +155,8 @@ class Hub(Source):
             hint = f"at {info.sha} it has no *_train_*.bin or *_val_*.bin: choose another one"
             raise CheckFailed(f"data.repo={repo}: {hint}")
         lock = {"repo": repo, "revision": info.sha, "files": dict(sorted(files.items()))}
-        with shards.replacing(self._lock_path()) as file:
-            file.write((json.dumps(lock, indent=1) + "\n").encode())
+        self._lock_path().parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_json(self._lock_path(), lock)
         stated = f"commit {info.sha} and {len(files)} hashes as the hub states them"
         say(f"{self._lock_path().name} now holds {stated}: keep it in git")
         return self._read_lock()

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import atomic
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.paths import of_user, project_folder
@@ -124,8 +125,7 @@ class Made(Source):
             self.make(made, say)
             digests = {split: _sha256s(made, split) for split in ("train", "val")}
             self._check_promise(_expected(made, digests))
-            with shards.replacing(made / MANIFEST) as file:
-                file.write(json.dumps(digests | {"recipe": self.recipe()}, indent=1).encode())
+            atomic.write_json(made / MANIFEST, digests | {"recipe": self.recipe()})
             with contextlib.suppress(OSError):  # another process made the same in the meantime: it will do
                 made.rename(folder)
         if not (folder / MANIFEST).exists():

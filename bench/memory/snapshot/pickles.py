@@ -55,25 +55,21 @@ def checked(snapshot):
     return snapshot
 
 
+def _has(value, **kinds):
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
+
+
 def _check_segment(segment, where):
-    if not isinstance(segment, dict) or not isinstance(segment.get("total_size"), int):
+    if not _has(segment, total_size=int):
         raise ValueError(f"{where} has no total_size")
     for block in _list(segment.get("blocks"), f"blocks of {where}"):
-        if (
-            not isinstance(block, dict)
-            or not isinstance(block.get("size"), int)
-            or not isinstance(block.get("state"), str)
-        ):
+        if not _has(block, size=int, state=str):
             raise ValueError(f"{where} has a block without size and state")
         _check_frames(block.get("frames", ()), where)
 
 
 def _check_entry(entry, where):
-    if (
-        not isinstance(entry, dict)
-        or not isinstance(entry.get("action"), str)
-        or not isinstance(entry.get("size"), int)
-    ):
+    if not _has(entry, action=str, size=int):
         raise ValueError(f"{where} has no action and size")
     if not isinstance(entry.get("addr", 0), int) or not isinstance(entry.get("time_us", 0), (int, float)):
         raise ValueError(f"{where} has no number as its address or time")
@@ -82,10 +78,10 @@ def _check_entry(entry, where):
 
 def _check_frames(frames, where):
     if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
-        raise ValueError(f"{where} has frames that are none")
+        raise ValueError(f"{where} has frames that are not dicts")
 
 
 def _list(value, what):
     if not isinstance(value, list):
-        raise ValueError(f"{what} is no list")
+        raise ValueError(f"{what}: not a list")
     return value

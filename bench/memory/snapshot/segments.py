@@ -8,10 +8,9 @@ from bench.memory.snapshot.timeline import ALIVE
 
 
 def of_device(snapshot, device):
-    """{"num_segments", "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free"}, bytes."""
-    found = dict.fromkeys(
-        ("num_segments", "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free"), 0
-    )
+    """{"num_segments", and bytes: "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", ...}."""
+    sizes = ("reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free")
+    found = dict.fromkeys(("num_segments", *sizes), 0)
     for segment in _of(snapshot, device):
         found["num_segments"] += 1
         found["reserved"] += segment["total_size"]

@@ -1,4 +1,4 @@
-// Draws the chart specs of the page's JSON block "charts" (bench/report/spec.py) with uPlot.  Arrow keys move the cursor.
+// Draws the chart specs of the page's JSON block "charts" (bench/web/chart.py) with uPlot.  Arrow keys move the cursor.
 "use strict";
 (function () {
   const block = document.getElementById("charts");
