@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_settings import QUIET, REPO, conf, root, settings, small_markov
+from data_settings import QUIET, REPO, conf, root, settings, small_markov  # noqa: F401  root is a fixture
 
 from bench.data import shards, sources
 from bench.data.shards import CheckFailed
