@@ -1,4 +1,4 @@
-"""Records as a race leaves them, true to every rule of verify and known to the ledger, without anything having been run.
+"""Records as a race leaves them, true to every rule of verify and in the ledger, without any training.
 
 Data, config and names are those of track cpu_nano; times, losses and regions are the test's.
 """
@@ -58,7 +58,7 @@ class Results:
         source="41",
         change=None,
     ):
-        """One run -> its folder.  shares: {region column: part of a step}; change(run) may touch the record before it is written."""
+        """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record first."""
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
         minute = next(self.clock)
@@ -152,7 +152,7 @@ def _rows(train_s, val_loss, shares, of_run):
 
 
 class Racers:
-    """In the place of bench.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
+    """For bench.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
 
     hurt: {number of the run to be started, from 0: "interrupt" | "kill" | "fail"}.
     """

@@ -4,7 +4,10 @@ import copy
 import json
 from pathlib import Path
 
+from bench.compare import comparison
+from bench.compare.selection import Arm
 from bench.record import run_folder
+from bench.record.rows import row_of
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -57,3 +60,17 @@ def write(results, run, steps_csv=None):
         (folder / name).write_text((COMPLETE / name).read_text())
     (folder / "steps.csv").write_text((COMPLETE / "steps.csv").read_text() if steps_csv is None else steps_csv)
     return folder
+
+
+def compare(a_runs, b_runs, **options):
+    """Records of all started runs of A and of B -> the Comparison that ./run.sh compare makes of them."""
+    return compare_arms({"A": a_runs, "B": b_runs}, **options)["B"]
+
+
+def compare_arms(arms, **options):
+    """{name: records}, the baseline first -> {name of a candidate: Comparison}."""
+    found = [
+        Arm(name, [row_of(run) for run in runs], [None] * len(runs), {run["run_id"]: run for run in runs})
+        for name, runs in arms.items()
+    ]
+    return dict(comparison.of_arms(found, diagnose=False, **options))

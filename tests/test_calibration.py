@@ -27,7 +27,7 @@ def rows_of(a_times_s, b_times_s):
 
 
 def test_the_floor_worked_by_hand():
-    """sd of logs 0.01 from 10 runs: t of 97.5 % with 9 degrees of freedom 2.2622 * 0.01 * sqrt(2/5) = 0.014307: 1.441 %."""
+    """sd of logs 0.01 from 10 runs: t of 97.5 % with df 9, 2.2622 * 0.01 * sqrt(2/5) = 0.014307: 1.441 %."""
     assert calibration.floor_pct(0.01, 9, 5) == pytest.approx(
         100 * math.expm1(2.262157 * 0.01 * math.sqrt(0.4)), rel=1e-6
     )
@@ -70,7 +70,7 @@ def test_what_is_kept():
 
 @pytest.mark.parametrize(
     ("a", "b", "sentence"),
-    [([10.0], [10.1], "1 and 1 runs have a time"), ([10.0, 10.0], [10.0, 10.0], "all 4 times are equal")],
+    [([10.0], [10.1], "1 and 1 runs have a time"), ([10.0, 10.0], [10.0, 10.0], "4 identical times: not measured?")],
 )
 def test_too_little_to_calibrate_with_is_refused(a, b, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -117,14 +117,14 @@ def test_the_users_mistakes_are_said(results):
         (["n=1"], "n=1: runs a side, 2 or more"),
         (["n=x"], "n=x: runs a side"),
         (["--runs", "2026"], "these are 2 configs; calibrate with repeats of one"),
-        (["--runs", "aaaaaaaa", "--", "seed=1"], "runs that were made cannot be changed"),
+        (["--runs", "aaaaaaaa", "--", "seed=1"], "finished runs cannot be changed"),
     ):
         with pytest.raises(ValueError, match=sentence):
             calibrate.main(argv)
 
 
 def test_the_floor_of_more_runs_is_lower_and_of_uneven_groups_in_between():
-    """log1p(0.0441) = 0.04315 for 5 and 5; for 20 and 20 half of it; for 5 and 20 it is sqrt(0.25 * 2.5) = 0.7906 of it."""
+    """log1p(0.0441) = 0.04315 for 5 and 5; for 20 and 20 half of it; for 5 and 20 sqrt(0.25 * 2.5) = 0.7906 of it."""
     kept = {"floor_pct": 4.41, "floor_n": 5}
     assert calibration.floor_for(kept, 5, 5) == pytest.approx(4.41)
     assert calibration.floor_for(kept, 20, 20) == pytest.approx(2.1812, abs=1e-3)

@@ -1,4 +1,4 @@
-"""What changed in the source between two runs: rebuilt from commits, patches and untracked files, in a repository of its own."""
+"""What changed in the source between two runs: rebuilt from commits, patches and untracked files."""
 
 import json
 import subprocess

@@ -70,7 +70,10 @@ def test_a_run_that_two_globs_name_counts_once(arms, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nothing-like-it", "bbbbbbbb"], "nothing-like-it: is no folder, no glob that fits and no part of a run id"),
+        (
+            ["nothing-like-it", "bbbbbbbb"],
+            "nothing-like-it: is no folder, no glob that fits, no race and no part of a run id",
+        ),
         (["aaaaaaaa"], "that is one group of runs; give two, A B, or the folder of a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
         (
@@ -145,7 +148,7 @@ def test_a_race_short_of_runs_has_no_verdict(race, arms, capsys):
 
 def test_a_damaged_race_is_the_users_to_mend(race):
     (race / "race.json").write_text('{"arms": 3}')
-    with pytest.raises(ValueError, match="is no race or damaged"):
+    with pytest.raises(ValueError, match="is not a readable race"):
         compare.main(["r1"])
 
 
@@ -302,7 +305,7 @@ def test_trajectories_of_other_seeds_cannot_be_the_same(arms, capsys):
 
 
 def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys):
-    """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, their traces are shown."""
+    """A kernel of 100 us a step that takes 150 in B.  Profiled runs: their times are refused, traces shown."""
     for folders, kernel_us in zip(arms, (100, 150), strict=True):
         (folders[2] / "traces").mkdir()
         events = [traces.step(number, 1000 * number, 900) for number in (1, 2, 3)]
@@ -370,7 +373,7 @@ def test_folders_of_logs_are_compared_and_what_they_do_not_say_is_marked(results
     assert not {"order-confounded", "order-unknown", "mixed-code"} & set(found["flags"])
     assert found["memory"]["change_pct"] == 0.0
     assert compare.main(["claim/baseline", "claim/this_pr"]) == 0
-    assert "nothing says that both arms ran in one sitting" in capsys.readouterr().out
+    assert "nothing says that both arms ran in one session" in capsys.readouterr().out
 
 
 def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys):

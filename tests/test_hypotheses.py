@@ -18,7 +18,7 @@ GROUPS = (
 
 
 def test_welch_worked_by_hand():
-    """v_a = 4/3, v_b = 8/2 = 4: se = sqrt(16/3), t = 3 / 2.3094 = 1.2990; df = (16/3)^2 / ((4/3)^2/2 + 4^2/1) = 1.6842."""
+    """v_a = 4/3, v_b = 8/2: se = sqrt(16/3), t = 3 / 2.3094 = 1.2990; df = (16/3)^2 / ((4/3)^2/2 + 4^2/1) = 1.6842."""
     test = stats.welch(A, B)
     assert test.difference == 3.0
     assert test.se == pytest.approx(math.sqrt(16 / 3), rel=1e-15)

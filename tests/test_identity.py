@@ -267,7 +267,7 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
         patch.setattr(ledger, "append", lambda *where, identity_version=None, **facts: append(*where, **facts))
         old = results.add(9, val_loss=3.3)
     assert not any(
-        "identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder))
+        "identity_version" in facts for facts in (run_folder.read(old)["code"], *ledger.read(results.folder).lines)
     )
     passed, evidence = no_run_was_dropped(three(results, code))
     assert passed
@@ -277,7 +277,7 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
 def test_a_claim_of_two_identity_versions_is_refused_because_nobody_knows_whether_the_code_is_the_same(results, code):
     folders = [results.add(0), add(results, code, 1), add(results, code, 2)]
     ((_, claim),) = judge._claims([str(folder) for folder in folders])
-    passed, evidence = rules.runs.the_runs_are_repeats_of_one_thing(claim)
+    passed, evidence = rules.runs.the_runs_share_config_and_code(claim)
     assert not passed and evidence.endswith("identity versions 1, 2: whether the code is the same is unknown")
 
 
@@ -326,7 +326,11 @@ def test_an_arm_of_two_identity_versions_is_marked_and_nothing_is_said_of_its_co
     found = eligibility.judge([row_of(old), row_of(new)], [row_of(other)])
     assert "mixed-code" in found.flags and not any("different code" in remark for remark in found.remarks)
     assert any("(identity versions 1, 2): whether it is the same is unknown" in remark for remark in found.remarks)
-    (version,) = (one for one in differences.of_records([old], [new]) if one["what"] == "identity_version")
+    (version,) = (
+        one
+        for one in differences.of_facts([differences.facts(old)], [differences.facts(new)])
+        if one["what"] == "identity_version"
+    )
     assert (version["a"], version["b"]) == ([1], [2])
     assert code_state.differing_files(old["code"], new["code"]) is None
 

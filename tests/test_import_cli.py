@@ -8,7 +8,7 @@ import pytest
 
 from bench import importers
 from bench.cli import import_logs
-from bench.compare import selection as arms
+from bench.compare import selection
 from bench.record import listing, run_folder
 from bench.report import table_groups
 
@@ -122,11 +122,11 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
         [row for row in listing.read_rows([str(logs / "results")]) if row.update(name="x") is None]
     )
     assert (group["n"], len(group["run_ids"])) == (1, 2)
-    (arm, _) = arms.of_words([str(logs / "results" / "imported")] * 2)
+    (arm, _) = selection.of_words([str(logs / "results" / "imported")] * 2)
     assert len(arm.rows) == 1
     (logs / "whole.txt").write_text(f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nUsing seed=7\n{LOG}")
     for words in ([str(logs / "*.*")] * 2, [f"{logs}/console.log,{logs}/whole.txt"] * 2):
-        (arm, _) = arms.of_words(words)
+        (arm, _) = selection.of_words(words)
         assert [row["seed"] for row in arm.rows] == [7]  # the file that tells more
 
 

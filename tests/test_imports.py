@@ -33,18 +33,18 @@ TABLE = {
     "importers": "record units utc",
     "exporters": "atomic config paths private record units utc",
     "profiling": "atomic config machine paths text_table trace units web",
-    "diagnosis": "paths record stats text_table trace utc",
+    "diagnosis": "machine paths record stats text_table trace utc",
     "instruments": "atomic config memory paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory paths record utc",
     "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training units utc",
     "compare": "config diagnosis importers paths record stats text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units utc web",
-    "race": "atomic compare data.sources instruments launch machine paths record report text_table utc",
+    "race": "atomic compare data.sources instruments launch machine paths record report stats text_table utc",
     "claims.rules": "compare config instruments machine race record",
-    "claims": "claims.rules config paths private race record report stats text_table",
+    "claims": "claims.rules compare config paths private race record report stats text_table",
     "overhead": "data instruments launch machine stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report text_table trace training units utc utc",
+    "memory.snapshot overhead paths race record report text_table trace training units utc",
     "__main__": "paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }

@@ -215,14 +215,14 @@ def test_a_broken_run_is_told_and_left_out_cold_and_warm(results):
 
 
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path):
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match="is no folder"):
         index.read_rows([tmp_path / "nothing"])
 
 
 def test_thousands_of_runs_are_read_by_two_processes_and_answered_from_the_index_in_a_fraction_of_a_second(
     tmp_path, repo
 ):
-    """Whole commands.  Bounds are wide, because a test machine is busy; bench-self measures 10,000 against the true ones."""
+    """Whole commands.  Bounds are wide: a test machine is busy; tests/benchmarks has the true ones."""
     text = (COMPLETE / "run.json").read_text()
     for number in range(NUM_MANY):
         arm = "AB"[number % 2]

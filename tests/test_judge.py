@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from pathlib import Path
 
 import claimed
 import pytest
@@ -75,7 +76,7 @@ def test_a_record_edited_so_well_that_it_is_true_to_itself_is_not_the_one_of_the
     folders = three(results)
     edit(folders[0], lambda run: run["measured"].update(launcher_peak_mem_gib=0.01))
     assert failed(*folders) == {
-        "every record is the one of the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"
+        "every record is that of the ledger": f"cpu_nano/{folders[0].name}: run.json was changed after the run"
     }
 
 
@@ -125,13 +126,13 @@ def test_a_ledger_written_anew_is_not_the_one_that_the_runs_name(results):
         run = run_folder.read_raw(folder)
         ledger.started(results.folder, folder, run)
         ledger.ended(results.folder, folder, run)
-    assert "is not the one that the run names" in failed(*folders)["every record is the one of the ledger"]
+    assert "is not the one that the run names" in failed(*folders)["every record is that of the ledger"]
 
 
 def test_without_a_ledger_nothing_is_accepted(results):
     folders = three(results)
     (results.folder / ledger.NAME).unlink()
-    assert set(failed(*folders)) == {"the ledger is whole", "every record is the one of the ledger"}
+    assert set(failed(*folders)) == {"the ledger is whole", "every record is that of the ledger"}
 
 
 def test_two_runs_with_one_seed_are_refused(results):
@@ -160,9 +161,11 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     """On the track that names one; and among runs of which one differs."""
     folders = [results.add(seed, val_loss=2.74 + 0.01 * seed, change=a_gpu("NVIDIA H200")) for seed in range(3)]
     assert "it ran on cuda, the track's device is cpu" in failed(*folders)["the hardware is that of the track"]
-    law = claims.law("cpu_nano")
+    track_rules = claims.track_rules("cpu_nano")
     wanted = schema.TrackRules(device="cuda", gpu="NVIDIA H100 80GB HBM3", num_gpus=1)
-    monkeypatch.setattr(claims, "law", lambda track: schema.TrackConfig(**vars(law) | {"rules": wanted}))
+    monkeypatch.setattr(
+        claims, "track_rules", lambda track: schema.TrackConfig(**vars(track_rules) | {"rules": wanted})
+    )
     assert (
         "it ran on NVIDIA H200, the track's GPU is NVIDIA H100 80GB HBM3"
         in failed(*folders)["the hardware is that of the track"]
@@ -170,7 +173,7 @@ def test_another_gpu_model_is_refused(results, monkeypatch):
     folders = [
         results.add(seed, change=a_gpu(name)) for seed, name in ((4, "NVIDIA H100 80GB HBM3"), (5, "NVIDIA H200"))
     ]
-    assert "the runs are of one setting" in failed(*folders)
+    assert "the runs share one setting" in failed(*folders)
     wanted.num_gpus = 8
     assert "1 GPUs and 1 ranks instead of 8" in failed(folders[0])["the hardware is that of the track"]
 
@@ -224,7 +227,7 @@ def test_a_target_that_is_missed_is_refused(results):
 
 def test_runs_of_other_code_are_no_repeats(results):
     folders = [*three(results)[:2], results.add(2, source="51")]
-    assert "the runs are repeats of one thing" in failed(*folders)
+    assert "the runs share config and code" in failed(*folders)
 
 
 def test_runs_of_two_tracks_are_no_claim(results):
@@ -266,6 +269,17 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
     assert "% faster than A" in capsys.readouterr().out
 
 
+def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
+    folder = raced()
+    plain = three(results, source="77")
+    paths, opened = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *how, **more: paths.append(path.name) or opened(path, *how, **more))
+    for words in ([str(folder)], [f"{folder.name}:B"], plain):
+        paths.clear()
+        assert judge.main([str(word) for word in words]) == 0
+        assert paths.count(ledger.NAME) == 1
+
+
 def test_a_race_that_was_not_won_is_refused(raced):
     assert list(failed(raced(pct=5))) == ["it is faster than its baseline"]
 
@@ -275,7 +289,7 @@ def test_a_peeked_race_is_refused_whichever_way_it_is_named(results, raced, caps
     runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
     for words in ([folder], runs):
         evidence = failed(*words)
-        assert list(evidence) == ["nobody peeked"]
+        assert list(evidence) == ["there was no unplanned look"]
 
 
 def test_a_missing_run_is_refused(results, raced):
@@ -300,7 +314,7 @@ def test_a_changed_plan_and_a_changed_verdict_are_refused(raced):
     assert "it was changed" in failed(folder)["it is faster than its baseline"]
     made = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps(made | {"alpha": 0.2}))
-    with pytest.raises(ValueError, match="not the plan that the ledger knows"):
+    with pytest.raises(ValueError, match="not the plan in the ledger"):
         failed(folder)
 
 
@@ -374,7 +388,7 @@ def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path,
 def test_a_claim_folder_without_its_claim_is_none(results, tmp_path, capsys):
     folder = claim_of(results, three(results), tmp_path / "claim")
     (folder / "claim.yaml").unlink()
-    with pytest.raises(ValueError, match="claim.yaml is not there"):
+    with pytest.raises(ValueError, match="claim.yaml is missing"):
         judge.main([str(folder)])
 
 
@@ -401,7 +415,7 @@ def test_a_claim_is_not_written_over_something_else(results, tmp_path, capsys):
         judge.main([*map(str, three(results)), "--claim", str(tmp_path / "claim")])
 
 
-# ---- the law
+# ---- the track's rules
 
 
 def test_rules_are_data_that_a_run_cannot_change(results):

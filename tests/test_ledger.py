@@ -22,12 +22,12 @@ def lines_of(folder):
 def test_each_line_names_the_one_before_it(tmp_path):
     lines = fill(tmp_path)
     assert [line["prev"] for line in lines] == [None, *(line["sha256"] for line in lines[:-1])]
-    assert ledger.read(tmp_path) == lines
-    assert ledger.faults(tmp_path) == []
+    assert ledger.read(tmp_path).lines == lines
+    assert ledger.read(tmp_path).faults == []
 
 
 def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
-    assert (ledger.read(tmp_path), ledger.faults(tmp_path), ledger.find(tmp_path)) == ([], [], None)
+    assert (ledger.read(tmp_path).lines, ledger.read(tmp_path).faults, ledger.find(tmp_path)) == ([], [], None)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
 def test_a_line_that_was_removed_changed_doubled_or_moved_shows(tmp_path, harm, told):
     fill(tmp_path)
     (tmp_path / ledger.NAME).write_bytes(b"\n".join(harm(lines_of(tmp_path))) + b"\n")
-    assert told in " ".join(ledger.faults(tmp_path))
+    assert told in " ".join(ledger.read(tmp_path).faults)
 
 
 def test_a_line_rewritten_with_its_own_hash_breaks_the_one_after_it(tmp_path):
@@ -54,24 +54,26 @@ def test_a_line_rewritten_with_its_own_hash_breaks_the_one_after_it(tmp_path):
     lines[1]["run"] = "track/9"
     lines[1]["sha256"] = ledger.digest(lines[1])
     (tmp_path / ledger.NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert ledger.faults(tmp_path) == ["line 3 names a line before it that is not there: lines were removed or changed"]
+    assert ledger.read(tmp_path).faults == [
+        "line 3 names a line before it that is not there: lines were removed or changed"
+    ]
 
 
 def test_a_line_that_a_power_cut_left_half_is_ended_and_the_chain_goes_on(tmp_path):
     fill(tmp_path, 2)
     path = tmp_path / ledger.NAME
     path.write_bytes(path.read_bytes() + b'{"at":"2026-')
-    assert ledger.faults(tmp_path) == ["line 3, the last, is damaged or unfinished"]
+    assert ledger.read(tmp_path).faults == ["line 3, the last, is damaged or unfinished"]
     ledger.append(tmp_path, "start", run="track/2", race=None)
     ledger.append(tmp_path, "start", run="track/3", race=None)
-    assert ledger.faults(tmp_path) == []
-    assert [line["event"] for line in ledger.read(tmp_path)] == ["start", "start", "damaged", "start", "start"]
+    assert ledger.read(tmp_path).faults == []
+    assert [line["event"] for line in ledger.read(tmp_path).lines] == ["start", "start", "damaged", "start", "start"]
 
 
 def test_a_last_line_longer_than_a_block_is_read_whole(tmp_path):
     first = ledger.append(tmp_path, "plan", arms="x" * 10_000)
     assert ledger.append(tmp_path, "start", run="track/0", race=None)["prev"] == first["sha256"]
-    assert ledger.faults(tmp_path) == []
+    assert ledger.read(tmp_path).faults == []
 
 
 def test_two_clones_that_both_appended_may_be_joined_line_by_line(tmp_path):
@@ -83,8 +85,8 @@ def test_two_clones_that_both_appended_may_be_joined_line_by_line(tmp_path):
     ledger.append(tmp_path, "start", run="track/there", race=None)
     there = (tmp_path / ledger.NAME).read_bytes()
     (tmp_path / ledger.NAME).write_bytes(here + there[len(common) :])
-    assert ledger.faults(tmp_path) == []
-    assert len(ledger.runs(ledger.read(tmp_path))) == 4
+    assert ledger.read(tmp_path).faults == []
+    assert len(ledger.read(tmp_path).runs) == 4
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
@@ -102,12 +104,13 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 
 def test_launchers_at_once_lose_no_line(tmp_path, repo):
-    code = "import sys; from bench.record import ledger\nfor n in range(40): ledger.append(sys.argv[1], 'start', run=sys.argv[2] + str(n), race=None)"
+    append = "ledger.append(sys.argv[1], 'start', run=sys.argv[2] + str(n), race=None)"
+    code = f"import sys; from bench.record import ledger\nfor n in range(40): {append}"
     started = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], cwd=repo) for name in "abc"]
     assert [process.wait(60) for process in started] == [0, 0, 0]
-    lines = ledger.read(tmp_path)
-    assert ledger.faults(tmp_path) == []
-    assert len(ledger.runs(lines)) == 120
+    lines = ledger.read(tmp_path).lines
+    assert ledger.read(tmp_path).faults == []
+    assert len(ledger.runs_of(lines)) == 120
     assert [line["prev"] for line in lines[1:]] == [
         line["sha256"] for line in lines[:-1]
     ]  # one after the other, no fork
@@ -121,6 +124,6 @@ def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_pat
     ledger.append(tmp_path, "end", run="t/2", status="failed")
     ledger.append(tmp_path, "look", race_id="other")
     ledger.append(tmp_path, "race_end", race_id="r")
-    lines = ledger.of_race(ledger.read(tmp_path), "r")
+    lines = ledger.read(tmp_path).of_race("r")
     assert [line["event"] for line in lines] == ["plan", "start", "end", "race_end"]
-    assert ledger.runs(ledger.read(tmp_path))["t/2"]["end"]["status"] == "failed"
+    assert ledger.read(tmp_path).runs["t/2"]["end"]["status"] == "failed"

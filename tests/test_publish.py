@@ -1,4 +1,4 @@
-"""publish: evidence goes to git on purpose, whole, once, without anything private; what a machine runs leaves git clean."""
+"""publish: evidence goes to git on purpose, whole, once, nothing private; what a machine runs leaves git clean."""
 
 import errno
 import itertools
@@ -13,10 +13,10 @@ import pytest
 
 from bench import paths
 from bench.__main__ import main as bench
-from bench.claims import claim_folder, publication
+from bench.claims import publication
 from bench.cli import judge, publish, race, table
-from bench.compare import selection as arms
-from bench.record import ledger, run_folder, verification
+from bench.compare import selection
+from bench.record import ledger, named, run_folder, verification
 from bench.report import markdown_blocks
 
 OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n<!-- end of ./run.sh -->\n"
@@ -24,13 +24,13 @@ OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n
 
 @pytest.fixture
 def house(tmp_path, repo, monkeypatch):
-    """A git repository with this one's ignore rules and two committed READMEs, and no run yet; it takes this one's place."""
+    """A git repository with this one's ignore rules, two committed READMEs and no run; it stands for this one."""
     home = tmp_path / "house"
     (home / "results" / "published").mkdir(parents=True)
     shutil.copy(repo / ".gitignore", home)
     for name in markdown_blocks.FILES:
         (home / name).write_text(OWN_TABLE)
-    for module in (paths, publication, run_folder):
+    for module in (paths, publication, named):
         monkeypatch.setattr(module, "REPO", home)
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     monkeypatch.setenv("SPEEDRUN_CWD", str(home))
@@ -121,7 +121,7 @@ def test_a_race_is_published_by_its_id_with_its_warm_ups_and_judged_there(house,
     shutil.rmtree(results.folder / "races")
     shutil.rmtree(results.folder / "cpu_nano")
     assert judge.main([raced.name]) == 0  # found by its id among the published
-    assert arms.of_words([raced.name])[1].name == "B"
+    assert selection.of_words([raced.name])[1].name == "B"
     assert f"races/{raced.name}/race.md" in (folder / "README.md").read_text()
 
 
@@ -137,7 +137,7 @@ def test_a_claim_is_published_as_its_author_wrote_it_and_judged_there(house, res
     readme.write_text(readme.read_text().replace("(to be written)", "shorter sleeps"))
     assert publish.main([str(tmp_path / "claim")]) == 0
     folder = house / "results" / "published" / "claim"
-    assert (folder / "README.md").read_text() == readme.read_text() and claim_folder.is_one(folder)
+    assert (folder / "README.md").read_text() == readme.read_text() and (folder / "claim.yaml").is_file()
     assert judge.main([str(folder)]) == 0
     assert table.main(["--check"]) == 0  # its table is judge's matter
 
@@ -190,9 +190,9 @@ def test_what_is_there_is_never_written_over(house, results, capsys):
 def test_a_run_or_a_race_that_is_not_over_is_refused(house, results, raced, capsys):
     assert "status=running: wait" in refused(house, capsys, _running(results))
     (raced / "race.json").unlink()
-    assert "the race is not over" in refused(house, capsys, raced.name)
+    assert "has not ended" in refused(house, capsys, raced.name)
     run = next(path for path in run_folder.find_runs([results.folder]) if run_folder.read_raw(path).get("race"))
-    assert "the race is not over" in refused(house, capsys, run)
+    assert "has not ended" in refused(house, capsys, run)
 
 
 def _running(results):
@@ -208,10 +208,10 @@ def _running(results):
 
 def test_runs_of_two_ledgers_and_no_run_at_all_are_refused(house, results, tmp_path, capsys):
     other = claimed.Results(tmp_path / "other").add(1)
-    assert "each has its own ledger" in refused(house, capsys, results.add(0), other)
+    assert "each with its own ledger" in refused(house, capsys, results.add(0), other)
     (tmp_path / "empty").mkdir()
-    assert "there is no run in there" in refused(house, capsys, tmp_path / "empty")
-    assert "no folder and no run id" in refused(house, capsys, "nothing-like-it")
+    assert "there is no run.json in or below it" in refused(house, capsys, tmp_path / "empty")
+    assert "no part of a run id" in refused(house, capsys, "nothing-like-it")
 
 
 def test_what_is_published_is_not_published_again(house, results, capsys):
@@ -263,8 +263,8 @@ def test_a_published_run_counts_once_and_is_found_where_it_is_asked_for(house, r
     assert [row["seed"] for row in rows_of(capsys)] == [row["seed"] for row in rows_of(capsys, "results")] == [0, 1, 2]
     assert [row["seed"] for row in rows_of(capsys, "results/published")] == [0, 1, 2]
     assert [row["seed"] for row in rows_of(capsys, str(house))] == [0, 1, 2]
-    assert run_folder.locate(folders[1].name) == folders[1]  # one's own first
-    (own, two) = arms.of_words(["results", "results/published/first"])
+    assert named.folder(folders[1].name) == folders[1]  # one's own first
+    (own, two) = selection.of_words(["results", "results/published/first"])
     assert (len(own.rows), len(two.rows)) == (3, 3) and not any(
         "/results/published/" in folder for folder in own.folders
     )
@@ -278,12 +278,12 @@ def test_without_own_runs_the_published_are_named_and_found_by_part_of_an_id(hou
     assert table.main([]) == 0
     assert "no runs in results/ yet" in (out := capsys.readouterr().out) and "results/published" in out
     copy = house / "results" / "published" / "first" / "cpu_nano" / folders[1].name
-    assert run_folder.locate(folders[1].name) == run_folder.locate("-s1") == copy
-    assert [row["seed"] for row in arms.of_words(["-s0", "vs", "-s1", "-s2"])[1].rows] == [1, 2]
+    assert named.folder(folders[1].name) == named.folder("-s1") == copy
+    assert [row["seed"] for row in selection.of_words(["-s0", "vs", "-s1", "-s2"])[1].rows] == [1, 2]
 
 
 def test_the_leaderboard_takes_each_publication_with_its_own_ledger(house, results, tmp_path):
-    """A larger publication of the same repeats replaces the smaller; the same thing from another machine makes no new record."""
+    """A larger publication of the same repeats replaces the smaller; the same from another machine is no new record."""
     folders = three(results)
     assert publish.main([*map(str, folders), "--name", "early"]) == 0
     folders += three(results, seeds=range(3, 5))
@@ -378,11 +378,11 @@ def test_runs_races_pages_and_tables_leave_git_clean_and_publishing_shows(house,
 
 
 def test_the_committed_publications_are_whole(repo, monkeypatch):
-    """What this repository publishes passes verify; the leaderboard, which is checked elsewhere, says what judge accepts."""
+    """What this repository publishes passes verify; the leaderboard (checked elsewhere) says what judge accepts."""
     monkeypatch.delenv("SPEEDRUN_RESULTS", raising=False)
     folders = [path for path in (Path(repo) / "results" / "published").iterdir() if (path / "README.md").exists()]
     assert folders
     for folder in folders:
-        assert ledger.faults(folder) == []
+        assert ledger.read(folder).faults == []
         assert all(verification.report(run)["passed"] for run in run_folder.find_runs([folder]))
         assert "(to be written)" not in (folder / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""A race of several runs: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
+"""A race: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
 
 import json
 import os
@@ -16,14 +16,12 @@ import pytest
 import racing
 
 from bench.cli import compare, race
-from bench.compare import calibration, comparison
-from bench.compare import selection as arms_of_words
+from bench.compare import calibration, comparison, selection
 from bench.paths import REPO
-from bench.race import arm_process, plan
-from bench.race import state as race_state
-from bench.record import ledger, run_folder
+from bench.race import arm_process, plan, state
+from bench.record import ledger, race_folder, run_folder
 
-NOISE = 0.002  # sd of log run time, of one machine in one sitting; public logs have 0.0008
+NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
 
 
 def noisy(seed, **change_pct):
@@ -62,7 +60,7 @@ def test_identical_arms_end_in_equivalent_or_inconclusive(results, monkeypatch, 
 
 def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
     """The whole chain, plan and verdict, on run times with a drift of the machine: at most 7 % at a nominal 5 %."""
-    from bench.compare import verdict as comparison
+    from bench.compare import verdict
     from bench.record.rows import row_of
 
     run, wrong, num_races = run_folder.read_raw(claimed.BASE), 0, 300
@@ -81,7 +79,7 @@ def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
                     "num_flagged_steps": 0,
                 }
                 rows[place["arm"]].append(row)
-        found = comparison.of_rows(rows["A"], rows["B"], plan=made)
+        found = verdict.of_rows(rows["A"], rows["B"], plan=made)
         assert "not-at-a-planned-look" not in found["flags"] and "order-confounded" not in found["flags"]
         wrong += found["time"]["p"] < 0.05
     assert wrong / num_races <= 0.07
@@ -107,14 +105,14 @@ def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, monk
 
 def test_the_plan_is_in_the_ledger_before_the_first_run_and_every_run_after_it(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2")
-    lines = ledger.read(results.folder)
+    lines = ledger.read(results.folder).lines
     assert [line["event"] for line in lines] == ["plan", *["start", "end"] * 6, "race_end"]
     (path,) = (results.folder / "races").glob("*/plan.json")
     made = json.loads(path.read_text())
     assert lines[0]["plan_sha256"] == plan.sha256(made)
     started = [line["race"]["arm"] for line in lines if line["event"] == "start"]
     assert started == [place["arm"] for place in made["order"]]
-    assert ledger.faults(results.folder) == []
+    assert ledger.read(results.folder).faults == []
 
 
 def test_a_warm_up_run_is_kept_and_counts_nowhere(results, monkeypatch, capsys):
@@ -143,7 +141,7 @@ def test_what_is_measured_stays_hidden_until_the_race_is_over(results, monkeypat
     go(results, monkeypatch, "A=", "B=", "n=2", hurt={4: "interrupt"})
     out = capsys.readouterr().out
     assert "run 4 of 6 complete" in out
-    assert not re.search(r"train_s|val_loss|step_avg|10\.\d|: [AB]\b", out.split("stay hidden until it is over")[1])
+    assert not re.search(r"train_s|val_loss|step_avg|10\.\d|: [AB]\b", out.split("stay hidden until it has ended")[1])
     assert not list((results.folder / "races").glob("*/race.json"))
 
 
@@ -159,7 +157,7 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
     found = race_json(results)
     assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [2, 2]
     assert sum(len(found["arms"][arm]["interrupted_runs"]) for arm in "AB") == 1
-    starts = [line["race"] for line in ledger.read(results.folder) if line["event"] == "start"]
+    starts = [line["race"] for line in ledger.read(results.folder).lines if line["event"] == "start"]
     assert [start["position"] for start in starts] == [0, 1, 2, 3, 3, 4, 5]
     assert [start["attempt"] for start in starts] == [1, 1, 1, 1, 2, 1, 1]
     assert arms.num_started == 7
@@ -167,7 +165,7 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
         race.main(["--resume"])
 
 
-def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_changed_plan(results, monkeypatch):
+def test_a_race_is_not_resumed_with_other_code_in_another_session_or_with_a_changed_plan(results, monkeypatch):
     _, arms = go(results, monkeypatch, "A=", "B=optim=muon", "n=2", hurt={1: "interrupt"})
     facts = arms.facts
     for change, words in (
@@ -182,7 +180,7 @@ def test_a_race_is_not_resumed_with_other_code_in_another_sitting_or_with_a_chan
     (path,) = (results.folder / "races").glob("*/plan.json")
     made = json.loads(path.read_text())
     path.write_text(json.dumps(made | {"alpha": 0.2}))
-    with pytest.raises(ValueError, match="not the plan that the ledger knows"):
+    with pytest.raises(ValueError, match="not the plan in the ledger"):
         race.main(["--resume"])
 
 
@@ -234,17 +232,17 @@ def test_a_look_that_does_not_decide_shows_nothing(results, monkeypatch, capsys)
     assert race_json(results)["status"] == "complete"
 
 
-def test_looking_is_written_down_and_an_unplanned_look_is_called_peeking(results, monkeypatch, capsys):
+def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=", "n=3", hurt={5: "interrupt"})
     assert race.main(["--look"]) == 0
     captured = capsys.readouterr()
-    assert "NOT planned: the race counts as peeked" in captured.err and "not-at-a-planned-look" in captured.out
+    assert "NOT planned: the race's verdict is no evidence" in captured.err and "not-at-a-planned-look" in captured.out
     race.main(["--resume"])
     found = race_json(results)
     assert found["peeked"] and [look["planned"] for look in found["looks"]] == [False]
-    assert "peeked: somebody looked" in capsys.readouterr().out
+    assert "unplanned look: an interim look" in capsys.readouterr().out
     assert compare.main([found["race_id"], "--json"]) == 0
-    assert "peeked" in json.loads(capsys.readouterr().out)["flags"]
+    assert "unplanned-look" in json.loads(capsys.readouterr().out)["flags"]
 
 
 def test_a_look_at_nothing_is_none(results, monkeypatch, capsys):
@@ -259,7 +257,10 @@ def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(result
     go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
     globs = [str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]
-    with pytest.raises(ValueError, match="holds runs of the race .*, which is not over: ./run.sh race --look"):
+    (open_race,) = (results.folder / "races").iterdir()
+    with pytest.raises(ValueError, match="it has not ended: race --resume .*, or --look"):
+        compare.main([open_race.name])
+    with pytest.raises(ValueError, match="holds runs of the race .*, which has not ended: ./run.sh race --look"):
         compare.main(globs)
     race.main(["--resume"])
     assert compare.main(globs) == 0
@@ -267,15 +268,15 @@ def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(result
 
 def test_two_races_at_once_are_refused(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
-    (first,) = race_state.unfinished(results.folder)
-    with race_state.locked(first), pytest.raises(ValueError, match="is being raced at this moment"):
+    (first,) = state.unfinished(results.folder)
+    with state.locked(first), pytest.raises(ValueError, match="is being raced at this moment"):
         go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
     assert race.main(["--resume", first.name]) == 0
 
 
 def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):
     assert arm_process.print_facts(["track=cpu_nano", "profile=window"]) == 2
-    assert "instruments.window: the steps that it looks at have no time that counts" in capsys.readouterr().err
+    assert "instruments.window: the steps that it disturbs have no time that counts" in capsys.readouterr().err
 
 
 def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):
@@ -297,7 +298,7 @@ def test_a_calibration_made_later_does_not_change_what_a_race_said(results, monk
     monkeypatch.setattr(calibration, "floor_for", lambda *_: 25.0)
     race_id = race_json(results)["race_id"]
     for words in ([race_id], [f"{race_id}:B", f"{race_id}:A"]):
-        ((_, found),) = comparison.of_arms(arms_of_words.of_words(words))
+        ((_, found),) = comparison.of_arms(selection.of_words(words))
         assert (found["time"]["floor_pct"], found["verdict"], found["calibration"]) == (
             said["time"]["floor_pct"],
             said["verdict"],
@@ -309,10 +310,10 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
     go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
     assert race.main(["--abandon"]) == 1
     found = race_json(results)
-    assert (found["status"], found["result"]) == ("abandoned", None) and "given up" in found["why"]
+    assert (found["status"], found["result"]) == ("abandoned", None) and "--abandon" in found["why"]
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
     ((_, compared),) = comparison.of_arms(
-        arms_of_words.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
+        selection.of_words([str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs])
     )
     assert "without-its-plan" in compared["flags"]
     with pytest.raises(ValueError, match="no race is unfinished"):
@@ -343,12 +344,7 @@ def test_seeds_are_fresh_unless_they_are_given(results, monkeypatch):
 def test_the_race_leaves_a_page_and_a_text_that_say_the_verdict(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=3", time_of=noisy(6, B=5))
     (folder,) = (results.folder / "races").iterdir()
-    assert {path.name for path in folder.iterdir()} - {race_state.LOCK} == {
-        "plan.json",
-        "race.json",
-        "race.md",
-        "race.html",
-    }
+    assert {path.name for path in folder.iterdir()} - {state.LOCK} == {"plan.json", "race.json", "race.md", "race.html"}
     assert "**SLOWER**" in (folder / "race.md").read_text() and "slower" in (folder / "race.html").read_text()
 
 
@@ -360,19 +356,19 @@ def test_a_plan_that_is_none_is_refused_even_if_the_ledger_has_its_hash(results,
     path.write_text(json.dumps(made))
     ledger.append(results.folder, "plan", race_id=made["race_id"], plan_sha256=plan.sha256(made))
     with pytest.raises(ValueError, match="plan"):
-        race_state.read(path.parent)
+        state.read(path.parent)
 
 
 @pytest.mark.parametrize("race_id", ["../../etc", "/etc", ".git", ""])
 def test_a_name_that_leads_out_of_the_folder_is_no_race(results, race_id):
-    with pytest.raises(ValueError, match="no name of a race"):
-        race_state.folder_of(results.folder, race_id)
+    with pytest.raises(ValueError, match="cannot be a race's id"):
+        race_folder.of(results.folder, race_id)
 
 
 def test_nobody_races_the_same_race_at_once(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", hurt={1: "interrupt"})
     (folder,) = (results.folder / "races").iterdir()
-    with race_state.locked(folder), pytest.raises(ValueError, match="another process is racing it"):
+    with state.locked(folder), pytest.raises(ValueError, match="another process is racing it"):
         race.main(["--resume"])
 
 
@@ -383,7 +379,7 @@ def test_nobody_races_the_same_race_at_once(results, monkeypatch):
         (["A="], "a race needs two arms"),
         (["A=", "B=optim.lrr=1", "track=cpu_nano"], "B: unknown setting"),
         (["A.rev=nosuchrevision", "B="], "nosuchrevision: this repository has no such revision"),
-        (["--resume", "never"], "never: there is no such race"),
+        (["--resume", "never"], "never: is no folder"),
     ],
 )
 def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, told):
@@ -391,7 +387,7 @@ def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypat
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
     with pytest.raises(ValueError, match=told):
         race.main(words)
-    assert ledger.read(results.folder) == []
+    assert ledger.read(results.folder).lines == []
 
 
 # ---- whole races, as a user starts them
@@ -473,7 +469,7 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     killed = start(checkout, *words)
     wait_for(
         lambda: (
-            len([line for line in ledger.read(checkout / "results") if line["event"] == "start"]) == 3
+            len([line for line in ledger.read(checkout / "results").lines if line["event"] == "start"]) == 3
             or killed.poll() is not None
         )
     )
@@ -495,7 +491,7 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     ]
     assert [len(arm) for arm in runs.values()] == [2, 2]
     assert sum(len(arm["interrupted_runs"]) for arm in found["arms"].values()) == 1
-    assert ledger.faults(checkout / "results") == []
+    assert ledger.read(checkout / "results").faults == []
     median_s = {arm: statistics.median(run["metrics"]["train_s"] for run in runs[arm]) for arm in "AB"}
     assert median_s["B"] > median_s["A"] + 0.5 * 4 * SLEEP_S  # half of what 4 steps sleep
     assert "in optimizer" in " ".join(found["result"]["against"]["B"]["diagnosis"]["words"])

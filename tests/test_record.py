@@ -85,22 +85,31 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no JSON"),
-        ('{"schema_version": 1, "run_id"', "no JSON"),
-        ("[]", "no record"),
-        ('{"run_id": "x"}', "no record"),
-        ('{"schema_version": "1", "run_id": "x"}', "no record"),
+        ("", "not valid JSON"),
+        ('{"schema_version": 1, "run_id"', "not valid JSON"),
+        ("[]", "not a run.s record"),
+        ('{"run_id": "x"}', "not a run.s record"),
+        ('{"schema_version": "1", "run_id": "x"}', "not a run.s record"),
         ('{"schema_version": 99, "run_id": "x"}', "newer than 1: update"),
         ('{"schema_version": 1, "run_id": "x"}', "it has no metrics"),
         ('{"schema_version": 1, "run_id": "x", "metrics": {}}', "lacks something"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {}, "started_at": 5}', "started_at='5' is no word"),
-        ('{"schema_version": 1, "run_id": null, "metrics": {}}', "run_id='None' is no word"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {}, "started_at": 5}', "started_at='5' is not text"),
+        ('{"schema_version": 1, "run_id": null, "metrics": {}}', "run_id='None' is not text"),
         ('{"schema_version": 1, "run_id": "x", "metrics": {}, "measured": null}', "it has no measured"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": NaN}}', "NaN is no number of JSON"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": 1e400}}', "metrics.train_s='inf' is no number"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}', "metrics.val_loss='3.2' is no number"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": [1]}}', "metrics.val_loss='.1.' is no number"),
-        pytest.param("[" * 100_000, "no JSON", id="deep"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": NaN}}', "NaN is not a number in JSON"),
+        (
+            '{"schema_version": 1, "run_id": "x", "metrics": {"train_s": 1e400}}',
+            "metrics.train_s='inf' is not a number",
+        ),
+        (
+            '{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}',
+            "metrics.val_loss='3.2' is not a number",
+        ),
+        (
+            '{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": [1]}}',
+            "metrics.val_loss='.1.' is not a number",
+        ),
+        pytest.param("[" * 100_000, "not valid JSON", id="deep"),
     ],
 )
 def test_what_is_no_record_is_refused_by_name(folder, content, words):
@@ -188,29 +197,8 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
         "a/deep/run1",
         "b/run2",
     ]
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match="is no folder"):
         list(run_folder.find_runs([tmp_path / "nowhere"]))
-
-
-def test_a_user_may_name_a_run_by_path_by_run_json_by_id_or_by_part_of_it(folder, monkeypatch):
-    shutil.copytree(FAILED, folder.parent / FAILED.name)
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(folder.parent))
-    monkeypatch.setenv("SPEEDRUN_CWD", str(folder.parent))
-    for word in (str(folder), folder.name, f"{folder.name}/run.json", "031500Z"):
-        assert run_folder.locate(word).resolve() == folder.resolve()
-    with pytest.raises(ValueError, match="is part of 2 run ids"):
-        run_folder.locate("gpt2-adamw")
-    with pytest.raises(ValueError, match="no folder and no run id: ./run.sh table without a folder"):
-        run_folder.locate("nothing-like-it")
-
-
-def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(folder, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(folder.parent))
-    monkeypatch.setenv("SPEEDRUN_CWD", "/")
-    nested = shutil.copytree(folder, folder.parent / "track" / folder.name)
-    shutil.copytree(folder, f"{folder.parent}/a-track/{folder.name}-2")  # found first
-    shutil.rmtree(folder)
-    assert run_folder.locate(nested.name) == nested
 
 
 def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):

@@ -1,7 +1,7 @@
-"""Races that never were: does the verdict cry wolf, does it see what it says it can see, can it be talked into anything?
+"""Races that never were: does the verdict cry wolf, does it see what it should, can it be gamed?
 
-A run's time is the sum of its steps.  Steps are autocorrelated, AR(1) with 0.6 and 1 % each, and every run has an effect of
-its own of 0.08 %, what repeats on one machine were measured to differ by.  Seeds are fixed: these tests never flicker.
+A run's time is the sum of its steps.  Steps are autocorrelated, AR(1) with 0.6 and 1 % each, and every run has an
+effect of its own of 0.08 %, as measured between repeats on one machine.  Seeds are fixed: these tests never flicker.
 """
 
 import math
@@ -11,7 +11,7 @@ import pytest
 from comparing import COMPLETE
 
 from bench import stats
-from bench.compare import verdict as comparison
+from bench.compare.verdict import of_rows
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -61,7 +61,7 @@ def rows(arm, times_s):
 
 
 def verdict(a_s, b_s, plan=None):
-    found = comparison.of_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
+    found = of_rows(rows("A", a_s), rows("B", b_s), plan=plan, floor_pct=0.1)
     assert "order-confounded" not in found["flags"]
     return found["verdict"]
 
@@ -112,7 +112,7 @@ def test_the_intervals_hold_the_truth_in_95_of_100():
 
 
 def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either():
-    """1 % slower, far beyond the floor of 0.1 %: slower each time.  0.15 %, just beyond: equivalent in at most 5 of 100."""
+    """1 % slower, far beyond the floor of 0.1 %: slower each time.  0.15 %: equivalent in at most 5 of 100."""
     times_s = simulated_s(numpy.random.default_rng(4), 200, 2, 10)
     assert {verdict(a, 1.01 * b) for a, b in times_s[:50]} == {"slower"}
     assert numpy.mean([verdict(a, 1.0015 * b) == "equivalent" for a, b in times_s]) <= 0.05
@@ -122,7 +122,7 @@ def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_eithe
 
 
 def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it():
-    """Stopping at the first p < 0.05 from 3 to 20 runs a side: over 12 in 100.  A plan of n = 20 gives no verdict before."""
+    """Stopping at the first p < 0.05 from 3 to 20 runs a side: over 12 in 100.  A plan of n = 20 decides at 20."""
     times_s = simulated_s(numpy.random.default_rng(5), 300, 2, 20)
     peeked = [any(p_of(a[:n], b[:n]) < 0.05 for n in range(3, 21)) for a, b in times_s]
     assert numpy.mean(peeked) > 0.12

@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_shown(results, ca
     assert table.main(["--json"]) == 0
     out, err = capsys.readouterr()
     assert [row["seed"] for row in json.loads(out)] == [1]
-    assert "left out" in err
+    assert "skipped: " in err
     assert "broken" in err
     assert "bare" in err
 
@@ -210,7 +210,7 @@ def test_where_chooses_rows(results, capsys, where, seeds):
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
         (["--sort", "speed"], "there is no column speed; choose from run_id, track"),
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
-        (["/no/such/folder"], "is no folder and no run id"),
+        (["/no/such/folder"], "is no folder, no glob"),
     ],
 )
 def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, words):

@@ -1,11 +1,13 @@
 """Which runs count, and when a track is won: numbers worked by hand."""
 
 import pytest
+from comparing import COMPLETE
 
 from bench.cli import speedrun
 from bench.compare import target
 from bench.data.sources.markov import floor_slack_nats
-from bench.record import validity
+from bench.record import run_folder, validity
+from bench.record.rows import row_of
 
 
 def run(val_loss=1.95, **changes):
@@ -34,39 +36,56 @@ def test_chance_may_bring_a_loss_a_little_below_the_floor():
 
 def test_other_programs_make_a_cpu_race_suspect():
     kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": 0.25}))
-    assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the race (limit 0.1)"])
+    assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the run (limit 0.1)"])
     assert validity.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
     assert validity.validity(run(measured={"foreign_cpu_cores": None}))[0] == "valid"
 
 
+def row(val_loss=1.95, **changes):
+    found = {"status": "complete", "validity": "valid", "val_loss": val_loss, "num_steps": 100}
+    return found | {"target_val_loss": 3.30, "stop_at_target": False, "target_reached": None} | changes
+
+
 def test_the_mean_must_be_shown_to_be_below_the_target():
-    runs = [run(3.27), run(3.28), run(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
-    answer = target.of_repeats(runs, 0.05)
+    rows = [row(3.27), row(3.28), row(3.26)]  # mean 3.27, sd 0.01: t = -0.03 / (0.01 / sqrt(3)) = -5.196, p = 0.01755
+    answer = target.of_repeats(rows, 0.05)
     assert (answer["passed"], answer["n"]) == (True, 3)
     assert answer["t"] == pytest.approx(-5.19615, rel=1e-5)
     assert answer["p"] == pytest.approx(0.017551, rel=1e-3)
-    assert target.of_repeats(runs, 0.01)["passed"] is False
+    assert target.of_repeats(rows, 0.01)["passed"] is False
+
+
+def test_the_p_of_the_target_is_the_tracks(monkeypatch, tmp_path):
+    (tmp_path / "track").mkdir()
+    for name, p_value in (("strict", 0.001), (target.OF_LOGS, 0.02)):
+        (tmp_path / "track" / f"{name}.yaml").write_text(f"track:\n  p_value: {p_value}\n")
+    monkeypatch.setattr(target, "CONF", tmp_path)
+    target.p_value_of.cache_clear()
+    found = [target.p_value_of(track) for track in ("strict", "track_1_short", None, "../strict")]
+    target.p_value_of.cache_clear()
+    assert found == [0.001, 0.02, 0.02, 0.02]
 
 
 def test_a_gap_is_a_target_above_the_floor():
-    goal = {"val_tokens": 65536, "stop_at_target": False, "target_val_loss": None, "target_gap_nats": 0.25}
-    assert target.target_of(run(goal=goal, data={"floor_nats": 2.0})) == 2.25
+    found = row_of(
+        run_folder.read(COMPLETE) | {"goal": {"target_gap_nats": 0.25}, "data": {"floor_nats": 2.0, "source": "x"}}
+    )
+    assert found["target_val_loss"] == 2.25
 
 
 def test_one_run_gives_no_verdict():
-    assert target.of_repeats([run(3.0)], 0.01)["passed"] is None
+    assert target.of_repeats([row(3.0)], 0.01)["passed"] is None
 
 
 def test_a_failed_run_loses_the_track_whatever_the_others_did():
-    answer = target.of_repeats([run(3.0), run(3.0), run(status="failed")], 0.01)
+    answer = target.of_repeats([row(3.0), row(3.0), row(None, status="failed")], 0.01)
     assert answer["passed"] is False
     assert "1 of 3 runs did not complete" in answer["words"]
 
 
-def test_races_to_a_target_are_won_one_by_one():
+def test_runs_to_a_target_are_won_one_by_one():
     def to_target(reached):
-        goal = {"val_tokens": 65536, "stop_at_target": True, "target_val_loss": 2.1, "target_gap_nats": None}
-        return run(goal=goal, metrics={"val_loss": 2.0, "num_steps": 260, "target_reached": reached})
+        return row(2.0, num_steps=260, stop_at_target=True, target_val_loss=2.1, target_reached=reached)
 
     assert target.of_repeats([to_target(True), to_target(True)], 0.01)["passed"] is True
     lost = target.of_repeats([to_target(True), to_target(False)], 0.01)

@@ -263,7 +263,7 @@ def test_what_is_no_record_is_wrong_use(tmp_path, folder, capsys):
         assert word in capsys.readouterr().err
     (folder / "run.json").write_text("{")
     assert verify.main([str(folder)]) == 2
-    assert "is no JSON" in capsys.readouterr().err
+    assert "is not valid JSON" in capsys.readouterr().err
 
 
 def test_every_rule_says_in_one_sentence_what_it_wants():

@@ -1,24 +1,23 @@
-"""What is claimed: some runs of one config on one track, the races they were raced in, and the ledger that knows them all.
+"""What is claimed: some runs of one config on one track, the races they are arms of, and the ledger that has them all.
 
-Reads run folders, races and the ledger; bench/claims/rules/ says whether the claim holds.
+Reads run folders and races, and the ledger once; bench/claims/rules/ says whether the claim holds.
 """
 
 import contextlib
 import functools
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.config import compose, schema
-from bench.race import state as race_state
-from bench.record import ledger, run_folder
+from bench.race import state
+from bench.record import ledger, race_folder, run_folder
 
 
 @dataclass
 class Run:
     """A run folder that can be read."""
 
-    name: str  # "<track>/<run_id>", as the ledger calls it
+    name: str  # "<track>/<run_id>", as in the ledger
     folder: Path
     record: dict
 
@@ -32,7 +31,7 @@ class Run:
 
     @functools.cached_property
     def config(self):
-        """The run's own config.yaml.  ValueError where it is none."""
+        """The run's own config.yaml.  ValueError where it cannot be read."""
         try:
             return schema.read(self.folder)
         except (OSError, TypeError, AttributeError) as error:
@@ -40,29 +39,27 @@ class Run:
 
 
 @dataclass
-class Race:
+class ClaimedRace:
     """A race that the claimed runs are an arm of."""
 
     race_id: str
     arm: str
-    state: race_state.State | None  # None: its plan is not there, or not the one that the ledger knows
+    state: state.State | None  # None: its plan is not there, or not the one in the ledger
     fault: str | None  # why not
-    result: dict | None  # race.json
+    result: race_folder.Race | None  # None: race.json cannot be read
 
 
 @dataclass
 class Claim:
     track: str
-    law: schema.TrackConfig  # as conf/track/ has it now
+    track_rules: schema.TrackConfig  # as conf/track/ has it now
     data: schema.DataConfig  # the track's
     runs: list  # the claimed
+    ledger: ledger.Ledger
     others: list = field(default_factory=list)  # of the other arms of the same races
-    races: list = field(default_factory=list)
+    races: list = field(default_factory=list)  # ClaimedRace
     missing: list = field(default_factory=list)  # names of runs that belong here and are not
-    lines: list = field(default_factory=list)  # of the ledger
-    faults: list = field(default_factory=list)  # of the ledger
-    claimed_n: int | None = None  # None: nobody claims a number
-    results: Path | None = None  # the folder that the ledger's names start from
+    claimed_n: int | None = None  # None: no number is claimed
     table_fault: str | None = None  # of a claim folder's README
     is_folder: bool = False
 
@@ -75,55 +72,47 @@ class Claim:
         return {run.name for run in self.runs}
 
     @functools.cached_property
-    def started(self):
-        """{run: {"start", "end"}} of the whole ledger."""
-        return ledger.runs(self.lines)
-
-    @functools.cached_property
     def kinds(self):
         """(config_id, source_sha256) of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
     def code_of(self, source_sha256, names):
-        """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None: no folder has."""
+        """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
         for name in names:
             with contextlib.suppress(ValueError, KeyError):
-                code = run_folder.read_raw(self.results / name)["code"]
+                code = run_folder.read_raw(self.ledger.results / name)["code"]
                 if code["source_sha256"] == source_sha256:
                     return code
         return None
 
 
-def of_folders(folders, results=None):
-    """Run folders that are claimed together -> Claim.  Discarded warm-up runs among them are left to their race.
+def of_folders(folders, book=None) -> Claim:
+    """Run folders that are claimed together.  Discarded warm-up runs among them are left to their race.
 
-    The ledger is the nearest one, upwards, and the same for all.  ValueError where nothing can be claimed.
+    book: their ledger.Ledger, if it has been read; else it is the nearest one, upwards, and the same for all.
+    ValueError where nothing can be claimed.
     """
     folders = [Path(folder).absolute() for folder in folders]
-    results = Path(results) if results else ledger.home(folders)
-    runs = [run for run in (_run(results, folder) for folder in folders) if not run.is_discarded]
+    book = book or ledger.read(ledger.home(folders))
+    runs = [run for run in (_run(book, folder) for folder in folders) if not run.is_discarded]
     if not runs:
-        raise ValueError(f"{folders[0]}: these are discarded warm-up runs, which claim nothing")
+        raise ValueError(f"{folders[0]}: a discarded warm-up run claims nothing: give the runs that count")
     tracks = {run.record["track"] for run in runs}
     if len(tracks) > 1:
         raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: a claim is made on one")
     track = tracks.pop()
-    known = {"lines": ledger.read(results), "faults": ledger.faults(results), "results": results}
-    claim = Claim(track, law(track), standard(track).data, runs, **known)
+    claim = Claim(track, track_rules(track), standard(track).data, runs, book)
     for race_id, arm in dict.fromkeys((run.race_id, run.record["race"]["arm"]) for run in runs if run.race_id):
-        _add_race(claim, results, race_id, arm)
+        _add_race(claim, race_id, arm)
     return claim
 
 
-def of_race(folder, arm):
-    """One arm of a race -> Claim: the runs that hold its places; those that are gone are missing."""
-    folder = Path(folder)
-    results = folder.parent.parent
-    state = race_state.read(folder, results)
-    there = [results / run for run in state.runs(arm) if (results / run / "run.json").is_file()]
+def of_race(race, arm, book) -> Claim:
+    """One arm of a race's State: the runs that hold its slots; those that are gone are missing."""
+    there = [book.results / run for run in race.runs(arm) if (book.results / run / "run.json").is_file()]
     if not there:
-        raise ValueError(f"{folder.name}: no run of {arm} is there")
-    return of_folders(there, results)
+        raise ValueError(f"{race.race_id}: no run of {arm} is there: restore the run folders, or race again")
+    return of_folders(there, book)
 
 
 def tracks():
@@ -133,44 +122,41 @@ def tracks():
 
 @functools.cache
 def standard(track):
-    """A race on this track with nothing changed, as conf/ has it now.  ValueError for a track that it does not have."""
+    """A run on this track with nothing changed, as conf/ has it now.  ValueError for a track that it does not have."""
     if track not in tracks():
         raise ValueError(f"track={track}: there is no such track; choose from {', '.join(tracks())}")
     return compose.compose([f"track={track}"])
 
 
-def law(track):
+def track_rules(track) -> schema.TrackConfig:
     """What conf/track/ says now."""
     return standard(track).track
 
 
-def _run(results, folder):
-    found = run_folder.read(folder)
-    return Run(ledger.name_of(results, folder), folder, found)
+def _run(book, folder):
+    return Run(ledger.name_of(book.results, folder), folder, run_folder.read(folder))
 
 
-def _add_race(claim, results, race_id, arm):
+def _add_race(claim, race_id, arm):
+    results = claim.ledger.results
     try:
-        folder = race_state.folder_of(results, race_id)
-        state = race_state.read(folder, results)
+        folder = race_folder.of(results, race_id)
+        race = state.read(folder, results, claim.ledger)
     except ValueError as error:
-        claim.races.append(Race(race_id, arm, None, str(error), None))
+        claim.races.append(ClaimedRace(race_id, arm, None, str(error), None))
         return
     try:
-        result = json.loads((folder / "race.json").read_text())
-    except (OSError, ValueError):
+        result = race_folder.read(folder)
+    except ValueError:
         result = None
-    claim.races.append(Race(race_id, arm, state, None, result))
-    for name in state.plan["arms"]:
-        for run in state.runs(name):
+    claim.races.append(ClaimedRace(race_id, arm, race, None, result))
+    for name in race.plan["arms"]:
+        for run in race.runs(name):
             if run in claim.names:
                 continue
             try:
-                found = _run(results, results / run)
+                found = _run(claim.ledger, results / run)
             except ValueError:
                 claim.missing.append(run)
                 continue
-            if name == arm:
-                claim.runs.append(found)  # it was planned with the others: nobody may leave it out
-            else:
-                claim.others.append(found)
+            (claim.runs if name == arm else claim.others).append(found)  # it was planned: no claim may exclude it

@@ -1,44 +1,34 @@
 """The leaderboard: what stands on each track, and how its record came down.  ./run.sh table --leaderboard
 
-An entry is all runs of one config and code on one kind of machine that one ledger knows.  It is made from run folders,
-races and the ledger alone; what would be a record is judged first (bench/claims/rules/), and only what is accepted becomes one.
+An entry is all runs of one config and code on one kind of machine that one ledger has.  It is made from run folders,
+races and the ledger alone; what would be a record is judged first (bench/claims/rules/), and becomes one if accepted.
 """
 
-import json
-import sys
+import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import stats, text_table
 from bench.claims import claim as claims
 from bench.claims import rules
+from bench.compare import target
 from bench.paths import results_root
-from bench.record import index, ledger, run_folder
+from bench.record import index, ledger, named, race_folder
 
 MAX_ENTRIES = 20  # shown of a track
 COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")
 RECORDS = ("record", "since", "entry", "config_id", "train_s", "change", "measured", "n", "device", "commit")
 
 
-def main(args):
-    """./run.sh table --leaderboard [FOLDER...] [--md]"""
-    print(
-        text(
-            args.folder,
-            "github" if args.md else "simple",
-            lambda message: print(f"table: left out: {message}", file=sys.stderr),
-        )
-    )
-    return 0
-
-
 @dataclass
 class Entry:
-    """Repeats of one thing on one setting."""
+    """Repeats of one config and code in one setting."""
 
     rows: list  # complete, oldest first; suspect ones too, whose losses count
     folders: list
     num_lost: int  # runs of the same config and code that failed or are invalid
+    book: ledger.Ledger  # that has them
     status: str = ""
     since: str | None = None  # when it had the runs that a record takes
 
@@ -46,46 +36,28 @@ class Entry:
         self.first, self.last_run = self.rows[0], self.rows[-1]["started_at"]
         self.counted = [row for row in self.rows if row["validity"] == "valid"]
         self.times_s = [row["train_s"] for row in self.counted]
-        self.losses = [row["val_loss"] for row in self.rows if row["val_loss"] is not None]
+        self.train_s = stats.mean(self.times_s) if self.times_s else None
+        self.kind = (self.first["config_id"], self.first["source_sha256"])
 
-    @property
-    def kind(self):
-        return self.first["config_id"], self.first["source_sha256"]
-
-    @property
-    def train_s(self):
-        return stats.mean(self.times_s) if self.times_s else None
-
-    def p(self):
-        """That the mean val_loss is below the target, one-sided; None without a target or a spread."""
-        target = self.first["target_val_loss"]
-        return None if target is None or len(self.losses) < 2 else stats.one_sample_t_less(self.losses, target)[1]
-
-    def reaches(self, law):
-        """Whether the runs reach the track's target, as bench/record/verdict.py would say; None: there is no target."""
-        if self.first["stop_at_target"]:
-            return all(row["target_reached"] for row in self.rows)
-        p = self.p()
-        return None if self.first["target_val_loss"] is None else p is not None and p < law.p_value
+    @functools.cached_property
+    def losses(self):
+        """What bench.compare.target says of the runs against the track's target."""
+        return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
 
 
 def text(folders=(), form="github", on_error=None):
-    """The leaderboard of results/, or of these folders, in Markdown or for a terminal."""
-    paths = [run_folder.locate(folder) for folder in folders] or [results_root()]
+    """The leaderboard of results/, or of these folders, in Markdown (github) or for a terminal (simple)."""
+    paths = [named.folder(word) for word in folders] or [results_root()]
     parts = []
-    for track, entries in sorted(
-        by_track(index.read_rows([path for path in paths if Path(path).is_dir()], on_error)).items()
-    ):
-        law = claims.law(track)
-        if law.rules.num_runs is None:
+    tracks = by_track(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    for track, entries in sorted(tracks.items()):
+        track_rules = claims.track_rules(track)
+        if track_rules.rules.num_runs is None:
             continue  # nothing to win there
-        records = progression(entries, law, races_of(paths))
-        parts += [_heading(track, law, form), _standing(entries, form), _records(records, form)]
-    return (
-        "\n\n".join(parts)
-        if parts
-        else "no runs yet; ./run.sh table --leaderboard results/published shows the published"
-    )
+        records = progression(entries, track_rules, races_of(paths))
+        parts += [_heading(track, track_rules, form), _standing(entries, form), _records(records, form)]
+    nothing = "no runs yet; ./run.sh table --leaderboard results/published shows the published"
+    return "\n\n".join(parts) or nothing
 
 
 def by_track(found):
@@ -107,16 +79,16 @@ def by_track(found):
             groups.setdefault((*kind, row["comparability_id"]), []).append((row, folder))
         elif row["status"] != "running":
             lost[kind] = lost.get(kind, 0) + 1
-    tracks = {}
+    tracks, read = {}, functools.cache(ledger.read)
     for key, members in _without_copies(groups).items():
         members.sort(key=lambda member: member[0]["started_at"])
         rows, folders = zip(*members, strict=True)
-        tracks.setdefault(key[0], []).append(Entry(list(rows), list(folders), lost.get(key[:4], 0)))
+        tracks.setdefault(key[0], []).append(Entry(list(rows), list(folders), lost.get(key[:4], 0), read(key[3])))
     return tracks
 
 
 def _without_copies(groups):
-    """Without groups whose runs are all in another: an older publication of the same repeats, a claim of published runs."""
+    """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
     kept, of_thing = {}, {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
         *thing, _, comparability_id = key
@@ -131,17 +103,17 @@ def _without_copies(groups):
 # ---- records
 
 
-def progression(entries, law, races=(), judge=None):
-    """Entries of one track -> [(entry, the record before it on the same device or None, how they were compared)], oldest first.
+def progression(entries, track_rules, races=(), judge=None):
+    """Entries of one track -> [(entry, the record before it on the same device or None, comparison())], oldest first.
 
     Gives every entry its status.  judge(entry) is the list of rules that it fails.
     """
     best, records = {}, []
-    order = _order(entries, law, races)
+    order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
         before = best.get(entry.first["device"])
-        entry.status = _why_no_record(entry, law, before, judge or failed_rules)
+        entry.status = _why_no_record(entry, track_rules, before, judge or failed_rules)
         if not entry.status:
             entry.status = "record"
             best[entry.first["device"]] = entry
@@ -151,7 +123,7 @@ def progression(entries, law, races=(), judge=None):
     return records
 
 
-def _order(entries, law, races):
+def _order(entries, track_rules, races):
     """Key to sort entries by: when each had the runs that a record takes.
 
     Later runs of an old record, as another's baseline, make it no younger.  The arms of one race came at once: the
@@ -163,7 +135,7 @@ def _order(entries, law, races):
         begun[row["race_id"]] = min(row["started_at"], begun.get(row["race_id"], row["started_at"]))
 
     def order(entry):
-        row = (entry.counted or entry.rows)[: law.rules.num_runs][-1]
+        row = (entry.counted or entry.rows)[: track_rules.rules.num_runs][-1]
         race_id = row["race_id"]
         return (
             (begun[race_id], row["arm"] != baselines.get(race_id)) if race_id in begun else (row["started_at"], False)
@@ -172,30 +144,33 @@ def _order(entries, law, races):
     return order
 
 
-def _why_no_record(entry, law, before, judge):
-    if len(entry.times_s) < law.rules.num_runs:
-        suspect = len(entry.rows) - len(entry.times_s)
-        return f"too few runs, {len(entry.times_s)} of {law.rules.num_runs}" + (
-            f" ({suspect} suspect)" if suspect else ""
-        )
-    if entry.reaches(law) is False:
+def _why_no_record(entry, track_rules, before, judge):
+    num_runs, num_counted = track_rules.rules.num_runs, len(entry.times_s)
+    if num_counted < num_runs:
+        num_suspect = len(entry.rows) - num_counted
+        return f"too few runs, {num_counted} of {num_runs}" + f" ({num_suspect} suspect)" * bool(num_suspect)
+    if entry.losses["passed"] is False:
         return "target not reached"
-    if before is not None and _thing(entry) == _thing(before):
+    if before is not None and _setting(entry) == _setting(before):
         return "repeats the record"
     if before is not None and entry.train_s >= before.train_s:
         return "slower than the record"
     failed = judge(entry)
-    return f"refused: {failed[0]}" + (f" and {len(failed) - 1} more" if len(failed) > 1 else "") if failed else ""
+    return f"refused: {failed[0]}" + f" and {len(failed) - 1} more" * (len(failed) > 1) if failed else ""
 
 
-def _thing(entry):
+def _setting(entry):
     return *entry.kind, entry.first["comparability_id"]
 
 
 def failed_rules(entry):
     """The rules of ./run.sh judge that the entry's runs fail."""
     try:
-        return [rule["rule"] for rule in rules.check(claims.of_folders(entry.folders)) if rule["passed"] is False]
+        return [
+            rule["rule"]
+            for rule in rules.check(claims.of_folders(entry.folders, entry.book))
+            if rule["passed"] is False
+        ]
     except ValueError as error:
         return [str(error)]
 
@@ -205,41 +180,36 @@ def races_of(paths):
     found = []
     for path in map(Path, paths):
         for file in sorted((*path.glob("races/*/race.json"), *path.glob("*/races/*/race.json"))):
-            try:
-                race = json.loads(file.read_text())
-                if race["result"]:
-                    found.append(race)
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # judge says what is wrong with it
+            with contextlib.suppress(ValueError):  # judge says what is wrong with it
+                race = race_folder.read(file.parent)
+                found += [race] if race.get("result") else []
     return found
 
 
 def comparison(before, entry, races):
-    """{"change_pct", "measured"}: of a race of the two in one sitting if there was one, else of the means."""
+    """{"change_pct", "measured"}: of a race of the two in one session if there was one, else of the means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}
     for race in reversed(races):
         kinds = {name: (arm["config_id"], arm["source_sha256"]) for name, arm in race["arms"].items()}
         for name, found in race["result"]["against"].items():
-            if (
-                kinds.get(name) == entry.kind
-                and kinds.get(race["baseline"]) == before.kind
-                and found["time"]["ci95_pct"]
-            ):
+            of_both = kinds.get(name) == entry.kind and kinds.get(race["baseline"]) == before.kind
+            if of_both and found["time"]["ci95_pct"]:
                 low, high = found["time"]["ci95_pct"]
                 return {"change_pct": found["time"]["change_pct"], "measured": f"raced, 95 % {low:+.2f} to {high:+.2f}"}
     same = entry.first["comparability_id"] == before.first["comparability_id"]
     change_pct = 100 * (entry.train_s / before.train_s - 1)
-    return {"change_pct": change_pct, "measured": "not in one sitting" if same else "in another setting"}
+    return {"change_pct": change_pct, "measured": "not in one session" if same else "in another setting"}
 
 
 # ---- words
 
 
-def _heading(track, law, form):
-    asked = law.rules
+def _heading(track, track_rules, form):
+    asked = track_rules.rules
     device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
-    about = f"{law.about}. A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
+    needed = f"A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
+    about = f"{track_rules.about}. {needed}"
     return f"### {track}\n\n{about}" if form == "github" else f"{track}: {about.replace('`', '')}"
 
 
@@ -252,19 +222,18 @@ def _standing(entries, form):
             entry.first["name"],
             entry.first["config_id"],
             f"{len(entry.rows)}" + (f", {entry.num_lost} lost" if entry.num_lost else ""),
-            "" if entry.train_s is None else f"{entry.train_s:,.3f}",
-            "" if (sd := stats.sd(entry.times_s)) is None else f"{sd:.3f}",
-            f"{stats.mean(entry.losses):.4f}" if entry.losses else "",
-            "" if (p := entry.p()) is None else f"{p:.2g}",
+            _number(entry.train_s, ",.3f"),
+            _number(stats.sd(entry.times_s), ".3f"),
+            _number(entry.losses["mean"], ".4f"),
+            _number(entry.losses["p"], ".2g"),
             entry.status,
-            entry.first["device"] or "",
-            (entry.first["commit"] or "")[:8],
+            *_origin(entry),
             entry.last_run[:10],
         ]
         for entry in ordered[:MAX_ENTRIES]
     ]
     shown = text_table.render(
-        COLUMNS, cells, [False, False, True, True, True, True, True, False, False, False, False], form
+        COLUMNS, cells, [name in ("n", "train_s", "sd", "val_loss", "p") for name in COLUMNS], form
     )
     return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
 
@@ -278,13 +247,20 @@ def _records(records, form):
             entry.since[:10],
             entry.first["name"],
             entry.first["config_id"],
-            f"{entry.train_s:,.3f}",
-            "" if against["change_pct"] is None else f"{against['change_pct']:+.2f} %",
+            _number(entry.train_s, ",.3f"),
+            _number(against["change_pct"], "+.2f", " %"),
             against["measured"],
             str(len(entry.rows)),
-            entry.first["device"] or "",
-            (entry.first["commit"] or "")[:8],
+            *_origin(entry),
         ]
         for number, (entry, _, against) in enumerate(records, 1)
     ]
-    return text_table.render(RECORDS, cells, [True, False, False, False, True, True, False, True, False, False], form)
+    return text_table.render(RECORDS, cells, [name in ("record", "train_s", "change", "n") for name in RECORDS], form)
+
+
+def _number(value, form, unit=""):
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def _origin(entry):
+    return entry.first["device"] or "", (entry.first["commit"] or "")[:8]

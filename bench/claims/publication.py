@@ -6,6 +6,7 @@
 Publications lie in results/published/, a folder each.  They and results/README.md are all that git sees of results/.
 """
 
+import functools
 import os
 import re
 import shlex
@@ -15,8 +16,8 @@ from pathlib import Path
 
 from bench import private
 from bench.paths import PUBLISHED, REPO, published_root
-from bench.race import state as race_state
-from bench.record import ledger, run_folder
+from bench.race import state
+from bench.record import ledger, named, race_folder, run_folder
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
@@ -29,33 +30,48 @@ RACE_FILES = ("plan.json", "race.json", "race.md")
 class Content:
     """What is to be copied, and from where."""
 
-    results: Path  # the results folder that it lies in
-    runs: list  # names, "<track>/<run_id>"; those of the races belong to it anyway
+    ledger: ledger.Ledger  # of the results folder that it lies in
+    named_runs: list  # "<track>/<run_id>"; those of the races belong to it anyway
     race_ids: list
     name: str  # of the publication, unless the user gives one
     texts: dict | None = None  # of a claim: {file name: its text}, README.md among them; None: there is none yet
 
+    @property
+    def results(self):
+        return self.ledger.results
+
+    @functools.cached_property
+    def runs(self):
+        """Names of the runs and of all of the races, warm-ups and interrupted ones too: each once, if it is there."""
+        names = list(self.named_runs)
+        for race_id in self.race_ids:
+            try:
+                race = state.read(race_folder.of(self.results, race_id), self.results, self.ledger)
+            except ValueError:  # the race is gone or not as planned: judge says so
+                continue
+            for arm in race.plan["arms"]:
+                names += race.runs(arm) + race.runs(arm, discarded=True) + race.interrupted(arm)
+        return [name for name in dict.fromkeys(names) if (self.results / name / "run.json").is_file()]
+
 
 def of_words(words):
     """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
-    race = race_state.locate(words[0]) if len(words) == 1 else None
+    race = named.find(words)[0].race if len(words) == 1 else None
     if race:
-        return Content(race.parent.parent, [], [race.name], race.name)
-    folders = [run.absolute() for word in words for run in run_folder.find_runs([run_folder.locate(word)])]
-    if not folders:
-        raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
-    results = ledger.home(folders)
-    names = [ledger.name_of(results, folder) for folder in folders]
+        return Content(ledger.read(race.parent.parent), [], [race.name], race.name)
+    folders = [run.absolute() for run in named.runs(words)]
+    book = ledger.read(ledger.home(folders))
+    names = [ledger.name_of(book.results, folder) for folder in folders]
     races = [(run_folder.read(folder).get("race") or {}).get("race_id") for folder in folders]
     first = min(folder.name for folder in folders)
-    return Content(results, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
+    return Content(book, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
 
 
 def publish(content, name, table):
     """Content -> its new folder in results/published/.  table: bench.cli.table.main.
 
-    Raises ValueError, and nothing is written: the name is none or taken, a run or a race is not over, a file names this
-    machine, or the disk is full.
+    Raises ValueError, and nothing is written: the name is invalid or taken, a run or a race has not ended, a file names
+    this machine, or the disk is full.
     """
     name = name or content.name
     if content.results.resolve().is_relative_to(published_root().resolve()):
@@ -65,12 +81,10 @@ def publish(content, name, table):
         raise ValueError(f"--name {name!r}: give {wanted}")
     folder = published_root() / name
     if os.path.lexists(folder):
-        raise ValueError(f"{os.path.relpath(folder)}: is there already, and is not written over: give another --name")
+        raise ValueError(f"{os.path.relpath(folder)}: is there already, and is not overwritten: give another --name")
     _refuse_unfinished(content)
 
     def texts(copied):
-        if content.texts is not None:
-            return content.texts
         shown = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)"]
@@ -82,31 +96,18 @@ def publish(content, name, table):
 
 
 def _refuse_unfinished(content):
-    for name in runs_of(content):
+    for name in content.runs:
         status = run_folder.read(content.results / name)["status"]
         if status == "running":
             raise ValueError(f"{name}: status={status}: wait for its end, then publish it")
     for race_id in content.race_ids:
-        folder = race_state.folder_of(content.results, race_id)
+        folder = race_folder.of(content.results, race_id)
         if folder.is_dir() and not (folder / "race.json").is_file():
-            raise ValueError(f"{race_id}: the race is not over, its numbers are hidden: race --resume or --abandon it")
+            raise ValueError(f"{race_id}: has not ended, its numbers are hidden: race --resume or --abandon it")
 
 
-def runs_of(content):
-    """Names of the runs and of all runs of the races, warm-ups and interrupted ones too: each once, if it is there."""
-    names = list(content.runs)
-    for race_id in content.race_ids:
-        try:
-            state = race_state.read(race_state.folder_of(content.results, race_id), content.results)
-        except ValueError:  # the race is gone or not as planned: judge says so
-            continue
-        for arm in state.plan["arms"]:
-            names += state.runs(arm) + state.runs(arm, discarded=True) + state.interrupted(arm)
-    return [name for name in dict.fromkeys(names) if (content.results / name / "run.json").is_file()]
-
-
-def copy(content, folder, texts):
-    """Content -> a results folder, whole or not at all.  texts(folder) -> {file name: text}: what else belongs into it.
+def copy(content, folder, texts=None):
+    """Content -> a results folder, whole or not at all.  texts(folder) -> {file name: text}, where content has none.
 
     folder may be there if it is empty.  ValueError where it cannot be written or a file names this machine.
     """
@@ -118,7 +119,7 @@ def copy(content, folder, texts):
             _refuse_private(content.results, path)
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(content.results / path, temporary / path)
-        for name, text in texts(temporary).items():
+        for name, text in (texts(temporary) if content.texts is None else content.texts).items():
             (temporary / name).write_text(text)
         os.rename(temporary, folder)  # refused where something lies in folder by now
     except OSError as error:
@@ -129,13 +130,10 @@ def copy(content, folder, texts):
 
 def _files(content):
     """Paths from the results folder on."""
-    for name in runs_of(content):
+    for name in content.runs:
         yield from (f"{name}/{path}" for path in _files_of_run(content.results / name))
-    for race_id in content.race_ids:
-        paths = (f"{race_state.FOLDER}/{race_id}/{file}" for file in RACE_FILES)
-        yield from (path for path in paths if (content.results / path).is_file())
-    if (content.results / ledger.NAME).is_file():
-        yield ledger.NAME
+    others = [f"{race_folder.FOLDER}/{race_id}/{file}" for race_id in content.race_ids for file in RACE_FILES]
+    yield from (path for path in [*others, ledger.NAME] if (content.results / path).is_file())
 
 
 def _files_of_run(folder):

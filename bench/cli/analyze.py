@@ -9,10 +9,10 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from bench import atomic
 from bench.paths import of_user
+from bench.record import named
 from bench.trace import analysis, categories, diff, diff_text, load
 from bench.trace.text import as_markdown, as_text
 
@@ -33,7 +33,7 @@ def main(argv):
 
 def _answer(words, rules, args):
     """Paths of one job -> {title: analysis}, one for each window."""
-    paths = [_locate(word) for word in words]
+    paths = [named.path(word) for word in words]
     by_window = load.by_window([file for path in paths for file in load.find(path)])
     answers = {}
     for name, ranks in by_window.items():
@@ -83,21 +83,11 @@ def _diff(argv):
 
 
 def _one_rank(word, number):
-    ranks = load.load_all(load.find(_locate(word)))
+    ranks = load.load_all(load.find(named.path(word)))
     for rank in ranks:
         if number is None or rank.rank == number:
             return rank
     raise ValueError(f"--rank {number}: {word} has ranks {', '.join(str(rank.rank) for rank in ranks)}")
-
-
-def _locate(word):
-    """A path from where the user stands; or a run id."""
-    path = of_user(word)
-    if path.exists():
-        return path
-    from bench.record import run_folder
-
-    return Path(run_folder.locate(word))
 
 
 def _parser():

@@ -1,7 +1,7 @@
-"""How fine can this machine measure?  ./run.sh calibrate [n=5] [overrides]      races of one and the same code, A B B A
+"""How fine can this machine measure?  ./run.sh calibrate [n=5] [overrides]      runs of one and the same code, A B B A
 
-Gives the noise floor of this session, the smallest change that n runs can show, and how many runs a wanted change
-needs; verdicts of this session use it.
+Gives the noise floor of this session, the MDE (minimum detectable effect, 80 % power) of n runs, and how many runs a
+wanted change needs; verdicts of this session use it.
 """
 
 import argparse
@@ -10,15 +10,14 @@ import json
 import sys
 
 from bench import atomic, text_table, utc
-from bench.compare import calibration
-from bench.compare import selection as arms
-from bench.compare.calibration import MIN_FLOOR_PCT
+from bench.compare import calibration, selection
+from bench.compare.effects import MIN_FLOOR_PCT
 from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
 from bench.paths import project_folder
-from bench.record import rows as rows_of_runs
 from bench.record import run_folder
+from bench.record.rows import row_of
 
 DEFAULT_N = 5
 ORDER = "ABBA"
@@ -30,12 +29,12 @@ def main(argv):
     n, overrides = _n_and_overrides(args.overrides)
     if args.runs:
         if overrides:
-            raise ValueError(f"--runs with {' '.join(overrides)}: runs that were made cannot be changed, leave one out")
+            raise ValueError(f"--runs with {' '.join(overrides)}: finished runs cannot be changed: give one of the two")
         a_rows, b_rows = _of_made_runs(args.runs)
         warm_up = None
     else:
         with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-            warm_up, rows = _race(n, overrides, ["calibrate", *argv])
+            warm_up, rows = _make_runs(n, overrides, ["calibrate", *argv])
         if rows is None:
             return 1
         a_rows, b_rows = _dealt(rows)
@@ -47,14 +46,9 @@ def main(argv):
     else:
         print(text(found, "github" if args.md else "simple"))
         if "suspect-runs" in found["aa"]["flags"]:
-            print(
-                "\nother programs disturbed these runs: the floor is that of a busy machine; calibrate again when it is quiet"
-            )
-        used = (
-            "verdicts of session {session_id} use it".format(**found)
-            if found["session_id"]
-            else "no verdict uses it: the runs do not say their session"
-        )
+            print("\nother programs disturbed these runs: a busy machine's floor; calibrate again when it is quiet")
+        session = found["session_id"]
+        used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
         print(f"\nkept in {path}: {used}")
     return 0
 
@@ -80,25 +74,23 @@ def _n_and_overrides(words):
     return n, overrides
 
 
-def _race(n, overrides, command):
+def _make_runs(n, overrides, command):
     """A discarded warm-up run, then 2 n runs with fresh seeds -> (id of the warm-up, rows or None if one failed)."""
     asked = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in asked]
     first_seed = int(asked[-1][5:]) if asked else 0
-    jobs = [
-        prepare([*overrides, f"seed={first_seed + number}"], say=lambda words: say("data", words))
-        for number in range(2 * n)
-    ]
+    seeds = range(first_seed, first_seed + 2 * n)
+    jobs = [prepare([*overrides, f"seed={seed}"], say=lambda words: say("data", words)) for seed in seeds]
     rows, warm_up = [], None
+    tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
     for number, job in enumerate([jobs[0], *jobs]):
         say("calibrate", f"{number} of {2 * n}" if number else "warm-up, to be discarded")
-        warming = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
-        run = launcher.launch(job, command=command, brief=True, race=None if number else warming)
+        run = launcher.launch(job, command=command, brief=True, race=None if number else tag)
         say("calibrate", last_words(run))
         if run["status"] != "complete":
             return warm_up, None
         if number:
-            rows.append(rows_of_runs.row_of(run_folder.read(project_folder() / run["folder"])))
+            rows.append(row_of(run_folder.read(project_folder() / run["folder"])))
         else:
             warm_up = run["run_id"]
     return warm_up, rows
@@ -106,7 +98,7 @@ def _race(n, overrides, command):
 
 def _of_made_runs(words):
     """Runs of one config that exist already, in order of their starts, dealt out A B B A."""
-    arm = arms.of_words([*words, arms.SEPARATOR, *words])[0]
+    arm = selection.of_words([*words, selection.SEPARATOR, *words])[0]
     configs = {row["config_id"] for row in arm.rows}
     if len(configs) > 1:
         raise ValueError(f"--runs {' '.join(words)}: these are {len(configs)} configs; calibrate with repeats of one")
@@ -115,41 +107,33 @@ def _of_made_runs(words):
 
 def _dealt(rows):
     """Rows in order of their starts -> those of A and those of B, A B B A A B B A ..."""
-    return tuple([row for place, row in enumerate(rows) if ORDER[place % len(ORDER)] == arm] for arm in "AB")
+    return tuple([row for number, row in enumerate(rows) if ORDER[number % len(ORDER)] == arm] for arm in "AB")
 
 
 def text(found, form="simple"):
     """What is kept, for a person."""
     aa = found["aa"]
     low, high = aa["ci95_pct"]
+    flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
+    runs = f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'})"
+    mdes = [[n, f"{pct:.2f} %"] for n, pct in found["smallest_change_pct"].items()]
+    needed = [[f"{pct} %", _needed(pct, n)] for pct, n in found["needed_n"].items()]
     lines = [
-        f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'}) on {found['device']}, "
-        f"mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
-        f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}"
-        + (f" ({', '.join(aa['flags'])})" if aa["flags"] else ""),
+        f"{runs} on {found['device']}, mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
+        f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",
         f"noise floor: {found['floor_pct']:.2f} %, what groups of {found['floor_n']} runs of the same code stay within",
         "",
-        text_table.render(
-            ["runs a side", "smallest change they show"],
-            [[n, f"{pct:.2f} %"] for n, pct in found["smallest_change_pct"].items()],
-            [True, True],
-            form,
-        ),
+        text_table.render(["runs a side", "MDE (80 % power)"], mdes, [True, True], form),
         "",
-        text_table.render(
-            ["to show a change of", "runs a side"],
-            [
-                [
-                    f"{pct} %",
-                    "none can" if n is None and float(pct) < MIN_FLOOR_PCT else "too many" if n is None else str(n),
-                ]
-                for pct, n in found["needed_n"].items()
-            ],
-            [True, True],
-            form,
-        ),
+        text_table.render(["to show a change of", "runs a side"], needed, [True, True], form),
     ]
     return "\n".join(lines)
+
+
+def _needed(pct, n):
+    if n is not None:
+        return str(n)
+    return "none can" if float(pct) < MIN_FLOOR_PCT else "too many"
 
 
 def _parser():

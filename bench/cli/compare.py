@@ -8,50 +8,42 @@ import json
 import math
 import sys
 
-from bench.compare import comparison, csv_text
-from bench.compare import selection as arms_of_words
-from bench.compare import text as compare_text
+from bench.compare import comparison, csv_text, selection, text
+from bench.compare.effects import LOSS_MARGIN_NATS
 
 FAILURES = ("slower", "inconclusive", "loss")
 
 
 def main(argv):
-    """Exit codes: 0 compared, 1 what --fail-on names, 2 wrong use or not comparable."""
+    """Exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable."""
     args = _parser().parse_args(argv)
     for option, value in (("--margin", args.margin), ("--target", args.target)):
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
     fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
-    arms = arms_of_words.of_words(args.runs, lambda message: print(f"compare: left out: {message}", file=sys.stderr))
+    arms = selection.of_words(args.runs, lambda message: print(f"compare: skipped: {message}", file=sys.stderr))
     _refuse_open_races(arms)
-    against = comparison.of_arms(
-        arms,
-        force=args.force,
-        target_val_loss=args.target,
-        loss_margin_nats=args.margin,
-        diagnose=not args.no_diagnosis,
-    )
+    options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
+    against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
     if args.json:
         results = [{"names": [arms[0].name, name]} | result for name, result in against]
         print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
     elif args.csv:
-        print(csv_text.text([(name, result) for name, result in against]), end="")
+        print(csv_text.text(against), end="")
     else:
         form = "md" if args.md else "terminal"
-        print(
-            "\n\n".join(
-                compare_text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against
-            )
-        )
+        parts = [text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against]
+        print("\n\n".join(parts))
     return max(exit_code(result, fail_on) for _, result in against)
 
 
 def _refuse_open_races(arms):
     """What a race has so far is hidden until its end: looking is a declared act, which its ledger keeps."""
     for arm in arms:
-        for race_id in arms_of_words.open_races(arm):
+        for race_id in selection.open_races(arm):
             raise ValueError(
-                f"{arm.name}: holds runs of the race {race_id}, which is not over: ./run.sh race --look {race_id} shows them, and the ledger keeps the look; --abandon {race_id} gives it up"
+                f"{arm.name}: holds runs of the race {race_id}, which has not ended: ./run.sh race --look {race_id} "
+                f"shows them, and the ledger keeps the look; --abandon {race_id} ends it without a verdict"
             )
 
 
@@ -71,12 +63,8 @@ def exit_code(result, fail_on=()):
             "loss": loss["verdict"] not in ("waived", "not_worse"),
         }[kind]
         if failed:
-            why = (
-                result["words"]
-                if kind != "loss"
-                else f"val_loss is {loss['verdict']}, not shown to be within {loss['margin_nats']:g} nats"
-            )
-            print(f"compare: fails on {kind}: {why}", file=sys.stderr)
+            loss_words = f"val_loss is {loss['verdict']}, not shown to be within {loss['margin_nats']:g} nats"
+            print(f"compare: fails on {kind}: {loss_words if kind == 'loss' else result['words']}", file=sys.stderr)
             code = 1
     return code
 
@@ -99,7 +87,7 @@ def _parser():
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, part of a run id, RACE:ARM, imported logs.\n"
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first.\n\n"
-        "exit codes: 0 compared, 1 what --fail-on names is so, 2 wrong use or not comparable",
+        "exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -117,9 +105,12 @@ def _parser():
     )
     parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
     parser.add_argument(
-        "--margin", type=float, metavar="NATS", help="a rise of val_loss that still is no worse; default 0.002"
+        "--margin",
+        type=float,
+        metavar="NATS",
+        help=f"a rise of val_loss that still is no worse; default {LOSS_MARGIN_NATS:g}",
     )
-    parser.add_argument("--no-diagnosis", action="store_true", help="leave out where the time went")
+    parser.add_argument("--no-diagnosis", action="store_true", help="without where the time went")
     parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")

@@ -8,7 +8,7 @@ import argparse
 import importlib
 
 from bench.exporters import dashboards, reading
-from bench.record import run_folder
+from bench.record import named
 
 
 def main(argv):
@@ -20,8 +20,7 @@ def main(argv):
             raise ValueError(f"--to {name}: choose from {', '.join(dashboards.names())}")
         if sentence := dashboards.missing(name):
             raise ValueError(f"--to {name}: {sentence}")
-    folders = [folder for word in args.run for folder in run_folder.find_runs([run_folder.locate(word)])]
-    outcomes = [_export(reading.read(folder), name, args.set) for folder in folders for name in names]
+    outcomes = [_export(reading.read(folder), name, args.set) for folder in named.runs(args.run) for name in names]
     return 0 if all(outcomes) else 1
 
 

@@ -12,7 +12,7 @@ import sys
 from bench import atomic
 from bench.exporters import mllog, modded_nanogpt_log, tables
 from bench.paths import of_user
-from bench.record import run_folder
+from bench.record import named
 
 FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
 
@@ -20,9 +20,7 @@ FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    folders = list(dict.fromkeys(run_folder.find_runs([run_folder.locate(word) for word in args.run])))
-    if not folders:
-        raise ValueError(f"{' '.join(args.run)}: there is no run in there: ./run.sh table lists the runs")
+    folders = named.runs(args.run)
     out = args.out and of_user(args.out)
     if args.to == "parquet":
         if out is None:

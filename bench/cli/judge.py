@@ -1,7 +1,8 @@
 """Does the claim hold?  ./run.sh judge RUN... | RACE | RACE:ARM | CLAIM_FOLDER      [--claim FOLDER] [--json]
 
-RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the track
-prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it elsewhere.
+RUN...: run folders, folders of them, or run ids, claimed together.  A race claims its candidates.  Every rule of the
+track prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder with all that is needed to judge it
+elsewhere.
 """
 
 import argparse
@@ -10,8 +11,8 @@ import json
 from bench import text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, rules
-from bench.race import state as race_state
-from bench.record import ledger, run_folder
+from bench.race import state
+from bench.record import ledger, named
 
 
 def main(argv):
@@ -26,8 +27,7 @@ def main(argv):
     if args.claim:
         if len(found) > 1:
             raise ValueError(f"--claim {args.claim}: a race of {len(found)} candidates; name one, RACE:B")
-        claim = found[0][1]
-        claim_folder.write(args.claim, claim, ledger.find(claim.runs[0].folder) or claim.runs[0].folder.parent.parent)
+        claim_folder.write(args.claim, found[0][1])
         if not args.json:
             print(f"{'claim':>8}  {args.claim}: say in its README.md what was changed")
     return 0 if all(verdict["accepted"] for verdict in verdicts) else 1
@@ -35,32 +35,26 @@ def main(argv):
 
 def _claims(words):
     """Words of the user -> [(name, Claim)]"""
-    if len(words) == 1:
-        race, _, arm = words[0].rpartition(":")
-        for word, chosen in ((words[0], None), (race, arm)):
-            folder = race_state.locate(word) if word else None
-            if folder:
-                return _of_race(folder, chosen)
-        folder = run_folder.locate(words[0])
-        if claim_folder.is_one(folder):
-            return [(words[0], claim_folder.read(folder))]
-        if claim_folder.was_one(folder):
-            raise ValueError(
-                f"{folder}: its README.md has a claim's table and {claim_folder.FILE} is not there: a claim without it is none"
-            )
-    folders = [run for word in words for run in run_folder.find_runs([run_folder.locate(word)])]
-    if not folders:
-        raise ValueError(f"{' '.join(words)}: there is no run in there: ./run.sh table lists the runs")
-    return [(" ".join(words), claims.of_folders(dict.fromkeys(folders)))]
+    if len(words) == 1 and len(found := named.find(words)) == 1:
+        one = found[0]
+        if one.race:
+            return _of_race(one.race, one.arm)
+        if one.claim:
+            return [(words[0], claim_folder.read(one.claim))]
+        if claim_folder.lacks_claim(one.paths[0]):
+            words = "its README.md has a claim's table and claim.yaml is missing: not a claim folder, restore it"
+            raise ValueError(f"{one.paths[0]}: {words}")
+    return [(" ".join(words), claims.of_folders(named.runs(words)))]
 
 
-def _of_race(folder, chosen):
-    """[(name, Claim)] of one arm, or of every arm that was raced against the baseline."""
-    known = race_state.read(folder).plan
-    if chosen is not None and chosen not in known["arms"]:
-        raise ValueError(f"{folder.name}:{chosen}: the race has no such arm; choose from {', '.join(known['arms'])}")
-    names = [chosen] if chosen else [name for name in known["arms"] if name != known["baseline"]]
-    return [(f"{folder.name}:{name}", claims.of_race(folder, name)) for name in names]
+def _of_race(folder, arm):
+    """[(name, Claim)] of one arm, or without one of every arm that was raced against the baseline."""
+    book = ledger.read(folder.parent.parent)
+    race = state.read(folder, book=book)
+    if arm is not None and arm not in race.plan["arms"]:
+        raise ValueError(f"{folder.name}:{arm}: the race has no such arm; choose from {', '.join(race.plan['arms'])}")
+    arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
+    return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
 
 
 def _verdict(name, claim, checked):
@@ -84,7 +78,7 @@ def _parser():
         prog="./run.sh judge",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"rules:\n{lines}\n\nA track's numbers are in conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
+        epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="make a claim folder of it: runs, races, ledger, README")

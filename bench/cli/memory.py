@@ -8,13 +8,12 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from bench import atomic
 from bench.memory import rss
 from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
 from bench.paths import of_user
-from bench.record import run_folder
+from bench.record import named
 from bench.units import MIB, format_bytes
 
 NUM_SHOWN = 8
@@ -82,11 +81,10 @@ def _words(path, facts):
 
 def _snapshots(word):
     """A file, or a run folder with snapshots in it -> their paths."""
-    path = of_user(word)
+    path = named.path(word)
     if path.is_file():
         return [path]
-    folder = Path(run_folder.locate(word))
-    paths = snapshot_files.in_folder(folder)
+    paths = snapshot_files.in_folder(path)
     if not paths:
         raise ValueError(
             f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"

@@ -12,14 +12,14 @@ from bench.claims import claim_folder, publication
 from bench.cli import table
 from bench.launch.progress import say
 from bench.paths import project_folder
-from bench.record import run_folder
+from bench.record import named, run_folder
 from bench.report import markdown_blocks
 
 
 def main(argv):
     """Exit codes: 0 published, 2 wrong use, and nothing was written."""
     args = _parser().parse_args(argv)
-    claim = claim_folder.located(args.runs[0]) if len(args.runs) == 1 else None
+    claim = named.find(args.runs)[0].claim if len(args.runs) == 1 else None
     content = claim_folder.content(claim) if claim else publication.of_words(args.runs)
     folder = publication.publish(content, args.name, table.main)
     shown = os.path.relpath(folder, project_folder())

@@ -8,17 +8,16 @@ Markdown for a pull request.
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from bench import atomic
 from bench.paths import of_user, results_root
-from bench.record import run_folder
+from bench.record import named
 
 
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    folder = Path(run_folder.locate(args.folder) if args.folder else results_root())
+    folder = named.folder(args.folder) if args.folder else results_root()
     if (folder / "run.json").exists():
         from bench.report import run_page
 

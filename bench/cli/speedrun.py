@@ -46,8 +46,9 @@ def main(argv):
         if run["status"] == "aborted":
             return 1
     print()
-    print(table_text.of_runs([row_of(run_folder.read(run["folder"])) for run in runs]))
-    answer = target.of_repeats(runs, config.track.p_value)
+    rows = [row_of(run_folder.read(run["folder"])) for run in runs]
+    print(table_text.of_runs(rows))
+    answer = target.of_repeats(rows, config.track.p_value)
     say("verdict", answer["words"])
     if job.deviations:
         say("verdict", f"open division: this counts for nothing on track {config.track.name}")

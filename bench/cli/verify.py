@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 
-from bench.record import run_folder, verification
+from bench.record import named, verification
 
 
 def main(argv):
@@ -16,7 +16,7 @@ def main(argv):
     reports, num_unreadable = [], 0
     for word in args.run:
         try:
-            for folder in _run_folders(word):
+            for folder in named.runs([word]):
                 reports.append(verification.report(folder))
                 if not args.json:
                     print(_as_text(reports[-1]))
@@ -26,14 +26,6 @@ def main(argv):
     if args.json:
         print(json.dumps(reports, indent=1))
     return 2 if num_unreadable else 0 if all(one["passed"] for one in reports) else 1
-
-
-def _run_folders(word):
-    folder = run_folder.locate(word)
-    found = list(run_folder.find_runs([folder]))
-    if not found:
-        raise ValueError(f"{word}: there is no run.json in or below it: ./run.sh table lists the runs")
-    return found
 
 
 def _as_text(found):

@@ -1,7 +1,8 @@
 """What runs of one and the same code differ by on this machine, in this session: measured, kept, looked up.
 
 Kept in results/calibrations/, a JSON file each.  The noise floor of a session is the difference that two groups of n
-runs of the same code stay within 95 times in 100 (floor_for gives it for other n); the verdict calls nothing faster or slower that is smaller.
+runs of the same code stay within 95 times in 100 (floor_for gives it for other n); a smaller difference is never called
+faster or slower.
 """
 
 import json
@@ -9,9 +10,8 @@ import math
 from pathlib import Path
 
 from bench import stats
-from bench.compare import eligibility
-from bench.compare import verdict as comparison
-from bench.compare.verdict import MIN_FLOOR_PCT
+from bench.compare import eligibility, verdict
+from bench.compare.effects import MIN_FLOOR_PCT
 from bench.paths import results_root
 
 SCHEMA_VERSION = 1
@@ -25,41 +25,34 @@ def of_rows(a_rows, b_rows, resolution_pct=None):
 
     Raises ValueError where fewer than two runs a side have a time that counts.
     """
-    aa = comparison.of_rows(a_rows, b_rows, interleaved=None)
+    aa = verdict.of_rows(a_rows, b_rows)
     if not aa["comparable"]:
         raise ValueError(f"these runs cannot calibrate: {aa['reasons'][0]}")
-    left_out = {run["run_id"] for run in aa["left_out"]}
+    excluded = {run["run_id"] for run in aa["left_out"]}
     groups = [
-        [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in left_out]
+        [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in excluded]
         for rows in (a_rows, b_rows)
     ]
-    rows = groups[0] + groups[1]
-    if min(map(len, groups)) < 2:
-        raise ValueError(
-            f"{len(groups[0])} and {len(groups[1])} runs have a time: it takes 2 a side; give more runs, n=5"
-        )
-    logs = [math.log(row["train_s"]) for row in rows]
-    spread = stats.sd(logs)
+    ns, rows = [len(group) for group in groups], groups[0] + groups[1]
+    if min(ns) < 2:
+        raise ValueError(f"{ns[0]} and {ns[1]} runs have a time: it takes 2 a side; give more runs, n=5")
+    times_s = [row["train_s"] for row in rows]
+    spread = stats.sd([math.log(time_s) for time_s in times_s])
     if not spread:
-        raise ValueError(f"all {len(rows)} times are equal, which no clock gives: give runs that were measured")
+        raise ValueError(f"{len(rows)} identical times: not measured? give runs with times of their own")
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
     first = rows[0]
     changes = sorted({*CHANGES_PCT, *([resolution_pct] if resolution_pct else [])})
     return {
         "schema_version": SCHEMA_VERSION,
-        "session_id": first["session_id"],
-        "comparability_id": first["comparability_id"],
-        "config_id": first["config_id"],
-        "name": first["name"],
-        "track": first["track"],
-        "device": first["device"],
+        **{key: first[key] for key in ("session_id", "comparability_id", "config_id", "name", "track", "device")},
         "runs": [row["run_id"] for row in sorted(rows, key=lambda row: row["started_at"] or "")],
         "left_out": aa["left_out"],
-        "n": [len(group) for group in groups],
-        "floor_pct": floor_pct(spread, len(rows) - 1, min(map(len, groups))),
-        "floor_n": min(map(len, groups)),
-        "cv_pct": stats.cv_pct([row["train_s"] for row in rows]),
-        "mean_s": stats.mean([row["train_s"] for row in rows]),
+        "n": ns,
+        "floor_pct": floor_pct(spread, len(rows) - 1, min(ns)),
+        "floor_n": min(ns),
+        "cv_pct": stats.cv_pct(times_s),
+        "mean_s": stats.mean(times_s),
         "val_loss_sd": stats.sd(losses),
         "aa": aa["time"]
         | {"verdict": aa["verdict"], "flags": [flag for flag in aa["flags"] if flag != "uncalibrated"]},
@@ -83,7 +76,7 @@ def floor_pct(spread, df, n):
 
 
 def floor_for(kept, num_a, num_b):
-    """The kept floor, which is of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as their means' error does."""
+    """The kept floor of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as the means' error."""
     shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
     return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
 
@@ -113,7 +106,7 @@ def find(session_id, comparability_id=None, root=None):
             if kept["session_id"] == session_id and kept["floor_pct"] > 0:
                 found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # not one of ours, or damaged: as good as none
+            continue  # not a calibration, or a damaged one
     exact = [kept for kept in found if kept["exact"]]
     return (exact or found or [None])[-1]
 

@@ -1,4 +1,4 @@
-"""Arms of runs -> comparisons: the verdict with its differences, the noise floor of the session, and where the time went."""
+"""Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
 
 import json
 import os
@@ -6,27 +6,24 @@ import os
 import yaml
 
 from bench.compare import calibration, differences, eligibility, verdict
-from bench.compare import selection as arms_of_words
 from bench.config import schema
 from bench.diagnosis import between_runs
 from bench.record import step_files
 
-MAX_PAPERS = 3  # runs of an arm whose config, code and environment are read for the differences
+MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
+KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 
 
-def of_arms(arms, diagnose=True, **options):
-    """arms: of bench.compare.selection, the baseline first -> [(name of B, comparison with diagnosis)]; several B share Holm's p."""
+def of_arms(arms, diagnose=True, **options) -> list[tuple[str, verdict.Comparison]]:
+    """arms: of bench.compare.selection, the baseline first -> [(name of B, Comparison)]; several B share Holm's p.
+
+    diagnose: also where the time went.  options: those of verdict.of_rows().
+    """
     baseline, *candidates = arms
-    results = {place: _one(baseline, arm, diagnose, options) for place, arm in enumerate(candidates)}
-    verdict.adjusted(results)
-    return [(candidates[place].name, result) for place, result in results.items()]
-
-
-def of_folders(a_folders, b_folders, **options):
-    """Run folders of all started runs -> the comparison with differences, diagnosis and this session's noise floor."""
-    a, b = (arms_of_words.of_folders(name, folders) for name, folders in (("A", a_folders), ("B", b_folders)))
-    return _one(a, b, options.pop("diagnose", True), options)
+    results = [_one(baseline, arm, diagnose, options) for arm in candidates]
+    verdict.adjusted(dict(enumerate(results)))
+    return [(arm.name, result) for arm, result in zip(candidates, results, strict=True)]
 
 
 def _one(a, b, diagnose, options):
@@ -36,15 +33,13 @@ def _one(a, b, diagnose, options):
     options = {
         "plan": a.plan if of_one_race else None,
         "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
-        "peeked": of_one_race and a.peeked,
+        "unplanned_look": of_one_race and a.unplanned_look,
         "identical_losses": identical_losses(a, b),
-        "differing": differences.of_papers(_papers(a), _papers(b)),
+        "differing": differences.of_facts(_facts(a), _facts(b)),
     } | options
-    if (
-        of_one_race and b.told
-    ):  # the floor that was known when it ended: a later calibration does not change what a race said
-        options["floor_pct"] = None if "uncalibrated" in b.told["flags"] else b.told["time"]["floor_pct"]
-        kept = b.told.get("calibration")
+    if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
+        options["floor_pct"] = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
+        kept = b.reported.get("calibration")
     result = verdict.of_rows(a.rows, b.rows, **options)
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
@@ -57,7 +52,8 @@ def _one(a, b, diagnose, options):
 
 def _code_change(a, b):
     """The source of B's first run against A's; None where it is the same, or where no folder says it."""
-    if a.rows[0]["source_sha256"] == b.rows[0]["source_sha256"] or None in (a.folders[0], b.folders[0]):
+    same = not a.rows or not b.rows or a.rows[0]["source_sha256"] == b.rows[0]["source_sha256"]
+    if same or None in (a.folders[0], b.folders[0]):
         return None
     from bench.diagnosis import code_diff
 
@@ -74,25 +70,22 @@ def _traces(a, b):
     return trace_diff.of_folders(*folders)
 
 
-def _papers(arm):
+def _facts(arm):
     """Of one run for each kind in the arm: what differs inside a kind is chance, not a difference."""
     kinds = {}
-    for place, row in enumerate(arm.rows):
-        kinds.setdefault(
-            (row["config_id"], row["source_sha256"], row["comparability_id"], row["session_id"], row["setting"]), place
-        )
+    for number, row in enumerate(arm.rows):
+        kinds.setdefault(tuple(row[column] for column in KIND), number)
     found = []
-    for place in list(kinds.values())[:MAX_PAPERS]:
-        folder = arm.folders[place]
-        config = environment = None
-        if folder is not None:
-            config = _read(
-                folder, "config.yaml", lambda text: yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            )
-            config = config and schema.upgraded(config)
-            environment = _read(folder, "environment.json", json.loads)
-        found.append(differences.papers(arm.record_of(place), config, environment))
+    for number in list(kinds.values())[:MAX_FACTS]:
+        folder = arm.folders[number]
+        config = folder and _read(folder, "config.yaml", _parse_yaml)
+        environment = folder and _read(folder, "environment.json", json.loads)
+        found.append(differences.facts(arm.record_of(number), config and schema.upgraded(config), environment))
     return found
+
+
+def _parse_yaml(text):
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _read(folder, name, parse):
@@ -105,14 +98,14 @@ def _read(folder, name, parse):
 
 
 def _with_steps(arm):
-    places = [place for place, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
-    return [(arm.record_of(place), steps_of(arm, place)) for place in places]
+    timed = [number for number, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
+    return [(arm.record_of(number), _steps_of(arm, number)) for number in timed]
 
 
-def steps_of(arm, place):
+def _steps_of(arm, number):
     """Rows of the run's steps.csv; of a log, what the importer put into the record."""
-    folder = arm.folders[place]
-    return arm.record_of(place).get("steps") or [] if folder is None else step_files.read(folder)
+    folder = arm.folders[number]
+    return arm.record_of(number).get("steps") or [] if folder is None else step_files.read(folder)
 
 
 def identical_losses(a, b):
@@ -125,15 +118,14 @@ def identical_losses(a, b):
         return None
     if set(seeds[0]) != set(seeds[1]):
         return None
-    found = [{}, {}]
-    for by_seed, arm in zip(found, (a, b), strict=True):
-        for place, row in enumerate(arm.rows):
+    trajectories = {}  # by seed, of both arms together
+    for arm in (a, b):
+        for number, row in enumerate(arm.rows):
             if eligibility.is_timed(row):
-                by_seed.setdefault(row["seed"], []).append(_losses(steps_of(arm, place)))
-    trajectories = [one for by_seed in found for runs in by_seed.values() for one in runs]
-    if not all(trajectories):
+                trajectories.setdefault(row["seed"], []).append(_losses(_steps_of(arm, number)))
+    if not all(losses for runs in trajectories.values() for losses in runs):
         return None
-    return all(one == found[0][seed][0] for by_seed in found for seed, runs in by_seed.items() for one in runs)
+    return all(losses == runs[0] for runs in trajectories.values() for losses in runs)
 
 
 def _losses(rows):

@@ -5,26 +5,12 @@ import io
 
 from bench.compare.text import METRICS
 
-COLUMNS = (
-    "against",
-    "metric",
-    "verdict",
-    "a_mean",
-    "b_mean",
-    "change",
-    "unit",
-    "ci95_low",
-    "ci95_high",
-    "p",
-    "p_holm",
-    "n_a",
-    "n_b",
-    "mde_pct",
-)
+COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
+COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct")
 
 
 def text(results):
-    """[(name of B, comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
+    """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)

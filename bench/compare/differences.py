@@ -12,13 +12,11 @@ NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are no part
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 
-def of_records(a_runs, b_runs):
-    """The same from records alone, which know less of the config than config.yaml does."""
-    return of_papers([papers(run) for run in a_runs], [papers(run) for run in b_runs])
+def facts(run, config=None, environment=None):
+    """A record, its config.yaml and environment.json as dicts -> {kind: {dotted name: value}}.
 
-
-def papers(run, config=None, environment=None):
-    """A record, its config.yaml and environment.json as dicts, if at hand -> its facts by kind, flat."""
+    Without config.yaml (None) what the record knows of the config.
+    """
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
@@ -43,30 +41,31 @@ def papers(run, config=None, environment=None):
     }
 
 
-def of_papers(a_papers, b_papers):
-    """Facts of some runs of A and of B -> [difference], by kind, then by name."""
+def of_facts(a_facts, b_facts):
+    """facts() of some runs of A and of B -> [difference], by kind, then by name."""
     found = []
     for kind in KINDS:
-        names = sorted({name for facts in a_papers + b_papers for name in facts[kind]})
+        names = sorted({name for one in a_facts + b_facts for name in one[kind]})
         for name in names:
-            a, b = _values(a_papers, kind, name), _values(b_papers, kind, name)
+            a, b = _values(a_facts, kind, name), _values(b_facts, kind, name)
             if a != b or len(a) > 1:
                 found.append({"kind": kind, "what": name, "a": a, "b": b})
     return found
 
 
-def _values(all_papers, kind, name):
+def _values(all_facts, kind, name):
     """Different values in this arm, in a fixed order."""
-    texts = {json.dumps(facts[kind].get(name), sort_keys=True, default=str) for facts in all_papers}
+    texts = {json.dumps(one[kind].get(name), sort_keys=True, default=str) for one in all_facts}
     return [json.loads(text) for text in sorted(texts)]
 
 
 def _alike(gpus):
     """GPUs as one: how many, and of each fact the value, or the values of all where they differ."""
-    names = dict.fromkeys(name for gpu in gpus for name in gpu)
-    columns = {name: [gpu.get(name) for gpu in gpus] for name in names}
-    facts = {name: values[0] if values.count(values[0]) == len(values) else values for name, values in columns.items()}
-    return {"count": len(gpus)} | facts
+    found = {"count": len(gpus)}
+    for name in dict.fromkeys(name for gpu in gpus for name in gpu):
+        values = [gpu.get(name) for gpu in gpus]
+        found[name] = values[0] if values.count(values[0]) == len(values) else values
+    return found
 
 
 def _shards(files):

@@ -1,16 +1,18 @@
 """How much B differs from A: rows of runs in (bench/record/rows.py), numbers with their uncertainty out.
 
-The run is the unit: Welch t on the logarithm of run times, never steps pooled as if they were runs.
+The run is the unit: Welch t on the logarithm of run times, never steps pooled as if they were runs.  Pairs are those of
+A and of B.
 """
 
 import json
 import math
+from typing import TypedDict
 
 from bench import stats
+from bench.compare import target
+from bench.stats import ALPHA
 
-ALPHA = 0.05
-WANTED_POWER = 0.8
-TARGET_ALPHA = 0.01  # modded-nanogpt's rule
+MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
 MAX_FASTER_PCT = 99.9  # nothing gets 100 % faster, however noisy the machine
 LOSS_MARGIN_NATS = 0.002  # a rise of the mean val_loss that still passes as "no worse"
 SECONDARY = {
@@ -20,7 +22,47 @@ SECONDARY = {
 }
 
 
-def time(arms, floor_pct, alpha):
+class Change(TypedDict):
+    """Of B against A; energy, memory and compile also have the pair of means and p_holm, p adjusted among the three."""
+
+    change_pct: float | None  # of the geometric means
+    ci95_pct: list[float] | None  # low, high
+    p: float | None  # two-sided
+    n: list[int]
+    cv_pct: list[float | None]
+    mde_pct: float | None  # the change that the test finds with a power of 80 %
+
+
+class Time(Change):
+    mean_s: list[float | None]
+    ci90_pct: list[float] | None
+    p_equivalent: float | None  # that the change lies within the noise floor
+    p_holm: float | None  # p adjusted among several candidates; None: there is one
+    floor_pct: float
+    alpha: float
+
+
+class Loss(TypedDict):
+    """Final val_loss in nats a token, one value a seed."""
+
+    change_nats: float | None
+    ci95_nats: list[float] | None
+    p: float | None
+    n: list[int]
+    mean: list[float | None]
+    sd: list[float | None]
+    target: float | None
+    target_p_value: float  # that p_target must be below
+    p_target: list[float | None]
+    below_target: list[bool | None]
+    margin_nats: float
+    p_not_worse: float | None
+    identical: bool | None  # all trajectories, bit for bit; None: unknown
+    verdict: str  # waived, not_worse, worse, inconclusive, unknown
+    reasons: list[str]  # why the losses are not compared
+
+
+def time(arms, floor_pct, alpha) -> Time:
     values = [[row["train_s"] for row in rows] for rows in arms]
     found, test = _change(values, alpha)
     edges = (math.log1p(-min(floor_pct, MAX_FASTER_PCT) / 100), math.log1p(floor_pct / 100))
@@ -34,22 +76,22 @@ def time(arms, floor_pct, alpha):
     }
 
 
-def _change(values, alpha=ALPHA):
-    """Two lists of positive numbers -> (change of b against a in per cent, the Welch test of their logarithms or None).
+def _change(values, alpha):
+    """Two lists of positive numbers -> (Change, the Welch test of their logarithms or None).
 
     The change is that of the geometric means, which is what a difference of mean logarithms is.
     """
     logs = [[math.log(value) for value in group] for group in values]
     test = stats.welch(*logs) if all(logs) else None
     sds, ns = [stats.sd(group) for group in logs], [len(group) for group in values]
-    smallest = stats.smallest_difference(sds, ns, alpha, WANTED_POWER) if test else None
+    mde = stats.smallest_difference(sds, ns, alpha) if test else None
     found = {
         "change_pct": 100 * math.expm1(test.difference) if test else None,
         "ci95_pct": _pct_interval(test, 0.95),
         "p": test.p if test else None,
         "n": ns,
         "cv_pct": [stats.cv_pct(group) if group else None for group in values],
-        "mde_pct": None if smallest is None else 100 * math.expm1(smallest),
+        "mde_pct": None if mde is None else 100 * math.expm1(mde),
     }
     return found, test
 
@@ -64,7 +106,7 @@ def _means(values):
 
 
 def secondary(arms, alpha):
-    """Energy, memory, compile time: the same test, with p adjusted among the three (Holm); no verdict of their own."""
+    """Energy, memory, compile time -> {name: Change}; no verdict of their own."""
     found = {}
     for name, (column, mean_name) in SECONDARY.items():
         values = [[row[column] for row in rows if row[column] is not None and row[column] > 0] for rows in arms]
@@ -77,39 +119,29 @@ def secondary(arms, alpha):
 # ---- loss
 
 
-def val_loss(a_rows, b_rows, target, margin_nats, identical, force):
-    """Final val_loss, unrounded: change of the mean, test against the target, non-inferiority.
+def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force) -> Loss:
+    """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
 
-    One value a seed: repeats of one seed are no independent losses.  Runs whose seed is unknown count one by one.
+    Repeats of one seed are no independent losses and count as one.  Runs whose seed is unknown count one by one.
     """
-    arms = [
-        [row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"]
-        for rows in (a_rows, b_rows)
-    ]
-    together = arms[0] + arms[1]
-    refused = [
-        f"{what} differ"
-        for what, values in (
-            ("validation data", _val_data(together)),
-            ("numbers of validation tokens", {row["val_tokens"] for row in together} - {None}),
-        )
-        if len(values) > 1
-    ]
+    arms = [[row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"] for rows in arms]
+    refused = _refusals(arms[0] + arms[1])
     values = [[] if refused and not force else _by_seed(rows) for rows in arms]
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None
     p_margin = stats.non_inferiority_p(test, margin_nats) if test else None
-    p_target = [None if target is None else stats.one_sample_t_less(group, target)[1] for group in values]
+    judged = [target.of_losses(group, target_val_loss, p_value) for group in values]
     return {
         "change_nats": test.difference if test else None,
         "ci95_nats": list(edges) if edges else None,
         "p": test.p if test else None,
-        "n": [len(group) for group in values],
-        "mean": _means(values),
-        "sd": [stats.sd(group) for group in values],
-        "target": target,
-        "p_target": p_target,
-        "below_target": [None if p is None else p < TARGET_ALPHA for p in p_target],
+        "n": [one["n"] for one in judged],
+        "mean": [one["mean"] for one in judged],
+        "sd": [one["sd"] for one in judged],
+        "target": target_val_loss,
+        "target_p_value": p_value,
+        "p_target": [one["p"] for one in judged],
+        "below_target": [one["below"] for one in judged],
         "margin_nats": margin_nats,
         "p_not_worse": p_margin,
         "identical": identical,
@@ -118,16 +150,19 @@ def val_loss(a_rows, b_rows, target, margin_nats, identical, force):
     }
 
 
-def _val_data(rows):
-    """The different validation data of these runs, those unknown left out."""
-    return {json.dumps(json.loads(text).get("val_data")) for text in {row["setting"] for row in rows}} - {"null"}
+def _refusals(rows):
+    """Why losses of these runs are not compared, as far as it is known."""
+    data = {json.dumps(json.loads(text).get("val_data")) for text in {row["setting"] for row in rows}} - {"null"}
+    counts = {row["val_tokens"] for row in rows} - {None}
+    known = {"validation data": data, "numbers of validation tokens": counts}
+    return [f"{what} differ" for what, values in known.items() if len(values) > 1]
 
 
 def _by_seed(rows):
     groups = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row["val_loss"] is not None:
-            seed = ("unknown", place) if row["seed"] is None else row["seed"]
+            seed = ("unknown", index) if row["seed"] is None else row["seed"]
             groups.setdefault(seed, []).append(row["val_loss"])
     return [stats.mean(group) for group in groups.values()]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench import stats, utc
 
-SITTING_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one sitting (assumed)
+SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
 NAMES = {
     "gpus": "GPUs",
@@ -31,7 +31,7 @@ NAMES = {
 
 class Answer(NamedTuple):
     refusals: list  # sentences; with none of them the runs may be compared
-    remarks: list  # sentences: what is unknown, and what is left out because of it
+    remarks: list  # sentences: what is unknown
     flags: list  # words
 
 
@@ -45,7 +45,7 @@ def is_timed(row):
     )
 
 
-def judge(a_rows, b_rows, interleaved=None):
+def judge(a_rows, b_rows):
     """Rows of all started runs of both arms -> Answer."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
     refusals, remarks, flags = [], [], []
@@ -58,12 +58,12 @@ def judge(a_rows, b_rows, interleaved=None):
         for kind, word in rule(a, b):
             {"refusal": refusals, "remark": remarks, "flag": flags}[kind].append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
-        _order(a, b, interleaved, flags)
+        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
     return Answer(refusals, remarks, list(dict.fromkeys(flags)))
 
 
 def _arms(a, b):
-    """An arm is repeats of one thing, and no run is in both."""
+    """An arm is repeats of one config, and no run is in both."""
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
         names = sorted(row["run_id"] for row in a if identity(row) in both)
@@ -98,29 +98,25 @@ def identity(row):
     return row["log_id"] or row["run_id"]
 
 
-def places_of_runs(rows):
-    """Places in rows, in order, each run once: of several files of one run the one that tells most, the first of equals."""
+def index_of_runs(rows):
+    """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
     by_run = {}
-    for place, row in enumerate(rows):
-        by_run.setdefault(identity(row), []).append(place)
+    for number, row in enumerate(rows):
+        by_run.setdefault(identity(row), []).append(number)
 
-    def told(place):
-        return sum(value is not None for value in rows[place].values()) - rows[place]["setting"].count("null")
+    def num_known(number):
+        return sum(value is not None for value in rows[number].values()) - rows[number]["setting"].count("null")
 
-    return sorted(places[0] if len(places) == 1 else max(places, key=told) for places in by_run.values())
+    return sorted(numbers[0] if len(numbers) == 1 else max(numbers, key=num_known) for numbers in by_run.values())
 
 
 def _disturbed(a, b):
     for name, rows in (("A", a), ("B", b)):
         flagged = [row for row in rows if row["num_flagged_steps"]]
         if flagged:
-            yield (
-                "refusal",
-                (
-                    f"{_count(len(flagged), 'run')} of {name} with steps that an instrument disturbed (profiler, "
-                    "memory history): their times are no times; race again without it"
-                ),
-            )
+            runs = f"{_count(len(flagged), 'run')} of {name}"
+            words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
+            yield "refusal", f"{runs} {words}; race again without it"
 
 
 def _setting(a, b):
@@ -151,24 +147,17 @@ def _setting(a, b):
 def _session(a, b):
     sessions = _known(row["session_id"] for row in a + b)
     if len(sessions) > 1:
-        yield (
-            "refusal",
-            (
-                f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between sittings; "
-                "./run.sh race measures both arms in one"
-            ),
-        )
+        words = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
+        yield "refusal", f"{words}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
     gap_s = _gap_s(a, b)
-    if gap_s is not None and gap_s > SITTING_GAP_S:
-        yield (
-            "refusal",
-            f"the session is unknown and the arms lie {gap_s / 3600:.0f} hours apart: not raced in one sitting",
-        )
+    if gap_s is not None and gap_s > SESSION_GAP_S:
+        apart = f"the arms lie {gap_s / 3600:.0f} hours apart"
+        yield "refusal", f"the session is unknown and {apart}: not raced in one session"
     else:
         yield "flag", "session-unknown"
-        yield "remark", "the records do not say that both arms were raced in one sitting on one machine"
+        yield "remark", "the records do not say that both arms were raced in one session on one machine"
 
 
 def _finish_line(a, b):
@@ -183,10 +172,8 @@ def _finish_line(a, b):
     else:
         return
     if len(targets) != 1 or None in targets:
-        yield (
-            "refusal",
-            f"{ran}, and they have no common target: times over different amounts of training are not comparable",
-        )
+        why = "times over different amounts of training are not comparable"
+        yield "refusal", f"{ran}, and they have no common target: {why}"
         return
     (target,) = targets
     if all(row["stop_at_target"] for row in a + b):
@@ -212,15 +199,6 @@ def _on_the_way(a, b, steps, target, ran):
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
-
-
-def _order(a, b, interleaved, flags):
-    if interleaved is None:
-        interleaved = are_interleaved(a, b)
-    if interleaved is None:
-        flags.append("order-unknown")
-    elif not interleaved:
-        flags.append("order-confounded")
 
 
 def are_interleaved(a_rows, b_rows):
@@ -275,10 +253,7 @@ def _words(values):
         value = json.loads(text)
         if isinstance(value, list):
             kinds = {str(item): value.count(item) for item in value}
-            value = (
-                ", ".join(f"{count} x {_short(kind)}" if count > 1 else _short(kind) for kind, count in kinds.items())
-                or "none"
-            )
+            value = ", ".join(f"{count} x " * (count > 1) + _short(kind) for kind, count in kinds.items()) or "none"
         shown.append("unknown" if value is None else str(value))
     return " and ".join(shown)
 

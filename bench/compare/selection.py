@@ -1,14 +1,12 @@
-"""A word of the user -> the runs it means: run folders, globs, run ids, arms of a race, logs of other harnesses."""
+"""The words of a comparison -> its arms: groups of started runs."""
 
-import glob
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.compare.eligibility import places_of_runs
-from bench.paths import PUBLISHED, REPO, published_root, race_roots, results_root, working_folder
-from bench.record import index, run_folder
+from bench.compare.eligibility import index_of_runs
+from bench.paths import PUBLISHED, REPO, results_root
+from bench.record import index, named, race_folder, run_folder
 from bench.record.rows import row_of
 
 SEPARATOR = "vs"
@@ -16,30 +14,32 @@ SEPARATOR = "vs"
 
 @dataclass
 class Arm:
-    """All started runs that are compared as one thing."""
+    """All started runs of one side of a comparison; rows and folders have the same length."""
 
     name: str  # as the user typed it, or the arm's name in its race
-    rows: list = field(default_factory=list)
-    folders: list = field(default_factory=list)  # beside the rows; None for a log
+    rows: list = field(default_factory=list)  # bench.record.rows.Row
+    folders: list = field(default_factory=list)  # None for a log
     records: dict = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
     plan: dict | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
-    peeked: bool = False  # somebody looked into the race when no look was planned
-    told: dict | None = (
-        None  # what the race itself said at its end of this arm; of the baseline, about the first candidate
+    unplanned_look: bool = False  # the race's interim state was shown when no look was due
+    reported: dict | None = (
+        None  # the Comparison that race.json has of this arm; of the baseline, the first candidate's
     )
 
-    def record_of(self, place):
-        """The whole record of the run at this place of rows."""
-        folder = self.folders[place]
-        return self.records[self.rows[place]["run_id"]] if folder is None else run_folder.read(folder)
+    def record_of(self, number):
+        """The whole record of the run that has this number in rows."""
+        folder = self.folders[number]
+        return self.records[self.rows[number]["run_id"]] if folder is None else run_folder.read(folder)
 
 
 def of_words(words, on_error=None):
     """What follows the verb -> arms, the baseline first.
 
     Each word is an arm, a race alone is all of its arms, and "vs" between words makes everything up to it one arm.
+    What cannot be read is skipped and reported to on_error(message).  ValueError: there is nothing to compare.
     """
+    lookup = named.Lookup()
     if SEPARATOR in words:
         groups = [[]]
         for word in words:
@@ -47,7 +47,7 @@ def of_words(words, on_error=None):
         if not all(groups):
             raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
     elif len(words) == 1:
-        race = _race_folder(words[0])
+        race = lookup.find(words[0]).race
         if race is None:
             raise ValueError(f"{words[0]}: that is one group of runs; give two, A B, or the folder of a race")
         arms = _arms_of_race(race, on_error)
@@ -55,16 +55,10 @@ def of_words(words, on_error=None):
             _refuse_empty(words[0], race, arm)
         return list(arms.values())
     else:
-        groups = [word.split(",") for word in words]
-    paths = {word: _paths(word) for group in groups for word in group}
-    everything = [path for found in paths.values() for path in found]
-    by_id = [
-        word for word, found in paths.items() if not found and _race_folder(word.rpartition(":")[0] or word) is None
-    ]
-    if by_id and results_root().is_dir():
-        everything.append(str(results_root()))
-    rows = dict(index.read_rows(everything, on_error, logs_too=True))  # at once, which is quicker than arm by arm
-    arms = [_joined(group, paths, rows, on_error) for group in groups]
+        groups = [[word] for word in words]
+    groups = [lookup.each(group) for group in groups]
+    rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))  # at once: quicker than arm by arm
+    arms = [_joined([_of_named(one, rows, on_error) for one in group]) for group in groups]
     if len(arms) > 2 and SEPARATOR not in words and all(len(arm.rows) == 1 for arm in arms):
         raise ValueError(
             f"each of these {len(arms)} words is one run, and one run has no spread: "
@@ -73,66 +67,65 @@ def of_words(words, on_error=None):
     return arms
 
 
-def _joined(group, paths, rows, on_error):
-    parts = [_of_word(word, paths[word], rows, on_error) for word in group]
+def of_folders(name, folders, on_error=None, **of_race):
+    """Run folders -> one arm.  of_race: its plan, race and unplanned_look."""
+    rows = index.read_rows([str(path) for path in folders], on_error)
+    return Arm(name, [row for _, row in rows], [folder for folder, _ in rows], **of_race)
+
+
+def _paths(groups):
+    """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
+    found = {}
+    for one in (one for group in groups for one in group if not one.race):
+        found |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.paths)
+    return list(found)
+
+
+def _joined(parts):
     if len(parts) == 1:
         return parts[0]
     rows, folders = ([one for part in parts for one in getattr(part, name)] for name in ("rows", "folders"))
-    once = places_of_runs(rows)
     records = {run_id: run for part in parts for run_id, run in part.records.items()}
-    return Arm(", ".join(group), [rows[place] for place in once], [folders[place] for place in once], records)
+    return _once(", ".join(part.name for part in parts), rows, folders, records)
 
 
-def _of_word(word, paths, rows, on_error):
-    race, _, name = word.rpartition(":")
-    folder = _race_folder(race) if race else None
-    if folder is not None:
-        arms = _arms_of_race(folder, on_error)
-        if name not in arms:
-            raise ValueError(f"{word}: the race has no arm {name}; choose from {', '.join(arms)}")
-        _refuse_empty(word, folder, arms[name])
-        arms[name].name = word
-        return arms[name]
-    if _race_folder(word) is not None:
-        raise ValueError(f"{word}: that is a race with several arms; name one, {word}:B")
-    return _of_paths(word, paths, rows) if paths else _by_id(word, rows)
+def _once(name, rows, folders, records=None):
+    """An arm of these runs, each of them once."""
+    once = index_of_runs(rows)
+    return Arm(name, [rows[number] for number in once], [folders[number] for number in once], records or {})
 
 
-def _bases():
-    return working_folder(), REPO, results_root()
-
-
-def _paths(word):
-    """What exists under this name or fits this glob, from where the user stands, the repository or results/."""
-    for base in _bases():
-        path = os.path.join(base, os.path.expanduser(word))
-        if os.path.exists(path):
-            return [os.path.dirname(path) if os.path.basename(path) == "run.json" else path]
-        found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(word) else []
-        if found:
-            return found
-    return []
+def _of_named(one, rows, on_error):
+    """rows: {folder: row} of all run folders in and below the paths of all words."""
+    if one.race is None:
+        return _of_paths(one.word, one.paths, rows)
+    if one.arm is None:
+        raise ValueError(f"{one.word}: that is a race with several arms; name one, {one.word}:B")
+    arms = _arms_of_race(one.race, on_error)
+    if one.arm not in arms:
+        raise ValueError(f"{one.word}: the race has no arm {one.arm}; choose from {', '.join(arms)}")
+    _refuse_empty(one.word, one.race, arms[one.arm])
+    arms[one.arm].name = one.word
+    return arms[one.arm]
 
 
 def _of_paths(word, paths, rows):
-    """rows: {folder: row} of all run folders in and below the paths of all words."""
     folders = []
-    for path in map(os.path.abspath, paths):
-        below = [folder for folder in rows if folder.startswith(f"{path}/")]
-        folders += [path] if path in rows else [one for one in below if f"/{PUBLISHED}/" not in one[len(path) :]]
+    for path in map(str, paths):
+        path = path if path in rows else os.path.abspath(path)
+        if path in rows:
+            folders.append(path)
+        else:
+            below = (folder for folder in rows if folder.startswith(f"{path}/"))
+            folders += [folder for folder in below if f"/{PUBLISHED}/" not in folder[len(path) :]]
     folders = list(dict.fromkeys(folders))
-    return _without_warm_up(word, folders, [rows[folder] for folder in folders]) if folders else _of_logs(word, paths)
-
-
-def _without_warm_up(word, folders, rows):
-    """The discarded warm-up runs of races stay in the ledger and count nowhere."""
-    kept = [place for place, row in enumerate(rows) if not row["discarded"]]
+    if not folders:
+        return _of_logs(word, paths)
+    kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races count nowhere
     if not kept:
-        raise ValueError(
-            f"{word}: {len(rows)} run{'s' * (len(rows) > 1)}, all of them warm-up runs that were to be discarded"
-        )
-    once = [kept[number] for number in places_of_runs([rows[place] for place in kept])]
-    return Arm(word, [rows[place] for place in once], [folders[place] for place in once])
+        number = f"{len(folders)} run{'s' * (len(folders) > 1)}"
+        raise ValueError(f"{word}: {number}, all of them warm-up runs that were to be discarded")
+    return _once(word, [rows[folder] for folder in kept], kept)
 
 
 def _of_logs(word, paths):
@@ -151,91 +144,50 @@ def _of_logs(word, paths):
             records.setdefault(run["run_id"], run | {"steps": steps})
     if not rows:
         raise ValueError(f"{word}: no run folder and no training log is in there")
-    once = [rows[place] for place in places_of_runs(rows)]
-    return Arm(word, once, [None] * len(once), records)
-
-
-def _by_id(word, rows):
-    """Part of run ids, a config_id for example: all runs of results/ that bear it, or else all published ones."""
-    root = f"{os.path.abspath(results_root())}/"
-    folders = [folder for folder, row in rows.items() if word in row["run_id"] and folder.startswith(root)]
-    if not folders:
-        published = index.read_rows([published_root()]) if published_root().is_dir() else []
-        rows = {folder: row for folder, row in published if word in row["run_id"]}
-        folders = list(rows)
-    if not folders:
-        raise ValueError(
-            f"{word}: is no folder, no glob that fits and no part of a run id; ./run.sh table lists the runs there are"
-        )
-    return _without_warm_up(word, folders, [rows[folder] for folder in folders])
+    return _once(word, rows, [None] * len(rows), records)
 
 
 # ---- races
 
 
-def _race_folder(word):
-    for base in (*_bases(), *race_roots()):
-        path = Path(base, os.path.expanduser(word))
-        if (path / "race.json").is_file():
-            return path
-        if path.name == "race.json" and path.is_file():
-            return path.parent
-    return None
-
-
 def _arms_of_race(folder, on_error):
     """race.json -> {name: Arm}; the discarded warm-up runs are not among the runs."""
-    try:
-        race = json.loads((folder / "race.json").read_bytes())
-        lists = {name: arm["runs"] for name, arm in race["arms"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{folder}/race.json: is no race or damaged ({error!r})") from None
+    race = race_folder.read(folder)
     arms, against = {}, (race.get("result") or {}).get("against") or {}
-    for name, runs in lists.items():
-        folders = [_run_of_race(folder, run) for run in runs]
-        rows = index.read_rows([path for path in folders if path is not None], on_error)
-        arms[name] = Arm(
+    for name, arm in race["arms"].items():
+        folders = [_run_of_race(folder, run) for run in arm["runs"]]
+        arms[name] = of_folders(
             name,
-            [row for _, row in rows],
-            [path for path, _ in rows],
+            [path for path in folders if path is not None],
+            on_error,
             plan=race.get("plan"),
             race=str(folder),
-            peeked=bool(race.get("peeked")),
-            told=against.get(name) or next(iter(against.values()), None),
+            unplanned_look=bool(race.get("peeked")),
+            reported=against.get(name) or next(iter(against.values()), None),
         )
     return arms
+
+
+def _run_of_race(race, run):
+    """Where a run of the race lies: relative to results/ as the race found it, or beside the race when it was moved."""
+    bases = (race.parent.parent, results_root(), race, REPO)
+    return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)
 
 
 def _refuse_empty(word, folder, arm):
     """ValueError for an arm without a run, with why the race has no verdict in its own words."""
     if not arm.rows:
-        why = json.loads((folder / "race.json").read_bytes()).get("why")
-        raise ValueError(
-            f"{word}: no verdict: {why or 'its runs are not there'} (arm {arm.name} has no run to compare)"
-        )
+        why = race_folder.read(folder).get("why") or "its runs are not there"
+        raise ValueError(f"{word}: no verdict: {why} (arm {arm.name} has no run to compare)")
 
 
 def open_races(arm):
-    """Races that runs of the arm belong to and that are not over: {race_id: folder}.  A race named as such is its own matter."""
-    found = {}
+    """Ids of races that runs of the arm belong to and that have not ended.  A race named as such is its own matter."""
+    found = set()
     for row, folder in zip(arm.rows, arm.folders, strict=True):
         if row["race_id"] and folder and arm.race is None:
             for results in (Path(folder).resolve().parent.parent, results_root()):
-                race = results / "races" / row["race_id"]
+                race = results / race_folder.FOLDER / row["race_id"]
                 if (race / "plan.json").is_file() and not (race / "race.json").is_file():
-                    found[row["race_id"]] = race
-    return found
-
-
-def _run_of_race(race, run):
-    """Where a run of the race lies: relative to results/ as the race found it, or beside the race when it was moved."""
-    for base in (race.parent.parent, results_root(), race, REPO):
-        if (Path(base) / run / "run.json").is_file():
-            return os.path.join(base, run)
-    return None
-
-
-def of_folders(name, folders, on_error=None):
-    """Run folders -> one arm."""
-    found = index.read_rows([str(path) for path in folders], on_error)
-    return Arm(name, [row for _, row in found], [folder for folder, _ in found])
+                    found.add(row["race_id"])
+    return sorted(found)

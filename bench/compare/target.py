@@ -1,54 +1,65 @@
-"""Do repeats reach their track's target?"""
+"""Do repeats reach their track's target?  A fixed number of steps is won when the mean val_loss is below it.
+
+One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against it only here.
+"""
+
+import functools
+
+import yaml
 
 from bench import stats
+from bench.paths import CONF
+
+OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
 
-def target_of(run):
-    """The val_loss to be below: the goal's, or its gap above the data's floor; None without a target."""
-    goal = run["goal"]
-    if goal["target_gap_nats"] is not None:
-        return run["data"]["floor_nats"] + goal["target_gap_nats"]
-    return goal["target_val_loss"]
+@functools.cache
+def p_value_of(track):
+    """The p that conf/track/ asks for on this track; for one that it does not have (a log's, None) that of OF_LOGS."""
+    name = track if track in {path.stem for path in CONF.glob("track/*.yaml")} else OF_LOGS
+    return yaml.safe_load((CONF / "track" / f"{name}.yaml").read_text())["track"]["p_value"]
 
 
-def of_repeats(runs, p_value):
-    """Runs of one config with different seeds -> {"passed", "n", "mean", "sd", "t", "p", "words"}.
+def of_losses(losses, target_val_loss, p_value):
+    """Losses of independent runs -> {"n", "mean", "sd", "t", "p", "below"}.
 
-    A fixed number of steps is won when the mean val_loss is below the target, one-sided t test, p < p_value
-    (modded-nanogpt's rule).  passed is None where there is nothing to decide: no target, or too few runs.
+    below: whether the mean is shown to be below the target.  None where there is nothing to test: no target (None), or
+    fewer than two losses.
     """
-    losses = [
-        run["metrics"]["val_loss"] for run in runs if run["status"] == "complete" and run["validity"] != "invalid"
-    ]
-    missing = len(runs) - len(losses)
-    num_suspect = sum(run["validity"] == "suspect" for run in runs)
-    doubt = (
-        f"; {num_suspect} of {len(runs)} runs are suspect: trust their losses, not their times" if num_suspect else ""
-    )
-    target_val_loss = target_of(runs[0])
-    answer = {"n": len(losses), "mean": stats.mean(losses) if losses else None, "sd": None, "t": None, "p": None}
-    if missing:
-        return answer | {"passed": False, "words": f"{missing} of {len(runs)} runs did not complete or are invalid"}
-    if any(run["goal"]["stop_at_target"] for run in runs):
-        return answer | _reached(runs, doubt)
+    t, p = (None, None) if target_val_loss is None else stats.one_sample_t_less(losses, target_val_loss)
+    below = None if p is None else p < p_value
+    mean = stats.mean(losses) if losses else None
+    return {"n": len(losses), "mean": mean, "sd": stats.sd(losses), "t": t, "p": p, "below": below}
+
+
+def of_repeats(rows, p_value):
+    """Rows of runs of one config with different seeds -> of_losses(), "passed" and "words".
+
+    passed is None where there is nothing to decide: no target, or too few runs.
+    """
+    ended = [row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"]
+    target_val_loss = rows[0]["target_val_loss"]
+    found = of_losses([row["val_loss"] for row in ended if row["val_loss"] is not None], target_val_loss, p_value)
+    num_suspect = sum(row["validity"] == "suspect" for row in rows)
+    doubt = f"; {num_suspect} of {len(rows)} runs are suspect: trust their losses, not their times"
+    passed, words = _decided(rows, found, len(rows) - len(ended), target_val_loss, p_value)
+    return found | {"passed": passed, "words": words + (doubt if num_suspect and found["n"] > 1 else "")}
+
+
+def _decided(rows, found, num_lost, target_val_loss, p_value):
+    """(passed, words).  Runs that stop at their target are won one by one: each reached it in its steps or did not."""
+    if num_lost:
+        return False, f"{num_lost} of {len(rows)} runs did not complete or are invalid"
+    if any(row["stop_at_target"] for row in rows):
+        steps = [row["num_steps"] for row in rows if row["target_reached"]]
+        at = f", after {', '.join(map(str, steps))} steps" if steps else ""
+        return len(steps) == len(rows), f"{len(steps)} of {len(rows)} runs reached the target{at}"
     if target_val_loss is None:
-        return answer | {"passed": None, "words": "no target to reach: the losses above are the result"}
-    if len(losses) < 2:
-        return answer | {"passed": None, "words": "one run has no spread and gives no verdict"}
-    answer["sd"] = stats.sd(losses)
-    answer["t"], answer["p"] = stats.one_sample_t_less(losses, target_val_loss)
-    passed = answer["p"] < p_value
-    words = (
-        f"mean val_loss {answer['mean']:.4f} (sd {answer['sd']:.4f}, n={len(losses)}) is "
-        f"{'below' if passed else 'not shown to be below'} the target {target_val_loss:.6g}: "
-        f"p={answer['p']:.2g}, needed p<{p_value}{doubt}"
+        return None, "no target to reach: the losses above are the result"
+    if found["n"] < 2:
+        return None, "one run has no spread and gives no verdict"
+    return found["below"], (
+        f"mean val_loss {found['mean']:.4f} (sd {found['sd']:.4f}, n={found['n']}) is "
+        f"{'below' if found['below'] else 'not shown to be below'} the target {target_val_loss:.6g}: "
+        f"p={found['p']:.2g}, needed p<{p_value}"
     )
-    return answer | {"passed": passed, "words": words}
-
-
-def _reached(runs, doubt):
-    """Races to a target are won one by one: each either got there within its steps or did not."""
-    steps = [run["metrics"]["num_steps"] for run in runs if run["metrics"]["target_reached"]]
-    passed = len(steps) == len(runs)
-    at = f", after {', '.join(str(step) for step in steps)} steps" if steps else ""
-    return {"passed": passed, "words": f"{len(steps)} of {len(runs)} runs reached the target{at}{doubt}"}

@@ -1,6 +1,7 @@
 """A comparison as text, for a terminal or a pull request.  Everything shown is in the dict already."""
 
 from bench import text_table
+from bench.compare.effects import MIN_FLOOR_PCT
 from bench.diagnosis import text as diagnosis_text
 
 MAX_DIFFERENCES = 40
@@ -12,19 +13,19 @@ METRICS = {  # key of the comparison: (what a row is called, key of the means, u
     "memory": ("peak memory", "mean_gib", "GiB", 3),
     "compile": ("compile time", "mean_s", "s", 2),
 }
-MARKS = {  # flag: what it means, for someone who meets it the first time
+FLAGS = {  # what each means, for someone who meets it the first time
     "imported": "another harness timed these runs and wrote their logs",
-    "session-unknown": "nothing says that both arms ran in one sitting",
+    "session-unknown": "nothing says that both arms ran in one session",
     "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
     "order-unknown": "whether the arms were interleaved is unknown",
-    "uncalibrated": "no ./run.sh calibrate in this session: the noise floor of 0.1 % is assumed",
+    "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {MIN_FLOOR_PCT:g} % is assumed",
     "n=1": "one run has no spread: no verdict",
-    "no-spread": "all times of each arm are equal: no verdict",
+    "no-spread": "identical times in each arm: not measured? no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
     "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
-    "doubtful-runs": "some records doubt themselves: an instrument says why, or a log has lines that were not understood",
-    "runs-left-out": "runs that the machine disturbed are left out of both arms",
-    "verdict-hangs-on-runs-left-out": "with the runs left out put back the verdict is another",
+    "suspect-records": "an instrument doubts some runs and says why, or a log has lines that were not understood",
+    "runs-excluded": "runs that the machine disturbed are excluded from both arms",
+    "verdict-depends-on-exclusions": "with the excluded runs the verdict is another",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
@@ -32,7 +33,7 @@ MARKS = {  # flag: what it means, for someone who meets it the first time
     "open-division": "runs that change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
     "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
-    "peeked": "somebody looked at the race when its plan had no look: the verdict is no evidence",
+    "unplanned-look": "an interim look at the race that its plan has not: the verdict is no evidence",
     "forced": "numbers were asked for although the runs are not comparable",
 }
 
@@ -57,14 +58,12 @@ def _bullets(sentences, is_md):
 
 def _head(result, names, is_md, heading):
     lines = [f"{heading} {text_table.line(f'{names[1]} against {names[0]}', True)}", ""] if is_md else []
-    for letter, name, started, timed, num_steps in zip(
-        "AB", names, result["started"], result["time"]["n"], result["steps"], strict=True
-    ):
-        runs = f"{started} run{'s' if started != 1 else ''}" + (
-            f", {timed} counted" if result["comparable"] and timed != started else ""
-        )
-        steps = f", {num_steps} steps" if num_steps is not None else ""
-        lines.append(text_table.line(f"{letter}: {name} ({runs}{steps})", is_md) + ("  " if is_md else ""))
+    pairs = zip("AB", names, result["started"], result["time"]["n"], result["steps"], strict=True)
+    for letter, name, started, timed, num_steps in pairs:
+        counts = f"{started} run{'s' * (started != 1)}"
+        counts += f", {timed} counted" * (result["comparable"] and timed != started)
+        counts += "" if num_steps is None else f", {num_steps} steps"
+        lines.append(text_table.line(f"{letter}: {name} ({counts})", is_md) + "  " * is_md)
     lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}")
     if is_md and result["reasons"]:
         lines.append("")
@@ -88,16 +87,7 @@ def _code(change, is_md, patch):
     if change["unknown"]:
         return text_table.line(f"source: what changed is unknown: {change['unknown']}", is_md)
     files = sorted(change["files"], key=lambda one: -(one["added"] or 0) - (one["removed"] or 0))
-    cells = [
-        [
-            one["path"],
-            *(
-                "binary" if one[key] is None else f"{sign}{one[key]}"
-                for key, sign in (("added", "+"), ("removed", "-"))
-            ),
-        ]
-        for one in files[:MAX_FILES]
-    ]
+    cells = [[one["path"], _num_lines("+", one["added"]), _num_lines("-", one["removed"])] for one in files[:MAX_FILES]]
     more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
     found = _table(["source", "added", "removed"], cells, [False, True, True], is_md) + more
     if not patch:
@@ -105,6 +95,10 @@ def _code(change, is_md, patch):
     text = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in change["patch"].split("\n"))
     text += "... and more\n" if change["is_cut"] else ""
     return f"{found}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
+
+
+def _num_lines(sign, number):
+    return "binary" if number is None else f"{sign}{number}"
 
 
 def _values(values):
@@ -127,24 +121,16 @@ def _is_hash(text):
 
 
 def _numbers(result, is_md):
-    columns = ["", "A", "B", "change", "95 % interval", "p", "n", "CV %", "can show"]
+    columns = ["", "A", "B", "change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)"]
     cells = [_row(result, key) for key in METRICS if any(mean is not None for mean in result[key][METRICS[key][1]])]
     loss = _loss_row(result["val_loss"])
     cells[1:1] = [loss] if loss else []
     if not cells:
         return ""
-    lines = [
-        _table(columns, cells, [False] + [True] * 8, is_md),
-        *_loss_lines(result["val_loss"]),
-        *_time_lines(result),
-    ]
-    return "\n".join(
-        [
-            lines[0],
-            *([""] if is_md and lines[1:] else []),
-            *(text_table.line(line, is_md) + ("  " if is_md else "") for line in lines[1:]),
-        ]
-    )
+    table = _table(columns, cells, [False] + [True] * 8, is_md)
+    lines = [*_loss_lines(result["val_loss"]), *_time_lines(result)]
+    lines = [text_table.line(line, is_md) + "  " * is_md for line in lines]
+    return "\n".join([table, *([""] if is_md and lines else []), *lines])
 
 
 def _row(result, key):
@@ -166,6 +152,7 @@ def _row(result, key):
 def _loss_row(loss):
     if loss["change_nats"] is None:
         return None
+    spreads = zip(loss["sd"], loss["mean"], strict=True)
     return [
         "val_loss",
         *(f"{mean:.5f}" for mean in loss["mean"]),
@@ -173,10 +160,7 @@ def _loss_row(loss):
         _interval(loss["ci95_nats"], 5, ""),
         _p(loss["p"]),
         ", ".join(map(str, loss["n"])),
-        ", ".join(
-            "-" if sd is None or not mean else f"{100 * sd / mean:.2f}"
-            for sd, mean in zip(loss["sd"], loss["mean"], strict=True)
-        ),
+        ", ".join("-" if sd is None or not mean else f"{100 * sd / mean:.2f}" for sd, mean in spreads),
         "",
     ]
 
@@ -190,7 +174,8 @@ def _loss_lines(loss):
             f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
             for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)
         ]
-        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, needed p < 0.01: {', '.join(tests)}")
+        needed = f"needed p < {loss['target_p_value']:g}"
+        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
     words = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
@@ -208,7 +193,7 @@ def _time_lines(result):
     low, high = everything["ci95_pct"] or (None, None)
     with_all = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
     names = ", ".join(f"{run['arm']} {run['run_id']} ({'; '.join(run['reasons'])})" for run in result["left_out"])
-    return [f"left out: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
+    return [f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
 
 
 def _interval(edges, decimals, unit):
@@ -222,15 +207,9 @@ def _p(p):
 def _verdict(result, is_md):
     verdict = result["verdict"].replace("_", " ").upper()
     strong = f"**{verdict}**" if is_md else verdict
-    floor = result["time"]["floor_pct"]
+    floor = text_table.two_digits(result["time"]["floor_pct"])
     kept = result.get("calibration")
-    source = f"calibrated, {kept['file']}" if kept else "not calibrated"
-    lines = [
-        f"verdict: {strong}  {text_table.line(result['words'], is_md)}",
-        f"noise floor {text_table.two_digits(floor)} % ({text_table.line(source, is_md)})",
-    ]
-    return (
-        ("\n\n" if is_md else "\n").join(lines)
-        + "\n"
-        + "\n".join(_bullets([f"{flag}: {MARKS.get(flag, '')}".rstrip(": ") for flag in result["flags"]], is_md))
-    )
+    source = text_table.line(f"calibrated, {kept['file']}" if kept else "not calibrated", is_md)
+    lines = [f"verdict: {strong}  {text_table.line(result['words'], is_md)}", f"noise floor {floor} % ({source})"]
+    flags = _bullets([f"{flag}: {FLAGS.get(flag, '')}".rstrip(": ") for flag in result["flags"]], is_md)
+    return ("\n\n" if is_md else "\n").join(lines) + "\n" + "\n".join(flags)

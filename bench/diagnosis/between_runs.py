@@ -45,18 +45,16 @@ class _Run:
         self.run = run
         self.rows = [row for row in rows if row["step"] and row.get("step_ms") is not None and not row.get("flags")]
 
+    def summary(self, instrument):
+        return (self.run.get("instrument_summaries") or {}).get(instrument) or {}
+
     def by_step(self, column):
         return {row["step"]: row[column] for row in self.rows if row.get(column) is not None}
 
 
 def _columns(runs):
     """Regions that every run of the arm has."""
-    named = [
-        (REGIONS | set((one.run.get("instrument_summaries") or {}).get("regions") or ()))
-        & {name for row in one.rows[:1] for name in row}
-        for one in runs
-    ]
-    return set.intersection(*named)
+    return set.intersection(*((REGIONS | set(one.summary("regions"))) & set(*one.rows[:1]) for one in runs))
 
 
 def _medians(runs, column):
@@ -67,10 +65,10 @@ def _medians(runs, column):
 
 
 def _regions(a, b):
-    """{region: a_ms, b_ms, change_ms, share}: milliseconds a step, mean over the steps of the medians over runs.
+    """{region: a_ms, b_ms, change_ms, share_frac}: milliseconds a step, mean over the steps of the medians over runs.
 
-    change and share use the steps that both arms have; share is of the change of the whole step, None where changes of the
-    regions cancel each other.
+    Of the steps that both arms have; share_frac is of the change of the whole step, None where changes of the regions
+    cancel each other.
     """
     whole = _pair(_medians(a, "step_ms"), _medians(b, "step_ms"))
     if whole is None:
@@ -100,7 +98,7 @@ def _pair(a, b):
 
 
 def _stretches(a, b):
-    """The race in quarters: does the change lie at the start, at the end, everywhere?"""
+    """The run in quarters: does the change lie at the start, at the end, everywhere?"""
     a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
     steps = sorted(set(a_ms) & set(b_ms))
     size = -(-len(steps) // NUM_STRETCHES) if steps else 0
@@ -108,9 +106,8 @@ def _stretches(a, b):
     for first in range(0, len(steps), max(1, size)):
         some = steps[first : first + size]
         pair = _pair({step: a_ms[step] for step in some}, {step: b_ms[step] for step in some})
-        found.append(
-            {"first_step": some[0], "last_step": some[-1], **pair, "change_pct": 100 * pair["change_ms"] / pair["a_ms"]}
-        )
+        pair["change_pct"] = 100 * pair["change_ms"] / pair["a_ms"]
+        found.append({"first_step": some[0], "last_step": some[-1], **pair})
     return found
 
 
@@ -150,17 +147,12 @@ def _mean_cost(runs, kind, key):
 
 def _telemetry(a, b):
     """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
-    summaries = [
-        [(one.run.get("instrument_summaries") or {}).get("telemetry") or {} for one in runs] for runs in (a, b)
-    ]
-    names = [name for name, value in summaries[0][0].items() if _is_number(value)]
-    found = {}
-    for name in names:
-        means = []
+    summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
+    found = {name: [] for name, value in summaries[0][0].items() if _is_number(value)}
+    for name, means in found.items():
         for arm in summaries:
-            values = [summary.get(name) for summary in arm if _is_number(summary.get(name))]
+            values = [summary[name] for summary in arm if _is_number(summary.get(name))]
             means.append(stats.mean(values) if values else None)
-        found[name] = means
     return found
 
 
@@ -176,17 +168,15 @@ def _words(found):
     if whole and inside and whole["change_ms"]:
         sign = math.copysign(1, whole["change_ms"])
         cancels = whole["share_frac"] is None
-        name, pair = max(
-            inside.items(), key=lambda item: abs(item[1]["change_ms"]) if cancels else sign * item[1]["change_ms"]
-        )
+        changes = {name: pair["change_ms"] for name, pair in inside.items()}
+        name = max(changes, key=lambda name: abs(changes[name]) if cancels else sign * changes[name])
         part = (
             "changes of the regions cancel each other, the largest is"
             if cancels
             else "the largest part of the change is"
         )
-        words.append(
-            f"{part} in {name.removesuffix('_ms')}: {pair['change_ms']:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
-        )
+        ms = f"{changes[name]:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
+        words.append(f"{part} in {name.removesuffix('_ms')}: {ms}")
     for kind, cost in found["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
             words.append(f"{kind.replace('_', ' ')}: {_per_run(cost, 0)} in A, {_per_run(cost, 1)} in B")

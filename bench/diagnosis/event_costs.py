@@ -1,12 +1,12 @@
 """Events that cost time: a finished run folder -> run.json["costs"] and ["skew"], and its stalls as events.
 
     costs   {kind: {"count", "ms"}}; a kind is there only if somebody looked for it; ms null: it has no duration
-      stall             steps far above the usual, and the milliseconds above it (bench/diagnosis/stalls.py, bench/diagnosis/stall_causes.py)
+      stall             steps far above the usual, and the milliseconds above it (stalls.py, stall_causes.py)
       gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
       graph_break       seen by the same instrument
       allocator_retry   of the rank that lost most
-      late_rank         steps with a late rank (bench/diagnosis/rank_skew.py), and the others' waiting over all steps
-      non_finite_loss   ends the race
+      late_rank         steps with a late rank (rank_skew.py), and the others' waiting over all steps
+      non_finite_loss   ends the run
 They overlap: a collection that stalls a step is in both.  No sum is given because it would count milliseconds twice.
 """
 
@@ -46,7 +46,7 @@ def _without(flagged, of_rank):
 
 
 def _of_worst_rank(kind, events):
-    """Count and milliseconds of the rank that lost most of them; its own total, where it told one, has the short ones too."""
+    """Count and milliseconds of the rank that lost most; a total that it recorded has the short ones too."""
     by_rank = {}
     for event in events:
         if event["event"] == kind:

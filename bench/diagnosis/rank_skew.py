@@ -12,7 +12,7 @@ MIN_LATE_FRAC = 0.1  # of the median rank's milliseconds
 
 
 def lateness(of_ranks):
-    """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, the slowest rank)} of rows that all have."""
+    """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
     if len(of_ranks) < 2:
         return {}
     found = {}
@@ -24,7 +24,7 @@ def lateness(of_ranks):
 
 
 def summary(by_rank):
-    """steps.read_by_rank(folder) -> run.json["skew"]: per column how late the slowest rank was, and which rank how often.
+    """step_files.read_by_rank(folder) -> run.json["skew"]: how late the slowest rank was, and which how often.
 
     None for fewer than two ranks.  num_late_steps counts lateness above 1 ms and above a tenth of the median rank's
     time; late_steps_by_rank says whose these were.

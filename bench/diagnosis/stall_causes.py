@@ -23,7 +23,7 @@ def explain(found, rows, events=(), by_rank=None):
     """found: of stalls.find(rows) -> the same with "what", "causes" [{"what", "ms"}], "where" {region: ms}, "rank".
 
     rows of steps.csv, events of events.jsonl, by_rank of steps.read_by_rank.  "what" is the first cause, or unknown;
-    rank is the latest one, None where it cannot be told.
+    rank is the latest one, None where it is unknown.
     """
     columns = {name: stalls.excess(rows, name) for name in (*REGIONS, *COLUMNS.values(), "cpu_ms")}
     lateness = rank_skew.lateness((by_rank or {}).get("own_ms", ()))

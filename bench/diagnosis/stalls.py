@@ -73,7 +73,7 @@ def running_median(values):
 
 
 def excess(rows, column):
-    """{step: milliseconds above the running median} of a column of the unflagged rows; {} if the column is not there."""
+    """{step: milliseconds above the running median} of a column of the unflagged rows; {} without that column."""
     known = [row for row in rows if row.get(column) is not None and not row.get("flags")]
     values = [row[column] for row in known]
     return {row["step"]: row[column] - centre for row, centre in zip(known, running_median(values))} if values else {}

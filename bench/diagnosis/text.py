@@ -1,4 +1,4 @@
-"""Where the time went, as text: regions, stretches of the race, ranks, telemetry, traces."""
+"""Where the time went, as text: regions, quarters of the run, ranks, telemetry, traces."""
 
 from bench import text_table
 
@@ -7,7 +7,7 @@ MAX_WHAT_CHARS = 60  # of a kernel's name
 
 
 def text(found, is_md=False):
-    """found: of bench/diagnosis/between_runs.py, perhaps with "traces" -> text for a terminal or Markdown; "" for nothing known."""
+    """found: of between_runs.py, perhaps with "traces" -> text for a terminal or Markdown; "" for nothing known."""
     lines = _steps(found, is_md) if found.get("regions") else []
     lines += _traces(found["traces"], is_md) if found.get("traces") else []
     if not lines:

@@ -200,7 +200,7 @@ def _finish(folder, run, exit_code, stopped, wall_s):
         ledger.ended(folder.parent.parent, folder, run)
     except OSError as error:
         print(f"{folder.parent.parent}: the ledger lacks the end of {folder.name} ({error.strerror})", file=sys.stderr)
-    run_folder.remove_passing(folder)
+    run_folder.remove_temporary(folder)
 
 
 def _costs(folder, run, rows):

@@ -8,13 +8,11 @@ Hashes of two versions are never equal, and that says nothing: whether the code 
 
 import functools
 import hashlib
-import os
-import subprocess
 from pathlib import Path
 
 from bench import atomic
-from bench.machine import syntax
-from bench.paths import INSTALLED, REPO
+from bench.machine import git, syntax
+from bench.paths import REPO
 from bench.units import MIB
 
 IDENTITY_VERSION = 2
@@ -97,10 +95,10 @@ def state(repo=REPO):
         "diff_sha256": None,
         "untracked": None,
     }
-    if _git(repo, "rev-parse", "--is-inside-work-tree") is None:
+    if git.ask(repo, "rev-parse", "--is-inside-work-tree") is None:
         return found
     changes, untracked = diff(repo), _untracked(repo)
-    commit = _git(repo, "rev-parse", "--verify", "HEAD")
+    commit = git.ask(repo, "rev-parse", "--verify", "HEAD")
     found |= {"commit": commit.strip() if commit else None, "dirty": bool(changes or untracked), "untracked": untracked}
     digest = hashlib.sha256(changes.encode(errors="surrogateescape")).hexdigest() if changes else None
     return found | {"diff_sha256": digest}
@@ -108,7 +106,9 @@ def state(repo=REPO):
 
 def diff(repo=REPO):
     """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit, or no git."""
-    return _git(repo, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary", "--", ".", ":(exclude)results") or ""
+    return (
+        git.ask(repo, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary", "--", ".", ":(exclude)results") or ""
+    )
 
 
 def write(repo, folder):
@@ -128,20 +128,5 @@ def write(repo, folder):
 
 def _untracked(repo):
     sources = ("*.py", "*.yaml", "*.toml", "*.sh")
-    listed = _git(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
+    listed = git.ask(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
     return sorted(name for name in (listed or "").split("\0") if name)
-
-
-def _git(repo, *words):
-    """Output of a git command in repo, or None where git, the repository or the commit is missing.
-
-    A repository around an installed harness, such as that of the venv it is in, is not the harness's own.
-    """
-    if INSTALLED:
-        return None
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(["git", *words], cwd=repo, env=env, capture_output=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="surrogateescape")

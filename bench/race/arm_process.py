@@ -1,7 +1,7 @@
 """The arms of a race as processes: what each is, asked of its own code, and one run of it in a fresh process group.
 
-An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.  All
-arms are started alike, with this Python, this data folder and this results folder.
+An arm is overrides and, if it names a revision, that revision's whole code in a worktree: conf/, models/ and bench/.
+All arms are started alike, with this Python, this data folder and this results folder.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Interrupted(Exception):
 
 
 def environment(results):
-    """What every arm's process gets: folders by their absolute names, because worktrees lie elsewhere."""
+    """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
     from bench.data import sources
 
     return os.environ | {
@@ -65,23 +65,13 @@ def print_facts(overrides):
         return 2
     disturbing = instruments.flagging(job.config.instruments)
     if disturbing:
-        print(
-            f"race: instruments.{disturbing[0]}: the steps that it looks at have no time that counts: race without it, "
-            "and look into a run of its own",
-            file=sys.stderr,
-        )
+        words = "the steps that it disturbs have no time that counts: race without it, and use it in a run of its own"
+        print(f"race: instruments.{disturbing[0]}: {words}", file=sys.stderr)
         return 2
     code = code_state.state(REPO)
-    found = {
-        "name": job.config.name,
-        "config_id": job.config_id,
-        "track": job.config.track.name,
-        "deviations": job.deviations,
-        "source_sha256": code["source_sha256"],
-        "commit": code["commit"],
-        "dirty": code["dirty"],
-        "session_id": machine.session_id(machine.environment()),
-    }
+    found = {"name": job.config.name, "config_id": job.config_id, "track": job.config.track.name}
+    found |= {key: code[key] for key in ("source_sha256", "commit", "dirty")}
+    found |= {"deviations": job.deviations, "session_id": machine.session_id(machine.environment())}
     print(json.dumps(found))
     return 0
 
@@ -90,24 +80,17 @@ def source_sha256(folder):
     return code_state.source_sha256(folder)
 
 
-def start(folder, overrides, results, place, show=False):
-    """One run, from its start to its record.  place: for run.json["race"].  Returns the last lines it printed.
+def start(folder, overrides, results, tag, show=False):
+    """One run, from its start to its record.  tag: for run.json["race"].  Returns the last lines it printed.
 
     Raises Interrupted, after the run has been ended and recorded, when a signal comes.
     """
-    words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(place), *overrides]
+    words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(tag), *overrides]
     with tempfile.TemporaryFile() as hidden, _signals_raise():
         out = None if show else hidden
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=environment(results),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            process_group=0,
-            preexec_fn=die_with_parent,
-        )
+        settings = {"cwd": folder, "env": environment(results), "stdin": subprocess.DEVNULL}
+        settings |= {"stdout": out, "stderr": out, "process_group": 0, "preexec_fn": die_with_parent}
+        process = subprocess.Popen(words, **settings)
         try:
             process.wait()
         finally:

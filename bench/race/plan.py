@@ -1,7 +1,7 @@
-"""What a race is going to do, said before its first run: arms, number of runs, order, looks, alpha, margins, rules.
+"""What a race is going to do, before its first run: arms, number of runs, order, looks, alpha, margins, rules.
 
-Pure: numbers and names in, a dict out.  The plan's hash goes into the ledger before the first run starts, so that nobody
-can say afterwards that something else had been planned.
+Pure: numbers and names in, a dict out.  The plan's hash goes into the ledger before the first run starts, so that a
+plan that was changed afterwards shows.
 """
 
 import hashlib
@@ -9,16 +9,19 @@ import json
 import random
 import re
 
+from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.stats import ALPHA
+
 SCHEMA_VERSION = 1
-ALPHA = 0.05
-LOSS_MARGIN_NATS = 0.002  # a rise of the mean val_loss that still passes as "no worse"
 N = 5  # runs an arm; a record needs what its track says
 MAX_ATTEMPTS = 3
 RULES = {
-    "failed": "a run that fails holds its place: it was started, has no time, and is not repeated",
-    "interrupted": f"a place whose run was interrupted is raced again, {MAX_ATTEMPTS} times at most; all attempts stay in the ledger",
-    "left_out": "only runs that the machine disturbed, by their own record and never by their time, from all arms alike",
-    "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; alpha is shared by the looks",
+    "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
+    "interrupted": f"a slot whose run was interrupted is run again, {MAX_ATTEMPTS} times at most; "
+    "all attempts stay in the ledger",
+    "excluded": "only runs that the machine disturbed, by their record and never by their time, from all arms alike",
+    "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; "
+    "alpha is shared by the looks",
     "max_attempts": MAX_ATTEMPTS,
 }
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
@@ -70,10 +73,10 @@ def _check(arms, n, looks, alpha, margin_nats, first_seed):
         if not ARM.fullmatch(name):
             raise ValueError(f"{name}: an arm's name is a capital letter, and more letters and digits if you like")
     for what, value, fits, remedy in (
-        ("n", n, n >= 2, "one run has no spread: use 2 or more, 5 as a rule"),
+        ("n", n, n >= 2, f"one run has no spread: use 2 or more, {N} as a rule"),
         ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"each is a number of runs, 2 to n={n}"),
-        ("alpha", alpha, 0 < alpha < 0.5, "use a probability below 0.5, 0.05 as a rule"),
-        ("margin", margin_nats, margin_nats > 0, "use nats above 0, 0.002 as a rule"),
+        ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, {ALPHA:g} as a rule"),
+        ("margin", margin_nats, margin_nats > 0, f"use nats above 0, {LOSS_MARGIN_NATS:g} as a rule"),
         ("seed", first_seed, first_seed >= 0, "use 0 or more"),
     ):
         if not fits:
@@ -81,22 +84,18 @@ def _check(arms, n, looks, alpha, margin_nats, first_seed):
 
 
 def order(names, n, first_seed=0, order_seed=0):
-    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then randomised blocks A B B A, half of one last where n is odd.
+    """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
 
     A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
     arm has the same seed: a change that leaves the losses alone shows so bit for bit.
     """
-    chance = random.Random(order_seed)
-    rounds = []
+    chance, rounds = random.Random(order_seed), []
     for number in range(n):
         rounds.append(chance.sample(names, len(names)) if number % 2 == 0 else rounds[-1][::-1])
-    warm_up = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
-    runs = [
-        {"arm": arm, "seed": first_seed + number, "discarded": False}
-        for number, one in enumerate(rounds)
-        for arm in one
-    ]
-    return warm_up + runs
+    slots = [{"arm": arm, "seed": first_seed, "discarded": True} for arm in chance.sample(names, len(names))]
+    for number, arms in enumerate(rounds):
+        slots += [{"arm": arm, "seed": first_seed + number, "discarded": False} for arm in arms]
+    return slots
 
 
 def sha256(plan):
@@ -105,10 +104,10 @@ def sha256(plan):
 
 
 def look_after(plan, position):
-    """The planned look that is due when the run at this place is over: its number of runs an arm, or None."""
+    """The planned look that is due when the run at this position has ended: its number of runs an arm, or None."""
     started = dict.fromkeys(plan["arms"], 0)
-    for place in plan["order"][: position + 1]:
-        started[place["arm"]] += not place["discarded"]
-    (fewest, most) = (min(started.values()), max(started.values()))
-    is_due = fewest == most and fewest in plan["looks"] and not plan["order"][position]["discarded"]
+    for slot in plan["order"][: position + 1]:
+        started[slot["arm"]] += not slot["discarded"]
+    fewest = min(started.values())
+    is_due = fewest == max(started.values()) and fewest in plan["looks"] and not plan["order"][position]["discarded"]
     return fewest if is_due else None

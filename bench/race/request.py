@@ -15,7 +15,7 @@ SETTINGS = {  # word: (what the plan calls it, how it is read, what it must be)
 
 
 def parse(words):
-    """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError tells why not."""
+    """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong."""
     arms, common, settings = {}, [], {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -33,9 +33,8 @@ def parse(words):
         arm["overrides"] = [*common, *arm["overrides"]]
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
-            raise ValueError(
-                f"{name}={seeds[0]}: the race gives the seeds, the same to every arm; begin elsewhere with seed=N beside the arms"
-            )
+            words = "the race gives the seeds, the same to every arm; begin elsewhere with seed=N beside the arms"
+            raise ValueError(f"{name}={seeds[0]}: {words}")
     return {"arms": arms, **settings}
 
 

@@ -1,4 +1,4 @@
-"""How far a race has come, found out anew each time: from its plan, the ledger and the run folders, and nothing else."""
+"""How far a race has come, read anew each time from its plan, the ledger and the run folders, and nothing else."""
 
 import contextlib
 import fcntl
@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.race import plan
-from bench.record import ledger, run_folder
+from bench.record import ledger, race_folder, run_folder
 
-FOLDER = "races"
 LOCK = ".lock.tmp"  # a name that git ignores
 NUM_ATTEMPTS = 10
-NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from somebody else's record
-RUN = re.compile(rf"{NAME.pattern}/{NAME.pattern}")
+RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
 
 
 @dataclass
-class Place:
-    """One place of the plan's order, and the runs that were started for it."""
+class Slot:
+    """One run of the plan's order, and the runs that were started for it."""
 
     position: int
     arm: str
@@ -30,7 +28,7 @@ class Place:
 
     @property
     def is_done(self):
-        """A run that was interrupted leaves its place open; one that failed does not."""
+        """A run that was interrupted leaves its slot open; one that failed does not."""
         return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
 
     @property
@@ -49,94 +47,77 @@ class State:
     folder: Path
     plan: dict
     lines: list  # of the ledger, this race's
-    places: list
+    slots: list
 
     @property
     def race_id(self):
         return self.plan["race_id"]
 
-    def next_place(self):
-        """The first place that is open, or None."""
-        return next((place for place in self.places if not place.is_done), None)
+    def next_slot(self):
+        """The first slot that is open, or None."""
+        return next((slot for slot in self.slots if not slot.is_done), None)
 
     def runs(self, arm, discarded=False):
-        """The runs that hold a place of this arm, in order of the plan; failed ones too."""
-        return [
-            place.run for place in self.places if place.arm == arm and place.discarded == discarded and place.is_done
-        ]
+        """The runs that hold the arm's slots, in order of the plan; failed ones too."""
+        return [slot.run for slot in self.slots if slot.arm == arm and slot.discarded == discarded and slot.is_done]
 
     def interrupted(self, arm):
-        """Runs whose place was raced again, or still is open."""
-        mine = [place for place in self.places if place.arm == arm]
-        return [run for place in mine for run, _ in (place.attempts[:-1] if place.is_done else place.attempts)]
+        """Runs whose slot was run again, or still is open."""
+        mine = [slot for slot in self.slots if slot.arm == arm]
+        return [run for slot in mine for run, _ in (slot.attempts[:-1] if slot.is_done else slot.attempts)]
 
     def started(self):
-        """{arm: number of places that are done}, warm-ups left out."""
+        """{arm: number of slots that are done}, without warm-ups."""
         return {arm: len(self.runs(arm)) for arm in self.plan["arms"]}
 
     def num_failed(self, arm):
-        return sum(place.status == "failed" for place in self.places if place.arm == arm and not place.discarded)
+        return sum(slot.status == "failed" for slot in self.slots if slot.arm == arm and not slot.discarded)
 
     def events(self, name):
+        """The race's lines of one kind: plan, start, end, look or race_end."""
         return [line for line in self.lines if line["event"] == name]
 
     @property
     def looks(self):
-        return [
-            {"at": line["at"], "started": line["started"], "planned": line["planned"]} for line in self.events("look")
-        ]
+        return [{key: line[key] for key in ("at", "started", "planned")} for line in self.events("look")]
 
     @property
-    def is_over(self):
+    def has_unplanned_look(self):
+        return any(not look["planned"] for look in self.looks)
+
+    @property
+    def has_ended(self):
         return bool(self.events("race_end"))
 
 
-def folder_of(results, race_id):
-    """Where a race lies.  ValueError for what cannot be a race's id."""
-    if not NAME.fullmatch(race_id):
-        raise ValueError(f"{race_id!r} is no name of a race")
-    return Path(results) / FOLDER / race_id
+def read(folder, results=None, book=None) -> State:
+    """A race's folder.  ValueError where there is no plan, or it is not the one in the ledger.
 
-
-def locate(word):
-    """What a user calls a race -> its folder: a path, or the race's id; None if it is none."""
-    try:
-        folder = run_folder.locate(word)
-    except ValueError:
-        return None
-    return folder if (folder / "plan.json").is_file() else None
-
-
-def read(folder, results=None):
-    """A race's folder -> State.  ValueError where there is no plan, or it is not the one that the ledger knows."""
+    results: the folder that the ledger's names start from, RESULTS of RESULTS/races/RACE unless it is given.
+    book: its ledger.Ledger, if it has been read.
+    """
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
     try:
         found = json.loads((folder / "plan.json").read_text())
-        places = [
-            Place(position, one["arm"], one["seed"], one["discarded"]) for position, one in enumerate(found["order"])
-        ]
-        arms = {place.arm for place in places}
+        slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(found["order"])]
+        arms = {slot.arm for slot in slots}
         assert arms == set(found["arms"]) and found["baseline"] in arms and found["n"] == max(found["looks"])
-        lines = ledger.of_race(ledger.read(results), found["race_id"])
+        lines = (book or ledger.read(results)).of_race(found["race_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise ValueError(f"{folder}/plan.json: is no plan of a race ({error!r})") from None
+        raise ValueError(f"{folder}/plan.json: is not a race's plan ({error!r}): restore it, or race again") from None
     planned = [line["plan_sha256"] for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(found)]:
-        why = (
-            "the ledger knows no such plan"
-            if not planned
-            else "it is not the plan that the ledger knows: it was changed"
-        )
+        why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
         raise ValueError(f"{folder}/plan.json: {why}")
-    for run, told in ledger.runs(lines).items():
-        position = told["start"]["race"]["position"]
+    for run, known in ledger.runs_of(lines).items():
+        position = known["start"]["race"]["position"]
         if not RUN.fullmatch(run):
-            raise ValueError(f"{folder}: the ledger knows a run {run!r}, which is no <track>/<run_id>")
-        if not 0 <= position < len(places):
-            raise ValueError(f"{folder}: the ledger knows a run at place {position}, the plan has {len(places)} places")
-        places[position].attempts.append((run, _status(results, run, told["end"])))
-    return State(folder, found, lines, places)
+            raise ValueError(f"{folder}: the ledger has a run {run!r}, which is not <track>/<run_id>")
+        if not 0 <= position < len(slots):
+            raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
+        slots[position].attempts.append((run, _status(results, run, known["end"])))
+    return State(folder, found, lines, slots)
 
 
 def _status(results, run, end):
@@ -151,12 +132,12 @@ def _status(results, run, end):
 
 def unfinished(results):
     """Folders of the races that have a plan and no end, oldest first."""
-    over = {line["race_id"] for line in ledger.read(results) if line["event"] == "race_end"}
-    folders = sorted(path.parent for path in (Path(results) / FOLDER).glob("*/plan.json"))
-    return [folder for folder in folders if folder.name not in over]
+    ended = {line["race_id"] for line in ledger.read(results).lines if line["event"] == "race_end"}
+    folders = sorted(path.parent for path in (Path(results) / race_folder.FOLDER).glob("*/plan.json"))
+    return [folder for folder in folders if folder.name not in ended]
 
 
-def is_raced_now(folder):
+def is_running(folder):
     """Whether a process holds the race's lock."""
     try:
         with open(Path(folder) / LOCK) as file:
@@ -170,7 +151,7 @@ def is_raced_now(folder):
 
 @contextlib.contextmanager
 def locked(folder):
-    """Nobody else races this race meanwhile.  ValueError where somebody does."""
+    """No other process runs this race meanwhile.  ValueError where one does."""
     with open(Path(folder) / LOCK, "w") as file:
         for attempts_left in reversed(range(NUM_ATTEMPTS)):
             try:
@@ -178,14 +159,14 @@ def locked(folder):
                 break
             except BlockingIOError:
                 if not attempts_left:
-                    raise ValueError(f"{folder}: another process is racing it") from None
-                time.sleep(0.05)  # is_raced_now() of another race holds it for microseconds
+                    raise ValueError(f"{folder}: another process is racing it: wait for its end") from None
+                time.sleep(0.05)  # is_running() of another race holds it for microseconds
             except OSError:
                 break  # a file system without locks
         yield
 
 
-def as_json(state, status, why, ended_at, result):
+def as_json(state, status, why, ended_at, result) -> race_folder.Race:
     """race.json: what became of the plan."""
     known = state.plan
     arms = {
@@ -197,17 +178,7 @@ def as_json(state, status, why, ended_at, result):
         }
         for name, facts in known["arms"].items()
     }
-    order = [
-        {
-            "position": place.position,
-            "arm": place.arm,
-            "seed": place.seed,
-            "discarded": place.discarded,
-            "run": place.run,
-            "status": place.status,
-        }
-        for place in state.places
-    ]
+    keys = ("position", "arm", "seed", "discarded", "run", "status")
     return {
         "schema_version": plan.SCHEMA_VERSION,
         "race_id": state.race_id,
@@ -220,8 +191,8 @@ def as_json(state, status, why, ended_at, result):
         "plan": known,
         "plan_sha256": plan.sha256(known),
         "arms": arms,
-        "order": order,
+        "order": [{key: getattr(slot, key) for key in keys} for slot in state.slots],
         "looks": state.looks,
-        "peeked": any(not look["planned"] for look in state.looks),
+        "peeked": state.has_unplanned_look,
         "result": result,
     }

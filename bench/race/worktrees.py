@@ -4,12 +4,10 @@ They lie in the repository's .git folder, where no git command looks for files a
 """
 
 import contextlib
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
-from bench.paths import INSTALLED
+from bench.machine import git
 
 FOLDER = "speedrun-worktrees"
 
@@ -17,7 +15,7 @@ FOLDER = "speedrun-worktrees"
 def commit_of(repo, rev):
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
     _git_folder(repo, rev)
-    found = _git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    found = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if found is None:
         raise ValueError(f"{rev}: this repository has no such revision: git log --oneline shows some")
     return found.strip()
@@ -30,7 +28,7 @@ def path_of(repo, name):
 
 def _git_folder(repo, name):
     """The repository's .git.  An installed harness has none: one around it is somebody else's."""
-    common = None if INSTALLED else _git(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
+    common = git.ask(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
     if common is None:
         raise ValueError(f"{name}: the harness does not lie in a git repository of its own: race revisions in a clone")
     return Path(common.strip())
@@ -42,20 +40,20 @@ def add(repo, name, commit):
     remove(repo, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _must(repo, "worktree", "add", "--detach", "--force", str(path), commit)
-    except ValueError:
+        git.run(repo, "worktree", "add", "--detach", "--force", str(path), commit)
+    except git.Failed as error:
         remove(repo, name)
-        raise
+        raise ValueError(str(error)) from None
     return path
 
 
 def remove(repo, name):
-    """Away with a worktree, whatever is left of it."""
+    """Deletes a worktree, whatever is left of it."""
     path = path_of(repo, name)
     if path.exists():
-        _git(repo, "worktree", "remove", "--force", "--force", str(path))
+        git.ask(repo, "worktree", "remove", "--force", "--force", str(path))
         shutil.rmtree(path, ignore_errors=True)  # what git did not know
-    _git(repo, "worktree", "prune")
+    git.ask(repo, "worktree", "prune")
     with contextlib.suppress(OSError):  # others are in use
         path.parent.rmdir()
 
@@ -71,25 +69,3 @@ def of(repo, commits):
     finally:
         for name in made:
             remove(repo, name)
-
-
-def _must(repo, *words):
-    done = _run(repo, words)
-    if done is None or done.returncode:
-        why = "git cannot be run" if done is None else done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise ValueError(f"git {' '.join(words[:2])}: {why if isinstance(why, str) else ''.join(why)}")
-    return done.stdout.decode(errors="replace")
-
-
-def _git(repo, *words):
-    """Output of a git command, or None where it fails."""
-    done = _run(repo, words)
-    return None if done is None or done.returncode else done.stdout.decode(errors="replace")
-
-
-def _run(repo, words):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        return subprocess.run(["git", *words], cwd=repo, env=env, capture_output=True, timeout=300)
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -21,11 +21,12 @@ HINTS = {
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "disk_full": "free space where results/ is, then run again",
-    "rank_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
-    "agent_killed": "somebody's kill, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "rank_killed": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
+    "agent_killed": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
     "rank_crashed": "a crash in native code: the end of the rank's log says more",
-    "collective_timeout": "a rank stalled or died: see the other ranks' logs; raise hardware.collective_timeout_s if steps are long",
-    "wall_timeout": "raise hardware.wall_timeout_s or race fewer steps",
+    "collective_timeout": "a rank stalled or died: see the other ranks' logs; "
+    "raise hardware.collective_timeout_s if steps are long",
+    "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "the launcher was killed from outside; the workers ended themselves",
     "interrupted": "start it again; a sweep skips what is complete",
     "bad_data": "./run.sh data show NAME checks every file",
@@ -39,17 +40,9 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
-def failure(kind, message, rank=None, step=None, signal_name=None, exit_code=None):
-    """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
-    return {
-        "kind": kind,
-        "rank": rank,
-        "step": step,
-        "signal": signal_name,
-        "exit_code": exit_code,
-        "message": message,
-        "hint": HINTS[kind],
-    }
+def failure(kind, message, *where, **more):
+    """run_folder.failure() with the hint of its kind."""
+    return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
 def write(folder, rank, step, error):
@@ -65,9 +58,9 @@ def write(folder, rank, step, error):
         atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
     if kind == "non_finite_loss":
-        event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind, "rank": rank, "step": found["step"]}
+        event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind}
         with contextlib.suppress(OSError):
-            step_files.append_event(folder, event | {"message": found["message"]})
+            step_files.append_event(folder, event | {key: found[key] for key in ("rank", "step", "message")})
     return kind
 
 
@@ -87,12 +80,14 @@ def kind_of(error):
 
 def classify(folder, exit_code):
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
-    told = [_told(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
-    told = [one for one in told if one]
+    reported = [_report(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
+    reported = [one for one in reported if one]
     ended = _read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
-    if exit_code == 0 and not told:
+    if exit_code == 0 and not reported:
         return None
-    first_cause = [one for one in told if not (one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]))]
+    first_cause = [
+        one for one in reported if not (one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]))
+    ]
     killed = [one for one in ended if one["exit_code"] < 0 and -one["exit_code"] != signal.SIGTERM]
     if first_cause:
         cause = min(first_cause, key=lambda one: one["failed_at_s"])
@@ -102,23 +97,16 @@ def classify(folder, exit_code):
             return _without_private(cause)
     if killed:
         return _killed(folder, min(killed, key=lambda one: one["failed_at_s"]))
-    if told:
-        return _without_private(min(told, key=lambda one: one["failed_at_s"]))
+    if reported:
+        return _without_private(min(reported, key=lambda one: one["failed_at_s"]))
     if ended:
-        one = ended[0]
-        return failure(
-            "exception",
-            f"rank {one['rank']} ended with exit code {one['exit_code']}",
-            one["rank"],
-            exit_code=one["exit_code"],
-        )
+        rank, code = ended[0]["rank"], ended[0]["exit_code"]
+        return failure("exception", f"rank {rank} ended with exit code {code}", rank, exit_code=code)
     if exit_code == -signal.SIGKILL:
-        return failure(
-            "agent_killed", "the launching agent was ended by SIGKILL", None, last_step(folder), "SIGKILL", exit_code
-        )
-    return failure(
-        "exception", f"the launching agent ended with exit code {exit_code}; see logs/agent.log", exit_code=exit_code
-    )
+        message = "the launching agent was ended by SIGKILL"
+        return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
+    message = f"the launching agent ended with exit code {exit_code}; see logs/agent.log"
+    return failure("exception", message, exit_code=exit_code)
 
 
 def _killed(folder, ended):
@@ -139,12 +127,12 @@ def _log(folder, rank):
 
 
 def last_step(folder):
-    """The last step that rank 0's pen wrote: within half a second of what any rank knew."""
+    """The last step that rank 0 wrote: within half a second of what any rank knew."""
     return _read_json(folder / run_folder.PROGRESS, {}).get("step")
 
 
 def write_launcher_killed(folder):
-    """Rank 0 finishes the record in the place of a launcher that is gone."""
+    """Rank 0 finishes the record where the launcher is gone."""
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
@@ -156,10 +144,10 @@ def write_launcher_killed(folder):
         private.redact_logs(folder, REPO)
         run["artifacts"] = run_folder.artifacts(folder)
         atomic.write_json(folder / "run.json", run)
-        run_folder.remove_passing(folder)
+        run_folder.remove_temporary(folder)
 
 
-def _told(path):
+def _report(path):
     found = _read_json(path, None)
     return found if found and "kind" in found else None
 

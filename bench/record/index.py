@@ -2,7 +2,7 @@
 
 The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
 change and time of status change, and while the code that made it is the same; a deleted, damaged or foreign index is
-as good as none.  A run that still runs, or whose run.json changed in the last seconds before it was read (file systems
+ignored.  A run that still runs, or whose run.json changed in the last seconds before it was read (file systems
 count time in coarse ticks), is read again every time.  Where the index cannot be written, everything still works.
 """
 
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from bench import atomic
-from bench.paths import PUBLISHED
-from bench.record import rows as rows_of_runs
+from bench.record import rows as rows_module
 from bench.record import run_folder
+from bench.record.rows import COLUMNS, Row, row_of
 
 NAME = ".index.json"
 MIN_RUNS = 50  # fewer are read as fast without
@@ -29,16 +29,18 @@ NUM_READERS = 2
 NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs again
 
 
-def read_rows(paths, on_error=None, logs_too=False):
+def read_rows(paths, on_error=None, logs_too=False) -> list[tuple[str, Row]]:
     """Folders -> [(folder, row)] of every run in and below them, each once, by folder; folder is an absolute path.
 
-    What cannot be read is left out and told to on_error(message).  ValueError for a path that is no folder, unless
-    logs_too says that somebody else reads those.
+    What cannot be read is skipped and reported to on_error(message).  ValueError for a path that is no folder, unless
+    logs_too says that the caller reads those.
     """
     found = {}
-    for path in paths:
-        if not _find(os.path.abspath(path), found, on_error) and not logs_too and not os.path.isdir(path):
-            raise ValueError(f"{path}: there is no such folder; ./run.sh table without a folder shows results/")
+    for path in map(os.path.abspath, paths):
+        for parent, name, stat in run_folder.walk(path, on_error):
+            found.setdefault(parent, {})[name] = stat
+        if not logs_too and not os.path.isdir(path):
+            raise ValueError(f"{path}: is no folder: ./run.sh table without a folder shows results/")
     with _no_garbage_collection():
         return [
             (f"{parent}/{name}", row)
@@ -47,47 +49,12 @@ def read_rows(paths, on_error=None, logs_too=False):
         ]
 
 
-def _find(path, found, on_error):
-    """Fill found: {parent: {name: stat of run.json}}; not below a run folder.  Returns whether path is one."""
-    parent, name = os.path.split(path)
-    if _is_run(parent, name, found):
-        return True
-    _find_below(path, found, on_error)
-    return False
-
-
-def _find_below(path, found, on_error):
-    try:
-        with os.scandir(path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
-        return
-    except OSError as error:
-        if on_error:
-            on_error(f"{path}: cannot be read ({error.strerror})")
-        return
-    for name in names:
-        if not name.startswith(".") and name != PUBLISHED and not _is_run(path, name, found):
-            _find_below(f"{path}/{name}", found, on_error)
-
-
-def _is_run(parent, name, found):
-    try:
-        stat = os.stat(f"{parent}/{name}/run.json")
-    except OSError:  # there is none; or the folder is closed, which shows when it is searched
-        return False
-    if parent not in found:
-        found[parent] = {}
-    found[parent][name] = stat
-    return True
-
-
 def _of_one_folder(parent, stats, on_error):
     known = _load(parent) if len(stats) >= MIN_RUNS else {}
     names = sorted(stats)
     signatures = {name: _signature(stats[name]) for name in names}
     fresh = [name for name in names if name in known and known[name][0] == signatures[name]]
-    rows = {name: dict(zip(rows_of_runs.COLUMNS, known[name][1], strict=True)) for name in fresh}
+    rows = {name: dict(zip(COLUMNS, known[name][1], strict=True)) for name in fresh}
     stale = [name for name in names if name not in rows]
     for name, row, message in _read_all(parent, stale):
         if message is None:
@@ -123,7 +90,7 @@ def _read_all(parent, names):
 def _read(parent, name):
     folder = f"{parent}/{name}"
     try:
-        return name, rows_of_runs.row_of(run_folder.read(folder)), None
+        return name, row_of(run_folder.read(folder)), None
     except ValueError as error:
         return name, None, str(error)
     except (KeyError, TypeError, AttributeError) as error:
@@ -147,7 +114,7 @@ def _parsed(path, *signature):
     index = json.loads(path.read_bytes())
     if index["code"] != _code():
         return {}
-    columns = [_unpacked(index["rows"][column]) for column in rows_of_runs.COLUMNS]
+    columns = [_unpacked(index["rows"][column]) for column in COLUMNS]
     return dict(zip(index["names"], zip(index["signatures"], zip(*columns, strict=True), strict=True), strict=True))
 
 
@@ -156,7 +123,7 @@ def _save(parent, known, changed):
 
     known: what the index held, of runs that were not asked for now as well; of those that are gone nothing is kept.
     """
-    with contextlib.suppress(OSError):  # not ours to write to, or full: the next call reads the runs again
+    with contextlib.suppress(OSError):  # read-only or full: the next call reads the runs again
         there = set(os.listdir(parent))
         entries = {name: entry for name, entry in (known | changed).items() if name in there}
         columns = zip(*(values for _, values in entries.values()), strict=True)
@@ -164,7 +131,7 @@ def _save(parent, known, changed):
             "code": _code(),
             "names": list(entries),
             "signatures": [signature for signature, _ in entries.values()],
-            "rows": {column: _packed(values) for column, values in zip(rows_of_runs.COLUMNS, columns, strict=False)},
+            "rows": {column: _packed(values) for column, values in zip(COLUMNS, columns, strict=False)},
         }
         atomic.write_text(Path(parent, NAME), json.dumps(index, separators=(",", ":")), durable=False)
 
@@ -178,8 +145,8 @@ def _packed(values):
         return {"values": values}
     if 2 * len(distinct) > len(values):
         return {"values": values}
-    places = {value: place for place, value in enumerate(distinct)}
-    return {"values": distinct, "codes": [places[value] for value in values]}
+    codes = {value: code for code, value in enumerate(distinct)}
+    return {"values": distinct, "codes": [codes[value] for value in values]}
 
 
 def _unpacked(column):
@@ -189,13 +156,13 @@ def _unpacked(column):
 
 def _code():
     """Hash of the code that makes rows: entries of other code count for nothing."""
-    sources = (Path(module.__file__).read_bytes() for module in (run_folder, rows_of_runs))
+    sources = (Path(module.__file__).read_bytes() for module in (run_folder, rows_module))
     return hashlib.sha256(b"".join([*sources, Path(__file__).read_bytes()])).hexdigest()
 
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Rows hold no circles, and looking for some while 10,000 of them are made, and later, takes longer than making them."""
+    """Rows hold no reference cycles; looking for some takes longer than making 10,000 rows."""
     enabled = gc.isenabled()
     gc.disable()
     try:

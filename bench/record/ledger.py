@@ -1,4 +1,4 @@
-"""The ledger: every race that was started, at its start and at its end, so that none can be forgotten.
+"""The ledger: every run that was started, at its start and at its end, so that none can be forgotten.
 
 results/ledger.jsonl, a JSON object a line, only ever appended to:
     {"prev", "at", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the first
@@ -11,15 +11,17 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
 A line's sha256 is over the rest of it, so a line that was edited shows, and a line that was removed shows in the one
 that names it.  Each run.json names its start line, so a ledger that lost its end shows in the runs that are there.
 Two ledgers that grew from one may be joined line by line: then two lines name the same earlier one.
-It finds mistakes and temptations.  Whoever rewrites all of it is found by the git history, not by this file.
+It shows mistakes and single edits.  A ledger that was rewritten as a whole shows in the git history, not here.
 """
 
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import utc
@@ -31,7 +33,7 @@ NAME = "ledger.jsonl"
 
 
 def append(results, event, **facts):
-    """Add one line under a lock, on disk when this returns.  Returns the line as a dict.  Raises OSError: nothing written.
+    """Adds one line under a lock, on disk when this returns.  Returns it as a dict.  Raises OSError: nothing written.
 
     A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
     """
@@ -48,7 +50,7 @@ def append(results, event, **facts):
             _write(file, text if last is None or last.endswith(b"\n") else b"\n" + text)
         except OSError:
             with contextlib.suppress(OSError):
-                file.truncate(size)  # half a line helps nobody
+                file.truncate(size)  # no half lines
             raise
     return line
 
@@ -79,7 +81,7 @@ def _last_line(file, size):
 
 
 def _name(last):
-    """What the next line calls this one: its own sha256, or that of its bytes if it is no line of ours."""
+    """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
     found = None if last is None else _parsed(last)
     return None if last is None else found["sha256"] if found else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
@@ -94,7 +96,7 @@ def _parsed(line):
 
 
 def digest(line):
-    """Hash of a line's facts, its own sha256 left out."""
+    """Hash of a line's facts without its own sha256."""
     return hashlib.sha256(_text({key: value for key, value in line.items() if key != "sha256"}).encode()).hexdigest()
 
 
@@ -119,7 +121,7 @@ def started(results, folder, run):
 
 
 def ended(results, folder, run):
-    """The end of a run whose run.json says its last word."""
+    """The end of a run whose run.json is final."""
     sha256 = sha256_of(Path(folder) / "run.json")
     name = name_of(results, folder)
     return append(results, "end", run=name, status=run["status"], validity=run["validity"], run_json_sha256=sha256)
@@ -138,23 +140,67 @@ def name_of(results, folder):
 # ---- reading
 
 
-def read(results):
-    """Lines in order, as dicts with "sha256"; one that is damaged is {"event": "damaged", "line": its number in the file}.
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of a results folder, parsed once; hand it on instead of reading it again."""
 
-    No ledger: [].
-    """
-    return [line or {"event": "damaged", "line": place} for place, line, _ in _lines(results)]
+    results: Path  # the folder that the runs' names start from
+    lines: list  # in order, dicts with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
+    faults: list  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
+
+    @functools.cached_property
+    def runs(self):
+        """{run: {"start": line, "end": line or None}} in order of starts."""
+        return runs_of(self.lines)
+
+    def of_race(self, race_id):
+        """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
+        mine = {name for name, run in self.runs.items() if (run["start"]["race"] or {}).get("race_id") == race_id}
+        return [line for line in self.lines if line.get("race_id") == race_id or line.get("run") in mine]
 
 
-def _lines(results):
-    """(number in the file from 1, dict or None, bytes)"""
+def read(results) -> Ledger:
+    """The ledger in this results folder; without one it has no lines and no faults."""
+    results = Path(results)
     try:
-        content = (Path(results) / NAME).read_bytes()
+        content = (results / NAME).read_bytes()
     except FileNotFoundError:
-        return
-    for place, text in enumerate(content.split(b"\n"), 1):
-        if text:
-            yield place, _parsed(text), text
+        return Ledger(results, [], [])
+    parsed = [(number, _parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
+    lines = [line or {"event": "damaged", "line": number} for number, line, _ in parsed]
+    return Ledger(results, lines, _faults(parsed))
+
+
+def _faults(parsed):
+    """[(number in the file from 1, dict or None, bytes)] -> sentences."""
+    wrong, names, num_firsts = [], set(), 0
+    for number, line, text in parsed:
+        if line is None:
+            if number == parsed[-1][0]:
+                wrong.append(f"line {number}, the last, is damaged or unfinished")
+            names.add(hashlib.sha256(text).hexdigest())  # the next line names it so, if a power cut left it so
+            continue
+        if line["sha256"] != digest(line):
+            wrong.append(f"line {number} was changed")
+        if line.get("prev") is None:
+            num_firsts += 1
+        elif line["prev"] not in names:
+            wrong.append(f"line {number} names a line before it that is not there: lines were removed or changed")
+        if line["sha256"] in names:
+            wrong.append(f"line {number} is there twice")
+        names.add(line["sha256"])
+    return wrong + ([f"{num_firsts} lines say that they are the first"] if num_firsts > 1 else [])
+
+
+def runs_of(lines):
+    """Some lines -> {run: {"start": line, "end": line or None}} in order of starts."""
+    found = {}
+    for line in lines:
+        if line["event"] == "start":
+            found[line["run"]] = {"start": line, "end": None}
+        elif line["event"] == "end" and line["run"] in found:
+            found[line["run"]]["end"] = line
+    return found
 
 
 def find(start):
@@ -169,49 +215,6 @@ def home(folders):
     if len(homes) > 1:
         one, other = sorted(homes)[:2]
         raise ValueError(
-            f"runs of {len(homes)} results folders, {one} and {other}: each has its own ledger, name runs of one"
+            f"{one} and {other}: runs of {len(homes)} results folders, each with its own ledger: name runs of one"
         )
     return homes.pop()
-
-
-def faults(results):
-    """What is wrong with the chain, as sentences; [] if every line is whole and names an earlier one."""
-    wrong, names, firsts = [], set(), 0
-    lines = list(_lines(results))
-    for place, line, text in lines:
-        if line is None:
-            if place == lines[-1][0]:
-                wrong.append(f"line {place}, the last, is damaged or unfinished")
-            names.add(hashlib.sha256(text).hexdigest())  # the next line names it so, if a power cut left it so
-            continue
-        if line["sha256"] != digest(line):
-            wrong.append(f"line {place} was changed")
-        if line.get("prev") is None:
-            firsts += 1
-        elif line["prev"] not in names:
-            wrong.append(f"line {place} names a line before it that is not there: lines were removed or changed")
-        if line["sha256"] in names:
-            wrong.append(f"line {place} is there twice")
-        names.add(line["sha256"])
-    if firsts > 1:
-        wrong.append(f"{firsts} lines say that they are the first")
-    return wrong
-
-
-def runs(lines):
-    """Lines -> {run: {"start": line, "end": line or None}} in order of starts."""
-    found = {}
-    for line in lines:
-        if line["event"] == "start":
-            found[line["run"]] = {"start": line, "end": None}
-        elif line["event"] == "end" and line["run"] in found:
-            found[line["run"]]["end"] = line
-    return found
-
-
-def of_race(lines, race_id):
-    """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
-    mine = {
-        line["run"] for line in lines if line["event"] == "start" and (line["race"] or {}).get("race_id") == race_id
-    }
-    return [line for line in lines if line.get("race_id") == race_id or line.get("run") in mine]

@@ -1,41 +1,105 @@
 """A record -> one flat row of facts: all that the table shows and a comparison counts with.
 
-Rows are what the index keeps (bench/record/index.py), so they hold plain JSON values only and depend on the record alone.
+Rows are what the index keeps (bench/record/index.py), so they hold plain JSON values and depend on the record alone.
+None is off, unknown or not measured.
 """
 
 import json
+from typing import TypedDict
 
-# fmt: off
-METRICS = (
-    "num_steps", "val_loss", "gap_nats", "target_reached", "train_s", "step_avg_ms", "step_ms_p50", "step_ms_p95",
-    "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "peak_mem_gib", "compile_s", "goodput_frac",
-)
-SHOWN = (  # the table's, without the folder, which depends on where one stands
-    "run_id", "track", "num_deviations", "status", "failure", "validity", "name", "seed", "model", "optim", "data",
-    "world_size", "device", "dtype", "torch", *METRICS, "wall_s", "started_at", "config_id", "commit",
-    "source_sha256", "comparability_id", "session_id", "race_id", "arm", "discarded",
-)
-COUNTED = (  # a comparison's, beyond those
-    "provenance", "num_flagged_steps", "batch_tokens", "energy_j", "target_val_loss", "stop_at_target", "val_tokens", "setting",
-    "machine_doubts", "headline", "log_id", "identity_version",
-)
-# fmt: on
-COLUMNS = (*SHOWN, *COUNTED)
+
+class Asked(TypedDict):
+    run_id: str
+    track: str | None
+    num_deviations: int  # from what the track fixes
+    status: str  # running, complete, failed, aborted
+    failure: str | None  # its kind
+    validity: str | None  # valid, suspect, invalid
+    name: str | None
+    seed: int | None
+    model: str
+    optim: str | None
+    data: str | None
+    world_size: int | None
+    device: str | None
+    dtype: str | None
+    torch: str | None
+
+
+class Metrics(TypedDict):
+    """run.json["metrics"]; all None but of complete runs: a failed one's last loss is no result."""
+
+    num_steps: int | None
+    val_loss: float | None  # nats a token, as gap_nats
+    gap_nats: float | None
+    target_reached: bool | None
+    train_s: float | None
+    step_avg_ms: float | None
+    step_ms_p50: float | None
+    step_ms_p95: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    mfu_causal: float | None
+    peak_mem_gib: float | None
+    compile_s: float | None
+    goodput_frac: float | None
+
+
+class Provenance(TypedDict):
+    wall_s: float | None
+    started_at: str | None  # UTC, ISO 8601
+    config_id: str | None
+    commit: str | None
+    source_sha256: str | None
+    comparability_id: str | None
+    session_id: str | None
+    race_id: str | None
+    arm: str | None
+    discarded: bool | None  # the warm-up run of an arm: in the ledger, in no mean and no verdict
+
+
+class Counted(TypedDict):
+    """What a comparison needs beyond the table's columns."""
+
+    provenance: str | None  # imported: a log of another harness
+    num_flagged_steps: int | None
+    batch_tokens: int | None
+    energy_j: float | None
+    target_val_loss: float | None
+    stop_at_target: bool | None
+    val_tokens: int | None
+    setting: str  # JSON of setting()
+    machine_doubts: list[str]
+    headline: str | None
+    log_id: str | None
+    identity_version: int | None
+
+
+class Shown(Asked, Metrics, Provenance):
+    """The table's columns, without the folder, which depends on where one stands."""
+
+
+class Row(Shown, Counted):
+    """A run."""
+
+
+METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Shown, Row))
 ENCODE = json.JSONEncoder(sort_keys=True).encode
-# Instruments that watch the machine, not the code: what they doubt may leave a run out of a comparison, for both arms.
+# Instruments that watch the machine, not the code: what they doubt may exclude a run from a comparison, for both arms.
 # A recompile or a stall of the code's own making may not: that is part of how fast the code is.
 MACHINE_INSTRUMENTS = ("telemetry", "host")
 
 
-def row_of(run):
-    """A record -> its row, a dict by COLUMNS.  Numbers only of complete runs: a failed one's last loss is no result."""
+def row_of(run) -> Row:
+    """A record -> its row."""
     complete = run["status"] == "complete"
     env, measured, code = run["environment"], run["measured"], run["code"]
     gpus, race = env.get("gpus") or (), run.get("race") or {}
     facts = {
         "race_id": race.get("race_id"),
         "arm": race.get("arm"),
-        "discarded": race.get("discarded"),  # the warm-up run of an arm: in the ledger, in no mean and no verdict
+        "discarded": race.get("discarded"),
         "failure": (run["failure"] or {}).get("kind"),
         "num_deviations": len(run["deviations"]),
         "model": run["model"]["arch"],
@@ -53,7 +117,7 @@ def row_of(run):
     return row
 
 
-def _counted(run, complete):
+def _counted(run, complete) -> Counted:
     goal, metrics, imported = run.get("goal") or {}, run["metrics"], run.get("imported") or {}
     return {
         "provenance": run.get("provenance"),

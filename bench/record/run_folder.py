@@ -1,4 +1,4 @@
-"""The run folder: made, written, read, upgraded.  Everything after a race reads folders through here.
+"""The run folder: made, written, read, upgraded.  Everything after a run reads folders through here.
 
     results/<track>/<run_id>/    run_id = <utc>-<name>-<config_id8>-s<seed>[-n]
       run.json          what happened (bench/record/run.schema.json); written whole or not at all
@@ -9,7 +9,9 @@ Format history of run.json:
 A new version gets a line here, a function in UPGRADERS and a kept example in tests/records/.
 """
 
+import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -20,12 +22,12 @@ from pathlib import Path
 
 from bench import atomic, utc
 from bench.machine import processes
-from bench.paths import PUBLISHED, REPO, published_root, race_roots, results_root, working_folder
+from bench.paths import PUBLISHED
 
 SCHEMA_VERSION = 1
-MAX_BYTES = 256 * 2**20  # of a run.json: more is none
+MAX_BYTES = 256 * 2**20  # of a run.json: anything larger is refused
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
-# What passes between launcher and workers while a run lasts; named so that they are no artifacts.
+# Temporary files between launcher and workers while a run lasts; named so that they are no artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 ROLES = {
@@ -53,66 +55,63 @@ def run_id(moment, name, config_id, seed):
 
 
 def new_folder(results, track, name, config_id, seed, moment=None):
-    """Make a folder that nobody else has, -2, -3, ... appended where needed; mkdir is atomic, so two never share."""
+    """Makes a new folder, -2, -3, ... appended where the name is taken; mkdir is atomic, so two never share one."""
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
+    for number in itertools.count(1):
         folder = parent / (wanted if number == 1 else f"{wanted}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
             return folder
-        except FileExistsError:
-            number += 1
 
 
 def find_runs(paths):
-    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder.
-
-    What is published below them is not searched, so that no run counts twice; a path may name it, or lie in it.
-    """
+    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder."""
     for path in paths:
         if not os.path.isdir(path):
-            raise ValueError(f"{path}: there is no such folder; ./run.sh table without a folder shows results/")
-        for folder in _below(os.fspath(path)):
-            yield Path(folder)
+            raise ValueError(f"{path}: is no folder: ./run.sh table without a folder shows results/")
+        yield from map(Path, sorted(os.path.join(parent, name) for parent, name, _ in walk(os.fspath(path))))
 
 
-def _below(folder):
-    if os.path.exists(os.path.join(folder, "run.json")):
-        yield folder
-        return
+def walk(path, on_error=None):
+    """Yields (parent, name, stat of its run.json) of the run folders in and below path; nothing for what is no folder.
+
+    What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.
+    A folder that cannot be read is reported to on_error(message).
+    """
+    parent, name = os.path.split(path)
+    stat_of_run = _stat_of_run(path)
+    if stat_of_run:
+        yield parent, name, stat_of_run
+    else:
+        yield from _walk_below(path, on_error)
+
+
+def _walk_below(path, on_error):
     try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:  # somebody else's, or just removed
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):  # just removed, or a log
+        return
+    except OSError as error:
+        if on_error:
+            on_error(f"{path}: cannot be read ({error.strerror})")
         return
     for name in names:
         if not name.startswith(".") and name != PUBLISHED:
-            yield from _below(os.path.join(folder, name))
+            stat_of_run = _stat_of_run(f"{path}/{name}")
+            if stat_of_run:
+                yield path, name, stat_of_run
+            else:
+                yield from _walk_below(f"{path}/{name}", on_error)
 
 
-def locate(word):
-    """What a user typed -> a folder: a path from where they stand or from the repository, a race's id, or (part of) a run id.
-
-    Ids are looked for in this machine's own results, then among the published.
-    """
-    for base in (working_folder(), REPO, results_root(), *race_roots()):
-        path = Path(base, os.path.expanduser(word))
-        if path.is_dir():
-            return path
-        if path.name == "run.json" and path.is_file():
-            return path.parent
-    found = []
-    for root in (results_root(), published_root()):
-        if not found and root.is_dir():
-            found = [folder for folder in find_runs([root]) if word in folder.name]
-    exact = [folder for folder in found if folder.name == word]
-    if len({folder.name for folder in exact or found}) == 1:  # a run may be published twice
-        return (exact or found)[0]
-    what = f"is part of {len(found)} run ids, {found[0].name} among them" if found else "is no folder and no run id"
-    raise ValueError(f"{word} {what}: ./run.sh table without a folder lists the runs of results/")
+def _stat_of_run(folder):
+    try:
+        return os.stat(f"{folder}/run.json")
+    except OSError:  # there is none; or the folder is closed, which shows when it is searched
+        return None
 
 
 # ---- run.json
@@ -131,7 +130,7 @@ def read(folder, now_s=None, boot=None, start_ticks_of=None):
 
 
 def read_raw(folder):
-    """A run folder -> its record as written, upgraded to the newest version.  ValueError names a file that is none."""
+    """A run folder -> its record as written, upgraded to the newest version.  ValueError names an invalid one."""
     path = os.path.join(folder, "run.json")
     try:
         with open(path, "rb", opener=_open_file) as file:
@@ -139,10 +138,10 @@ def read_raw(folder):
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}): give a run folder") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no JSON ({error}): the file was damaged, restore it") from None
+        raise ValueError(f"{path}: is not valid JSON ({error}): the file was damaged, restore it") from None
     version = run.get("schema_version") if isinstance(run, dict) else None
     if type(version) is not int or "run_id" not in run:
-        raise ValueError(f"{path}: is no record of a run: it has no schema_version and run_id")
+        raise ValueError(f"{path}: is not a run's record: it has no schema_version and run_id")
     if version > SCHEMA_VERSION:
         raise ValueError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}: update the harness")
     while version < SCHEMA_VERSION:
@@ -158,31 +157,33 @@ def _open_file(path, flags):
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MAX_BYTES:
         os.close(fd)
-        raise OSError(errno.EINVAL, f"it is no file of up to {MAX_BYTES // 2**20} MiB")
+        raise OSError(errno.EINVAL, f"it is not a file of up to {MAX_BYTES // 2**20} MiB")
     return fd
 
 
 def _refuse_constant(word):
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def _check_kinds(path, run):
-    """What every verb sorts and counts with: words, and in the metrics finite numbers, yes and no, or nothing."""
+    """What every verb sorts and counts with: text, and in the metrics finite numbers, booleans or null."""
     for name in ("run_id", "track", "started_at"):
         if type(run.get(name)) is not str and (name == "run_id" or run.get(name) is not None):
-            raise ValueError(f"{path}: {name}={str(run.get(name))[:40]!r} is no word: the file was damaged, restore it")
+            raise ValueError(
+                f"{path}: {name}={str(run.get(name))[:40]!r} is not text: the file was damaged, restore it"
+            )
     for name in ("metrics", "measured", "environment"):
         if name == "metrics" and type(run.get(name)) is not dict or name in run and type(run[name]) is not dict:
-            raise ValueError(f"{path}: is no record of a run: it has no {name}")
+            raise ValueError(f"{path}: is not a run's record: it has no {name}")
     for name, value in run["metrics"].items():
         if value is not None and (type(value) not in (int, float, bool) or not -math.inf < value < math.inf):
             raise ValueError(
-                f"{path}: metrics.{name}={str(value)[:40]!r} is no number: the file was damaged, restore it"
+                f"{path}: metrics.{name}={str(value)[:40]!r} is not a number: the file was damaged, restore it"
             )
 
 
 def read_all(paths, on_error=None):
-    """Folders -> the records in and below them.  What cannot be read is left out and told to on_error(message)."""
+    """Folders -> the records in and below them.  What cannot be read is skipped and reported to on_error(message)."""
     for folder in find_runs([path for path in paths if os.path.isdir(path)]):
         try:
             yield read(folder)
@@ -208,25 +209,23 @@ def effective(run, now_s=None, boot=None, start_ticks_of=None):
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
     if not gone:
         return run
-    failure = {
-        "kind": "launcher_killed",
-        "rank": None,
-        "step": None,
-        "signal": None,
-        "exit_code": None,
-        "message": f"run.json says running, but {why}",
-        "hint": "run it again",
-    }
+    found = failure("launcher_killed", f"run.json says running, but {why}", "run it again")
     ended_at = run.get("heartbeat_at") or run["started_at"]  # the last sign of life
     doubt = {"validity": "invalid", "validity_reasons": ["the run did not complete"]}
-    return run | {"status": "aborted", "failure": failure, "ended_at": ended_at} | doubt
+    return run | {"status": "aborted", "failure": found, "ended_at": ended_at} | doubt
+
+
+def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_code=None):
+    """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
+    where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
+    return {"kind": kind, **where, "message": message, "hint": hint}
 
 
 # ---- what is in a folder
 
 
 def artifacts(folder):
-    """All files of the folder but run.json and what passes: [{"path", "sha256", "num_bytes", "role"}]."""
+    """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
     import hashlib
 
     found = []
@@ -244,25 +243,25 @@ def _role(path):
 
 def files(folder):
     """Sorted paths, relative and with "/", of what belongs into artifacts."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _is_passing(path.name)]
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _is_temporary(path.name)]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     return [name for name in names if name != "run.json"]
 
 
 def remove_outputs(folder):
     """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
-    remove_passing(folder)
+    remove_temporary(folder)
     for path in files(folder):
         if _role(path) in OUTPUT_ROLES:
             (Path(folder) / path).unlink()
 
 
-def remove_passing(folder):
+def remove_temporary(folder):
     """Deletes the run's temporary files and the reserve."""
     for path in Path(folder).iterdir():
-        if _is_passing(path.name):
+        if _is_temporary(path.name):
             path.unlink(missing_ok=True)
 
 
-def _is_passing(name):
+def _is_temporary(name):
     return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))

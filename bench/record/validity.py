@@ -2,7 +2,7 @@
 
 from bench.data.sources.markov import floor_slack_nats
 
-MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU race; above it steps stretch visibly (assumed)
+MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
 
 def validity(run):
@@ -18,5 +18,5 @@ def validity(run):
     foreign = run["measured"].get("foreign_cpu_cores")
     if run["hardware"]["device"] == "cpu" and foreign is not None and foreign > MAX_FOREIGN_CPU_CORES:
         limit = f"limit {MAX_FOREIGN_CPU_CORES}"
-        doubts.append(f"other programs used {foreign:.2f} CPU cores during the race ({limit})")
+        doubts.append(f"other programs used {foreign:.2f} CPU cores during the run ({limit})")
     return ("suspect", doubts) if doubts else ("valid", [])

@@ -1,7 +1,6 @@
 """The rules that a record must keep: it follows its schema, and says of its folder what is there.
 
-check(folder, record) yields (rule, passed, evidence); a rule is a function (folder, record) -> (passed, evidence), its name
-and docstring are what ./run.sh verify shows.
+A rule is a function (folder, record) -> (passed, evidence); its name and docstring are what ./run.sh verify shows.
 """
 
 import hashlib
@@ -20,14 +19,8 @@ SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little more than the slowest rank's clock
 # Not in the first records: absent there, checked where recorded.
-LATER_METRICS = (
-    "num_flagged_steps",
-    "mfu_at_clock",
-    "energy_j",
-    "energy_j_per_step",
-    "energy_j_per_token",
-    "mean_power_w",
-)
+LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
+LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
 DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze and report: anyone can make them again
 LOCAL_ROLES = ("log", "trace", "memory")  # folders that git ignores: a clone lacks them as a whole
 
@@ -41,13 +34,21 @@ def report(folder):
 
 def check(folder, run):
     """A record as written, in its folder -> (rule, passed, evidence) of every rule, whatever the first ones say."""
-    native = RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else [])
-    for rule in RULES_OF_AN_IMPORTED_RUN if run.get("provenance") == "imported" else native:
+    rules = RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else [])
+    if run.get("provenance") == "imported":
+        rules = RULES_OF_AN_IMPORTED_RUN
+    for name, passed, evidence in applied(rules, Path(folder), run):
+        yield name, passed, private.redact(evidence, REPO)
+
+
+def applied(rules, *args):
+    """Functions of args -> (name, passed, evidence) of each, whatever the first ones give; an error is a failure."""
+    for rule in rules:
         try:
-            passed, evidence = rule(Path(folder), run)
+            passed, evidence = rule(*args)
         except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, OSError, ValueError) as error:
             passed, evidence = False, f"cannot be checked: {type(error).__name__}: {error}"
-        yield rule.__name__.replace("_", " "), passed, private.redact(evidence, REPO)
+        yield rule.__name__.replace("_", " "), passed, evidence
 
 
 def follows_the_schema(folder, run):
@@ -69,7 +70,7 @@ def says_where_it_comes_from(folder, run):
 
 
 def is_complete(folder, run):
-    """The race went to its end."""
+    """The run went to its end."""
     shown = run_folder.effective(run)
     failure = f", {shown['failure']['kind']}" if shown["failure"] else ""
     return shown["status"] == "complete", f"status {shown['status']}{failure}"
@@ -102,10 +103,10 @@ def config_id_is_that_of_the_config(folder, run):
 def artifacts_are_unchanged(folder, run):
     """Every file listed is there with its size and sha256 (folders that git ignores may be missing as a whole)."""
     tops = {artifact["path"].partition("/")[0] for artifact in run["artifacts"] if artifact["role"] in LOCAL_ROLES}
-    left_out = sorted(top for top in tops if not (folder / top).exists())
-    here = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in left_out]
+    absent = sorted(top for top in tops if not (folder / top).exists())
+    here = [artifact for artifact in run["artifacts"] if artifact["path"].partition("/")[0] not in absent]
     wrong = [change for artifact in here if (change := _change(folder, artifact))]
-    note = f"; not here, as in a clone: {', '.join(left_out)}" if left_out else ""
+    note = f"; not here, as in a clone: {', '.join(absent)}" if absent else ""
     return not wrong, "; ".join(wrong) or f"{len(here)} files{note}"
 
 
@@ -143,22 +144,17 @@ def steps_are_without_gaps(folder, run):
     found, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
     if found != list(range(num_steps + 1)):
         lacking = sorted(set(range(num_steps + 1)) - set(found))[:5]
-        return (
-            False,
-            f"{len(found)} rows, last {found[-1] if found else None}, num_steps {num_steps}, lacking {lacking}",
-        )
+        last = found[-1] if found else None
+        return False, f"{len(found)} rows, last {last}, num_steps {num_steps}, lacking {lacking}"
     holes = [row["step"] for row in rows[1:] if row["step_ms"] is None or row["train_loss"] is None]
     return not holes, f"no time or loss for steps {holes[:5]}" if holes else f"rows 0 to {num_steps}"
 
 
 def steps_are_those_of_the_goal(folder, run):
-    """The race made the configured number of steps, or fewer only where it may stop at its target and reached it."""
+    """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
     goal, num_steps = schema.read(folder).goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
-    return (
-        num_steps == goal.num_steps or early,
-        f"{num_steps} of {goal.num_steps}{', target reached' if early else ''}",
-    )
+    return num_steps == goal.num_steps or early, f"{num_steps} of {goal.num_steps}{', target reached' * early}"
 
 
 def tokens_are_counted(folder, run):
@@ -227,7 +223,7 @@ RULES = [
     metrics_follow_from_the_facts,
     validity_is_honest,
 ]
-# Of a foreign log only what it tells can be checked: there is no config, no code and no data.
+# Of a foreign log only what it contains can be checked: there is no config, no code and no data.
 RULES_OF_AN_IMPORTED_RUN = [
     says_where_it_comes_from,
     artifacts_are_unchanged,

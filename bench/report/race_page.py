@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from bench.diagnosis import text as diagnosis_text
-from bench.record import run_folder, step_files
+from bench.record import race_folder, run_folder, step_files
 from bench.web.chart import chart, series_of
 from bench.web.page import Safe, details, figure, page, section, soft, table, tag
 
@@ -17,7 +17,7 @@ WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
 
 def html(folder):
     """A race's folder -> the page's html."""
-    race, charts = read(folder), charts_of(folder)
+    race, charts = race_folder.read(folder), charts_of(folder)
     against = (race.get("result") or {}).get("against") or {}
     unknown = tag("p", f"There is no verdict: {race.get('why') or 'the race has not ended'}.", class_="verdict")
     facts = [race.get("status"), f"track {race.get('track')}", race.get("why")]
@@ -44,22 +44,9 @@ def block(folder):
     return path.read_text()
 
 
-def read(folder):
-    """race.json.  Raises ValueError where it is damaged."""
-    path = Path(folder) / "race.json"
-    try:
-        race = json.loads(path.read_text())
-        is_race = isinstance(race["arms"], dict)
-    except (OSError, ValueError, KeyError, TypeError):
-        is_race = False
-    if not is_race:
-        raise ValueError(f"{path}: it is no readable race; ./run.sh race makes one")
-    return race
-
-
 def charts_of(folder):
     """Specs: train time and final loss in the order of the runs, and the mean step of each arm over the race."""
-    race = read(folder)
+    race = race_folder.read(folder)
     runs, names = _in_order(race, folder), list(race["arms"])
     if not runs:
         return []

@@ -1,7 +1,7 @@
 """Rows of runs -> rows of repeats: what they share, how many, means and standard deviations."""
 
 from bench import stats
-from bench.compare.eligibility import places_of_runs
+from bench.compare.eligibility import index_of_runs
 
 GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
 
@@ -41,7 +41,7 @@ def _group(members):
     first = members[0]
     complete = [row for row in members if row["status"] == "complete"]
     counted = [row for row in complete if row["validity"] != "invalid" and not row["discarded"]]
-    counted = [counted[index] for index in places_of_runs(counted)]
+    counted = [counted[index] for index in index_of_runs(counted)]
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
     group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)

@@ -1,8 +1,6 @@
-"""What a sample looks like: mean, spread, percentiles, the interval of its mean."""
+"""What a sample looks like: mean, spread, percentiles, the interval of its median."""
 
 import math
-
-from bench.stats.distributions import student_t_quantile
 
 
 def mean(values):
@@ -39,16 +37,6 @@ def percentile(values, pct):
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def mean_interval(values, confidence=0.95):
-    """Two-sided t interval (low, high) of the mean: mean -+ t * sd / sqrt(n), df = n - 1; None for n < 2."""
-    values = list(values)
-    if len(values) < 2:
-        return None
-    t = student_t_quantile(0.5 + confidence / 2, len(values) - 1)
-    half_width = t * sd(values) / math.sqrt(len(values))
-    return mean(values) - half_width, mean(values) + half_width
 
 
 def median_interval(values, confidence=0.95):

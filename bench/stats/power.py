@@ -10,10 +10,12 @@ import math
 from bench.stats.distributions import noncentral_t_cdf, student_t_quantile
 from bench.stats.hypotheses import welch_df
 
+ALPHA = 0.05  # of every test that names no other
+WANTED_POWER = 0.8  # of the MDE, the minimum detectable effect
 MAX_N = 1_000_000
 
 
-def power(difference, sds, ns, alpha=0.05):
+def power(difference, sds, ns, alpha=ALPHA):
     """Probability that the test gives p < alpha if the means differ by difference; sds and ns are pairs.
 
     None where there is no test (n < 2, or no spread at all).
@@ -22,14 +24,14 @@ def power(difference, sds, ns, alpha=0.05):
     return None if df is None else _power(difference / se, df, _critical(df, alpha))
 
 
-def smallest_difference(sds, ns, alpha=0.05, wanted_power=0.8):
+def smallest_difference(sds, ns, alpha=ALPHA, wanted_power=WANTED_POWER):
     """The difference of the means that the test finds with the wanted power (MDE); None where there is no test."""
     assert alpha < wanted_power < 1
     se, df = _se_and_df(sds, ns)
     return None if df is None else _shift(df, alpha, wanted_power) * se
 
 
-def needed_n(difference, sd, alpha=0.05, wanted_power=0.8):
+def needed_n(difference, sd, alpha=ALPHA, wanted_power=WANTED_POWER):
     """Runs a side, at least 2, that find a difference with the wanted power where both spreads are sd.
 
     None where even a million would not do, a difference of 0 among them.

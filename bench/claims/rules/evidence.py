@@ -1,4 +1,4 @@
-"""How a rule that looks at each run says what it found."""
+"""The evidence of a rule that looks at each run by itself."""
 
 
 def of_each(runs, fault_of, good):

@@ -1,20 +1,17 @@
-"""Rules about each record by itself, and about the ledger that knows it."""
+"""Rules about each record by itself, and about the ledger that has it."""
 
 from bench.claims.rules.evidence import of_each
 from bench.record import ledger, verification
 
-COMPLETE = verification.is_complete.__name__.replace(
-    "_", " "
-)  # a rule of its own here: another arm's run may have failed
+COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
 
 def every_record_is_true_to_itself(claim):
     """Each run passes ./run.sh verify: no byte of its folder was changed, and its numbers follow from its facts."""
 
     def fault_of(run):
-        failed = [
-            rule for rule in verification.report(run.folder)["rules"] if not rule["passed"] and rule["rule"] != COMPLETE
-        ]
+        rules = verification.report(run.folder)["rules"]
+        failed = [rule for rule in rules if not rule["passed"] and rule["rule"] != COMPLETE]
         return "; ".join(f"{rule['rule']}: {rule['evidence']}" for rule in failed[:2]) or None
 
     return of_each(claim.all_runs, fault_of, f"{len(claim.all_runs)} records verified")
@@ -22,31 +19,32 @@ def every_record_is_true_to_itself(claim):
 
 def the_ledger_is_whole(claim):
     """No line of the ledger was changed or removed."""
-    if not claim.lines:
+    faults, lines = claim.ledger.faults, claim.ledger.lines
+    if not lines:
         return False, "there is no ledger: ledger.jsonl lies in results/ and belongs beside the runs"
-    return not claim.faults, "; ".join(claim.faults[:3]) or f"{len(claim.lines)} lines, each names the one before it"
+    return not faults, "; ".join(faults[:3]) or f"{len(lines)} lines, each names the one before it"
 
 
-def every_record_is_the_one_of_the_ledger(claim):
-    """The ledger knows the start and the end of each run, and its run.json is the one that was written then."""
-    names = {line.get("sha256") for line in claim.lines}
+def every_record_is_that_of_the_ledger(claim):
+    """The ledger has the start and the end of each run, and its run.json is the one that was written then."""
+    names = {line.get("sha256") for line in claim.ledger.lines}
 
     def fault_of(run):
-        told = claim.started.get(run.name)
-        if told is None:
-            return "the ledger does not know it"
+        known = claim.ledger.runs.get(run.name)
+        if known is None:
+            return "it is not in the ledger"
         if run.record.get("ledger_sha256") not in names:
             return "the ledger's line of its start is not the one that the run names"
-        if told["end"] is None:
-            return "the ledger does not know its end"
+        if known["end"] is None:
+            return "its end is not in the ledger"
         sha256 = ledger.sha256_of(run.folder / "run.json")
-        return None if sha256 == told["end"]["run_json_sha256"] else "run.json was changed after the run"
+        return None if sha256 == known["end"]["run_json_sha256"] else "run.json was changed after the run"
 
     return of_each(claim.all_runs, fault_of, f"{len(claim.all_runs)} starts and ends")
 
 
 def every_run_completed(claim):
-    """A run that failed or is invalid was started and lost; a suspect one keeps its loss, and its time does not count."""
+    """A run that failed or is invalid is lost; a suspect one keeps its loss, and its time does not count."""
 
     def fault_of(run):
         if run.record["status"] != "complete":

@@ -1,12 +1,13 @@
-"""Rules about the claimed runs together: repeats of one thing, enough of them, none left out."""
+"""Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
 from bench.compare import target
 from bench.machine import code_state
+from bench.record.rows import row_of
 
 MAX_FILES = 8  # named of each other code
 
 
-def the_runs_are_repeats_of_one_thing(claim):
+def the_runs_share_config_and_code(claim):
     """One config and one code; the code is in git or in the run's own folder."""
     if len(claim.kinds) > 1:
         versions = {code_state.identity_version(run.record["code"]) for run in claim.runs}
@@ -15,15 +16,12 @@ def the_runs_are_repeats_of_one_thing(claim):
             kinds.append(f"identity versions {_numbers(versions)}: whether the code is the same is unknown")
         return False, "; ".join(kinds)
     code = claim.runs[0].record["code"]
-    commit = (
-        f"commit {code['commit'][:8]}{' and the difference in code/' if code['dirty'] else ''}"
-        if code["commit"]
-        else "no commit"
-    )
+    commit = f"commit {code['commit'][:8]}" if code["commit"] else "no commit"
+    commit += " and the difference in code/" * bool(code["commit"] and code["dirty"])
     return code["commit"] is not None, f"config {claim.runs[0].record['config_id']}, {commit}"
 
 
-def the_runs_are_of_one_setting(claim):
+def the_runs_share_one_setting(claim):
     """One comparability_id: hardware, driver, torch, timing protocol, data, world size."""
     found = {run.record["comparability_id"] for run in claim.all_runs if run.record["status"] == "complete"}
     return len(found) == 1 and None not in found, f"comparability_id {', '.join(sorted(map(str, found)))}"
@@ -34,10 +32,8 @@ def every_run_has_its_own_seed(claim):
     by_seed = {}
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
-    twice = {seed: names for seed, names in by_seed.items() if len(names) > 1}
-    return not twice, "; ".join(
-        f"seed {seed}: {', '.join(names)}" for seed, names in twice.items()
-    ) or f"seeds {_numbers(by_seed)}"
+    twice = [f"seed {seed}: {', '.join(names)}" for seed, names in by_seed.items() if len(names) > 1]
+    return not twice, "; ".join(twice) or f"seeds {_numbers(by_seed)}"
 
 
 def _numbers(values):
@@ -46,23 +42,16 @@ def _numbers(values):
 
 def there_are_enough_runs(claim):
     """As many runs whose times count as the track asks of a claim."""
-    wanted, counted = claim.law.rules.num_runs, [run for run in claim.runs if run.record["validity"] == "valid"]
-    evidence = f"{len(counted)} valid of {len(claim.runs)} runs" + (
-        "" if wanted is None else f", the track asks {wanted}"
-    )
-    doubts = sorted(
-        {
-            reason
-            for run in claim.runs
-            if run.record["validity"] == "suspect"
-            for reason in run.record["validity_reasons"]
-        }
-    )
-    return wanted is None or len(counted) >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
+    wanted = claim.track_rules.rules.num_runs
+    num_valid = sum(run.record["validity"] == "valid" for run in claim.runs)
+    evidence = f"{num_valid} valid of {len(claim.runs)} runs" + (f", the track asks {wanted}" if wanted else "")
+    suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
+    doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
+    return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
 
 
 def the_claimed_runs_are_all_there(claim):
-    """The number of runs that is claimed is the number of run folders, and none that the plan knows is missing."""
+    """The number of runs that is claimed is the number of run folders, and none of the plan's is missing."""
     if claim.missing:
         return False, f"missing: {', '.join(sorted(claim.missing)[:3])}"
     if claim.claimed_n is None:
@@ -73,13 +62,13 @@ def the_claimed_runs_are_all_there(claim):
 def no_run_was_dropped(claim):
     """Every started run of this config and raced code is claimed, but for those that a plan made no part of the claim.
 
-    Warm-up runs are discarded by plan; a run that was interrupted in its race was raced again; runs outside the claim's
+    Warm-up runs are discarded by plan; a run that was interrupted in its race was run again; runs outside the claim's
     races were no part of their plans.  Runs of another race in which this was a candidate must be claimed too.
     The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
     dropped, excused, elsewhere = [], [], {}
     configs = {config for config, _ in claim.kinds}
-    for name, entry in claim.started.items():
+    for name, entry in claim.ledger.runs.items():
         start = entry["start"]
         if name in claim.names or (start["race"] or {}).get("discarded") or start["config_id"] not in configs:
             continue
@@ -89,7 +78,7 @@ def no_run_was_dropped(claim):
             (excused if _is_no_part(claim, name, start["race"] or {}) else dropped).append(name)
     found = {"started and not claimed": dropped, "no part of the claim by plan": excused}
     evidence = [f"{words}: {_listed(claim, names)}" for words, names in found.items() if names]
-    evidence = evidence or ["the ledger knows no other of this config and code"]
+    evidence = evidence or ["the ledger has no other of this config and code"]
     evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
     return not dropped, "; ".join(evidence)
 
@@ -98,7 +87,7 @@ def _is_no_part(claim, name, race):
     """Whether a plan says that this run of the claim's config and code is not of the claim."""
     races = {one.race_id for one in claim.races}
     if race.get("race_id") in races:
-        return _was_raced_again(claim, name, race) or race["arm"] not in {one.arm for one in claim.races}
+        return _was_run_again(claim, name, race) or race["arm"] not in {one.arm for one in claim.races}
     return _is_baseline(claim, race) if race else bool(races)
 
 
@@ -106,15 +95,15 @@ def _listed(claim, names):
     """Each run with its end and its race."""
     found = []
     for name in names:
-        start, end = claim.started[name]["start"], claim.started[name]["end"]
-        status = end["status"] if end else "no end"
-        found.append(f"{name} ({status}{', in race ' + start['race']['race_id'] if start['race'] else ''})")
+        start, end = claim.ledger.runs[name]["start"], claim.ledger.runs[name]["end"]
+        race = f", in race {start['race']['race_id']}" if start["race"] else ""
+        found.append(f"{name} ({end['status'] if end else 'no end'}{race})")
     return ", ".join(found)
 
 
 def _other_code(claim, config, source, names):
     """How the code of these runs differs from the claimed runs' of the same config, as far as their folders say."""
-    version = claim.started[names[0]]["start"].get("identity_version", 1)
+    version = claim.ledger.runs[names[0]]["start"].get("identity_version", 1)
     ours = next(run.record["code"] for run in claim.runs if run.record["config_id"] == config)
     words = f"of the same config under code {str(source)[:12]}"
     if version != code_state.identity_version(ours):
@@ -126,18 +115,18 @@ def _other_code(claim, config, source, names):
     return f"{words} (differing: {', '.join(files[:MAX_FILES])}{more})"
 
 
-def _was_raced_again(claim, name, race):
+def _was_run_again(claim, name, race):
     states = [one.state for one in claim.races if one.race_id == race["race_id"] and one.state]
     return any(name in state.interrupted(race["arm"]) for state in states)
 
 
 def _is_baseline(claim, race):
     """Whether the ledger's plan of another race has this arm as what others are compared with."""
-    plans = [line for line in claim.lines if line["event"] == "plan" and line["race_id"] == race["race_id"]]
+    plans = [line for line in claim.ledger.lines if line["event"] == "plan" and line["race_id"] == race["race_id"]]
     return any(line.get("baseline") == race["arm"] for line in plans)
 
 
 def the_target_is_reached(claim):
     """The mean val_loss is below the track's target, one-sided t test with the track's p; or every run reached it."""
-    found = target.of_repeats([run.record for run in claim.runs], claim.law.p_value)
+    found = target.of_repeats([row_of(run.record) for run in claim.runs], claim.track_rules.p_value)
     return found["passed"], found["words"]

@@ -3,8 +3,9 @@
 from bench import instruments
 from bench.claims.rules.evidence import of_each
 from bench.config import compose, schema
+from bench.record.rows import row_of
 
-OF_THE_LAW = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
+OF_TODAY = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
 
 
 def nothing_that_the_track_fixes_was_changed(claim):
@@ -12,10 +13,10 @@ def nothing_that_the_track_fixes_was_changed(claim):
 
     def fault_of(run):
         found = run.record["deviations"] or _deviations(run.config)
-        deviations = [deviation for deviation in found if not deviation.startswith(OF_THE_LAW)]
+        deviations = [deviation for deviation in found if not deviation.startswith(OF_TODAY)]
         return "; ".join(deviations[:3]) or None
 
-    return of_each(claim.runs, fault_of, f"{', '.join(claim.law.fixed) or 'nothing'} as in track {claim.track}")
+    return of_each(claim.runs, fault_of, f"{', '.join(claim.track_rules.fixed) or 'nothing'} as in track {claim.track}")
 
 
 _known_deviations = {}  # by config_id: composing takes a third of a second, and repeats share it
@@ -30,7 +31,7 @@ def _deviations(config):
 
 def the_hardware_is_that_of_the_track(claim):
     """Device, GPU model and number of GPUs are those that the track names."""
-    wanted = claim.law.rules
+    wanted = claim.track_rules.rules
 
     def fault_of(run):
         gpus = [gpu["name"] for gpu in run.record["environment"]["gpus"]]
@@ -43,12 +44,8 @@ def the_hardware_is_that_of_the_track(claim):
             return f"{len(gpus)} GPUs and {run.record['world_size']} ranks instead of {wanted.num_gpus}"
         return None
 
-    first = claim.runs[0].record["environment"]
-    return of_each(
-        claim.all_runs,
-        fault_of,
-        f"{len(first['gpus'])} x {first['gpus'][0]['name']}" if first["gpus"] else first["cpu_model"] or "CPU",
-    )
+    first = row_of(claim.runs[0].record)
+    return of_each(claim.all_runs, fault_of, first["device"] or "CPU")
 
 
 def the_data_are_those_of_the_track(claim):
@@ -62,12 +59,8 @@ def the_data_are_those_of_the_track(claim):
                 return f"its {split} data are {_short(_data(run)[split])}, the track's are {sha256[:12]}"
         return None if _data(run) == first else "it read other data than the first run"
 
-    named = all(wanted.values())
-    return of_each(
-        claim.all_runs,
-        fault_of,
-        f"val {_short(first['val'])}" + ("" if named else ", the same in all runs; conf/data/ names no hash"),
-    )
+    note = "" if all(wanted.values()) else ", the same in all runs; conf/data/ names no hash"
+    return of_each(claim.all_runs, fault_of, f"val {_short(first['val'])}{note}")
 
 
 def _data(run):
@@ -79,8 +72,8 @@ def _short(hashes):
 
 
 def only_what_may_be_untimed_was_untimed(claim):
-    """One timing protocol, and it leaves out of train_s nothing but what the track allows."""
-    allowed, first = claim.law.rules.may_be_untimed, claim.runs[0].record["timing_protocol"]["id"]
+    """One timing protocol, and it excludes nothing from train_s but what the track allows."""
+    allowed, first = claim.track_rules.rules.may_be_untimed, claim.runs[0].record["timing_protocol"]["id"]
 
     def fault_of(run):
         protocol = run.record["timing_protocol"]

@@ -1,0 +1,38 @@
+"""git, asked from a repository's folder and never through the GIT_ variables of the process that calls."""
+
+import os
+import subprocess
+
+from bench.paths import INSTALLED
+
+TIMEOUT_S = 300  # adding a worktree of a large repository
+
+
+class Failed(Exception):
+    """git cannot be run, or refused; the message is its own."""
+
+
+def run(repo, *words, given=None, errors="surrogateescape", **env):
+    """Output of `git WORDS` in this folder as text.  given: bytes for its standard input; env: variables beside ours.
+
+    errors: how bytes that are not UTF-8 are decoded.  Raises Failed; an installed harness has no repository of its own, and
+    one around it, such as that of the venv it is in, is not the harness's.
+    """
+    if INSTALLED:
+        raise Failed("the installed program has no repository: use a clone")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | env
+    try:
+        done = subprocess.run(["git", *words], cwd=repo, env=env, input=given, capture_output=True, timeout=TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Failed(f"git cannot be run: {error}") from None
+    if done.returncode:
+        raise Failed(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode(errors=errors)
+
+
+def ask(repo, *words):
+    """The same, or None where git, the repository or the commit is missing."""
+    try:
+        return run(repo, *words)
+    except Failed:
+        return None

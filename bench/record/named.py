@@ -1,0 +1,135 @@
+"""What a word of the user's means.  Every verb that reads results finds its folders here.
+
+    a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
+    a race's id       the folder of the race                   RACE:ARM   one arm of it
+    part of a run id  every run that bears it, a config_id for example
+    ONE,OTHER         both
+
+Paths start where the user stands, in the repository or in results/.  Ids are looked for among this machine's own
+results, and where nothing bears them among the published.
+"""
+
+import functools
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.paths import REPO, published_root, race_roots, results_root, working_folder
+from bench.record import run_folder
+
+CLAIM = "claim.yaml"  # what makes a folder a claim
+FILES = ("run.json", "race.json")  # stand for their folder
+
+
+@dataclass(frozen=True)
+class Named:
+    word: str
+    paths: list  # pathlib.Path, at least one, each of them exists
+    arm: str | None = None  # of RACE:ARM
+    by_id: bool = False  # the word is part of the paths' run ids
+
+    @property
+    def race(self):
+        """The folder of the race that is meant, or None."""
+        folder = self.paths[0]
+        is_race = any((folder / name).is_file() for name in ("plan.json", "race.json"))
+        return folder if len(self.paths) == 1 and is_race else None
+
+    @property
+    def claim(self):
+        """The claim's folder that is meant, or None."""
+        return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / CLAIM).is_file() else None
+
+    @property
+    def path(self):
+        """The one file or folder that is meant.  ValueError: there are several."""
+        if len(self.paths) > 1:
+            what = f"is part of {len(self.paths)} run ids" if self.by_id else f"fits {len(self.paths)} paths"
+            raise ValueError(f"{self.word}: {what}, {self.paths[0].name} among them: ./run.sh table lists the runs")
+        return self.paths[0]
+
+
+class Lookup:
+    """Finds words; what ids need is searched once, for the first of them."""
+
+    def find(self, word):
+        """A word without a comma -> Named.  ValueError: nothing is called so."""
+        if paths := _paths(word):
+            return Named(word, paths)
+        race, _, arm = word.rpartition(":")
+        if race and arm and (paths := _paths(race)) and Named(race, paths).race:
+            return Named(word, paths, arm)
+        for folders in (self._own, self._published):
+            names = [word] if word in folders else sorted(name for name in folders if word in name)
+            if names:
+                return Named(word, [Path(folders[name]) for name in names], by_id=True)
+        raise ValueError(
+            f"{word}: is no folder, no glob that fits, no race and no part of a run id: ./run.sh table lists the runs"
+        )
+
+    def each(self, words):
+        """Words, comma lists among them -> [Named]."""
+        return [self.find(part) for word in words for part in parts(word)]
+
+    @functools.cached_property
+    def _own(self):
+        return _runs_below(results_root())
+
+    @functools.cached_property
+    def _published(self):
+        return _runs_below(published_root())
+
+
+def parts(word):
+    """The words of a comma list; of a path that exists, itself."""
+    return word.split(",") if "," in word and not _paths(word) else [word]
+
+
+def find(words):
+    """Words of the user -> [Named].  ValueError: nothing is called so."""
+    return Lookup().each(words)
+
+
+def path(word):
+    """The one file or folder that a word means.  ValueError: none, or several."""
+    return Lookup().find(word).path
+
+
+def folder(word):
+    """The one folder that a word means.  ValueError: none, several, or a file."""
+    found = path(word)
+    if not found.is_dir():
+        raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
+    return found
+
+
+def runs(words):
+    """Words -> the run folders (pathlib.Path) in and below what they mean, each once.  ValueError: there is none."""
+    found = []
+    for one in find(words):
+        below = list(run_folder.find_runs(one.paths))
+        if not below:
+            raise ValueError(f"{one.word}: there is no run.json in or below it: ./run.sh table lists the runs")
+        found += below
+    return list(dict.fromkeys(found))
+
+
+def _paths(word):
+    """What exists under this name, or fits this glob; [] for nothing."""
+    name, bases = os.path.expanduser(word), (working_folder(), REPO, results_root())
+    for base in (*bases, *race_roots()):
+        path = Path(base, name)
+        if path.exists():
+            return [path.parent if path.name in FILES and path.is_file() else path]
+    if glob.has_magic(word):
+        for base in bases:
+            if found := sorted(glob.glob(os.path.join(base, name), recursive=True)):
+                return [Path(path) for path in found]
+    return []
+
+
+def _runs_below(root):
+    """{run id: folder as text}; of a run that was published twice the first."""
+    found = sorted(run_folder.walk(os.path.abspath(root)), key=lambda one: one[:2], reverse=True)
+    return {name: f"{parent}/{name}" for parent, name, _ in found}

@@ -1,0 +1,59 @@
+"""The race folder, results/races/<race_id>/: plan.json from before its first run, race.json and pages from its end."""
+
+import json
+import re
+from pathlib import Path
+from typing import TypedDict
+
+FOLDER = "races"
+NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
+TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written
+    "verdict-hangs-on-runs-left-out": "verdict-depends-on-exclusions",
+    "runs-left-out": "runs-excluded",
+    "doubtful-runs": "suspect-records",
+    "peeked": "unplanned-look",
+}
+
+
+class Race(TypedDict):
+    """race.json: what became of a plan.  A run is "<track>/<run_id>"."""
+
+    schema_version: int
+    race_id: str
+    status: str  # complete, stopped_early, abandoned
+    why: str | None  # for the last two
+    track: str
+    started_at: str  # UTC, as ended_at
+    ended_at: str
+    baseline: str
+    plan: dict  # bench/race/plan.py
+    plan_sha256: str
+    arms: dict  # {name: the plan's facts, and the names of its runs, warm_up_runs, interrupted_runs}
+    order: list[dict]  # position, arm, seed, discarded, run, status
+    looks: list[dict]  # at, started, planned
+    peeked: bool  # there was an interim look that the plan has not
+    result: dict | None  # {"baseline", "against": {name: bench.compare.verdict.Comparison}}; None: abandoned
+
+
+def of(results, race_id):
+    """Where a race lies.  ValueError for what cannot be a race's id."""
+    if not NAME.fullmatch(race_id):
+        raise ValueError(f"{race_id!r} cannot be a race's id: ./run.sh race --help says how a race is named")
+    return Path(results) / FOLDER / race_id
+
+
+def read(folder) -> Race:
+    """race.json of this folder, its flags by their names of today.  ValueError where it is missing or damaged."""
+    path = Path(folder) / "race.json"
+    if not path.is_file():
+        name = Path(folder).name
+        raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
+    try:
+        race = json.loads(path.read_bytes())
+        against = (race.get("result") or {}).get("against") or {}
+        for comparison in against.values():
+            comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
+        assert all(isinstance(arm.get("runs") or [], list) for arm in race["arms"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        raise ValueError(f"{path}: is not a readable race ({error!r}): restore it, or race again") from None
+    return race

@@ -1,0 +1,78 @@
+"""What a word of the user's means, in whatever verb it stands."""
+
+import json
+import shutil
+
+import pytest
+from comparing import COMPLETE, FAILED
+
+from bench.cli import judge, race, table, verify
+from bench.record import named
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Two runs, a race of them, a claim's folder and a log."""
+    for base in (COMPLETE, FAILED):
+        shutil.copytree(base, tmp_path / "cpu_nano" / base.name)
+    (tmp_path / "races" / "r1").mkdir(parents=True)
+    (tmp_path / "races" / "r1" / "race.json").write_text("{}")
+    (tmp_path / "claimed").mkdir()
+    (tmp_path / "claimed" / "claim.yaml").write_text("track: cpu_nano")
+    (tmp_path / "a.log").write_text("step:1/2")
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SPEEDRUN_CWD", "/")
+    return tmp_path
+
+
+def test_a_run_is_a_path_its_run_json_its_id_or_part_of_it(results):
+    folder = results / "cpu_nano" / COMPLETE.name
+    for word in (str(folder), f"cpu_nano/{folder.name}", f"{folder}/run.json", folder.name, "031500Z"):
+        assert named.folder(word) == folder
+        assert named.runs([word]) == [folder]
+
+
+def test_several_runs_are_a_folder_a_glob_a_config_id_or_a_comma_list(results):
+    folders = [results / "cpu_nano" / base.name for base in (COMPLETE, FAILED)]
+    for word in ("cpu_nano", "cpu_nano/*-s?", "48623a63", "031500Z,031501Z", str(results)):
+        assert named.runs([word]) == folders, word
+    with pytest.raises(ValueError, match="48623a63: is part of 2 run ids, .* among them"):
+        named.folder("48623a63")
+    with pytest.raises(ValueError, match="fits 2 paths"):
+        named.folder("cpu_nano/*")
+
+
+def test_a_race_is_its_folder_its_race_json_or_its_id_and_an_arm_is_named_after_it(results):
+    folder = results / "races" / "r1"
+    for word in ("races/r1", "races/r1/race.json", "r1"):
+        assert [(one.race, one.arm) for one in named.find([word, f"{word}:B"])] == [(folder, None), (folder, "B")]
+
+
+def test_a_claim_and_a_log_are_found_by_path(results):
+    (claim, log) = named.find(["claimed", "a.log"])
+    assert (claim.claim, claim.race, log.paths, log.claim) == (results / "claimed", None, [results / "a.log"], None)
+    assert named.path("a.log") == results / "a.log"
+    with pytest.raises(ValueError, match="a.log: is a file: give a folder"):
+        named.folder("a.log")
+
+
+def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(results):
+    shutil.copytree(results / "cpu_nano" / COMPLETE.name, results / "a-track" / f"{COMPLETE.name}-2")
+    assert named.folder(COMPLETE.name) == results / "cpu_nano" / COMPLETE.name
+
+
+def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
+    words = "nothing-like-it: is no folder, no glob that fits, no race and no part of a run id: ./run.sh table lists"
+    for verb in (judge.main, lambda argv: race.main(["--resume", *argv]), lambda argv: named.folder(*argv)):
+        with pytest.raises(ValueError, match=words):
+            verb(["nothing-like-it"])
+    assert (verify.main(["nothing-like-it"]), table.main(["nothing-like-it"])) == (2, 2)
+    assert capsys.readouterr().err.count(words) == 2
+
+
+def test_a_race_of_another_results_folder_is_not_resumed_here(results, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other") / "races" / "r2"
+    other.mkdir(parents=True)
+    (other / "plan.json").write_text(json.dumps({}))
+    with pytest.raises(ValueError, match="r2: is not a race of"):
+        race.main(["--resume", str(other)])
