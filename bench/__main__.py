@@ -49,7 +49,7 @@ Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use or not comparable.
 
 
 def main(argv):
-    """Exit code.  A ValueError is the user's and becomes one clear line; anything else is ours and keeps its traceback."""
+    """Exit code.  A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback."""
     if argv and argv[0] in ("-h", "--help", "help"):
         about = {verb: what for verb, (_, what) in VERBS.items()} | ({} if paths.INSTALLED else CHECKOUT_VERBS)
         print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, what in about.items())))

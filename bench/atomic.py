@@ -5,19 +5,12 @@ import errno
 import json
 import math
 import os
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from bench.units import KIB
 
 RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
-
-
-def utc_now(before_s=0.0):
-    """E.g. 2026-11-21T03:15:00.123Z; so many seconds before now."""
-    then = datetime.now(UTC) - timedelta(seconds=before_s)
-    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def write_out(path, text):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from bench import atomic
+from bench import atomic, utc
 from bench.config import compose, resolve, schema
 from bench.machine import environment
 from bench.machine.signals import Interrupted
@@ -27,7 +27,7 @@ REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 def at(minute):
     """The time of run number minute."""
-    return (BEGIN + timedelta(minutes=minute)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc.text(BEGIN + timedelta(minutes=minute))
 
 
 @functools.cache  # composing takes a third of a second

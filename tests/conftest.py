@@ -33,7 +33,7 @@ def results_dir(tmp_path):
 
 @pytest.fixture(scope="session")
 def shared_run(tmp_path_factory):
-    """shared_run(name, *overrides) -> the folder of that short run, made once, also for several processes (pytest -n)."""
+    """shared_run(name, *overrides) -> the folder of that short run, made once, also for processes of pytest -n."""
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 

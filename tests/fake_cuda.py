@@ -12,7 +12,7 @@ from bench.training.timers import HostMarks
 
 
 class FakeCuda:
-    """.peak(allocated=..., active=..., reserved=...): bytes from now on; .stats: the counts; .history: calls, in order."""
+    """.peak(allocated=..., active=..., reserved=...): bytes from now on; .stats: counts; .history: calls, in order."""
 
     def __init__(self, monkeypatch):
         import torch

@@ -1,5 +1,6 @@
 """Races as their user starts them, for the tests: short ones, in a results folder of their own."""
 
+import contextlib
 import csv
 import json
 import os
@@ -112,10 +113,8 @@ class Background:
 
     def __exit__(self, *exc_info):
         for pid in self.all_pids():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.kill()
         self.process.communicate()
 

@@ -453,7 +453,10 @@ def test_before_the_first_commit_everything_is_untracked(tmp_path):
 
 
 def test_importing_the_room_imports_neither_torch_nor_nvml():
-    code = "import sys, bench.machine.environment, bench.machine.preflight; print('torch' in sys.modules, 'pynvml' in sys.modules)"
+    code = (
+        "import sys, bench.machine.environment, bench.machine.preflight; print('torch' in sys.modules, 'pynvml' "
+        "in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -7,11 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from datetime import datetime
 
 import pytest
 
-from bench import instruments
+from bench import instruments, utc
 from bench.config import resolve, schema
 from bench.instruments.base import Context, InstrumentSet
 from bench.launch import progress
@@ -147,7 +146,8 @@ def test_the_default_instruments_import_nothing_that_takes_long():
         "from bench import instruments; from bench.instruments.base import Context, InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
-        "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0); watch.on_step_end(0); watch.on_run_end();"
+        "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0);"
+        "watch.on_step_end(0); watch.on_run_end();"
         "print(warnings, watch.warnings, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -303,7 +303,7 @@ def test_an_event_reported_late_has_the_wall_clocks_time_of_when_it_happened():
     events = RankEvents(0)
     events("gc", t_ns=time.perf_counter_ns() - 3_000_000_000)
     events("gc")
-    early, late = (datetime.fromisoformat(event["utc"].replace("Z", "+00:00")) for event in events.kept)
+    early, late = (utc.parse(event["utc"]) for event in events.kept)
     assert 2.9 < (late - early).total_seconds() < 3.2
 
 

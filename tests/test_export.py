@@ -87,7 +87,8 @@ LOGS = {
         "step:2/2 val_loss:3.27123 train_time:211ms step_avg:105.50ms",
     ],
     "first ten untimed": [
-        f"step:{step}/30 train_time:{1000 * step if step < 11 else 50 * (step - 10)}ms step_avg:{'nan' if step < 11 else '50.00'}ms"
+        f"step:{step}/30 train_time:{1000 * step if step < 11 else 50 * (step - 10)}ms "
+        f"step_avg:{'nan' if step < 11 else '50.00'}ms"
         for step in range(1, 31)
     ]
     + ["step:30/30 val_loss:3.3000 train_time:1000ms step_avg:50.00ms"],

@@ -54,7 +54,6 @@ def test_dense_bf16_peak_by_full_name(name, bf16_t):
 def test_an_unknown_device_has_no_peak(name):
     assert peak_rates.peak_flops(name, "bf16") is None
     assert peak_rates.mem_bytes_per_s(name) is None
-    assert peak_rates.source(name) is None
 
 
 def test_each_precision_has_its_own_peak():

@@ -227,7 +227,7 @@ def test_a_disk_too_full_is_said_first(hub, monkeypatch):
 
 def test_two_fetches_into_one_folder_do_not_meet(hub):
     origin = sources.chosen(settings())
-    with origin._alone(), pytest.raises(CheckFailed, match="somebody is fetching into it"):
+    with origin._alone(), pytest.raises(CheckFailed, match="another process is fetching into it"):
         fetch(hub)
 
 

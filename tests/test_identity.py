@@ -20,6 +20,7 @@ from bench.record.rows import row_of
 # What a rank imports and a change of which changes no run: room or file -> why.
 NOT_RACED = {
     "bench/atomic.py": "writes records",
+    "bench/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records",
     "bench/record/failures.py": "records how a rank failed",
     "bench/private.py": "hides private words in records",

@@ -63,12 +63,13 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
     assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
         "empty.txt: no run: the file is empty",
         "noise.log: no run: the file is no text",
-        f"other.log: no run: it has no step's line of modded-nanogpt, but some of nanogpt: ./run.sh import nanogpt {logs}/other.log",
+        "other.log: no run: it has no step's line of modded-nanogpt, but some of nanogpt: ./run.sh import "
+        f"nanogpt {logs}/other.log",
         "words.txt: no run: it has no step's line",
     ]
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_imported(logs, capsys, monkeypatch):
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs, capsys, monkeypatch):
     os.symlink(logs / "nowhere", logs / "broken.txt")
     os.mkfifo(logs / "pipe.log")
     monkeypatch.setattr(importers, "MAX_BYTES", 1000)
@@ -102,19 +103,19 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
     assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
 
 
-def test_lines_that_stand_there_twice_are_told(logs, capsys):
+def test_lines_that_stand_there_twice_are_reported(logs, capsys):
     (logs / "tee.log").write_text("".join(line * 2 for line in LOG.splitlines(keepends=True)))
     assert import_logs.main(["modded-nanogpt", "tee.log"]) == 0
     assert "2 lines repeat lines before them; each counts once" in capsys.readouterr().err
 
 
-def test_two_files_of_one_run_are_told_and_count_once(logs, capsys):
+def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (logs / "console.log").write_text(f"[Gloo] hello\n{LOG}PASS\n")
     assert import_logs.main(["modded-nanogpt", "console.log", "whole.txt", "--json"]) == 0
     out, err = capsys.readouterr()
     assert (
-        err
-        == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in {logs}/console.log: compare and table --group count it once\n"
+        err == f"import: {logs}/whole.txt: its run (val_loss 9 to 3.2 at step 1 after 100 ms) is also in "
+        f"{logs}/console.log: compare and table --group count it once\n"
     )
     assert (json.loads(out)["runs"], json.loads(out)["duplicates"]) == (2, 0)
     (group,) = table_groups.groups(
@@ -146,7 +147,8 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
         ),
         (
             "[METRICS] step: 269  |  loss: 4.01\n",
-            "no run: it has no step's line of modded-nanogpt; another program's are in it: '[METRICS] step: 269  |  loss: 4.01'",
+            "no run: it has no step's line of modded-nanogpt; another program's are in it: '[METRICS] step: 269  "
+            "|  loss: 4.01'",
         ),
     ],
 )

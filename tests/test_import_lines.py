@@ -1,4 +1,4 @@
-"""Odd logs of modded-nanogpt: cut, torn, doubled, with code that looks like results.  Every metric line is in a record or reported."""
+"""Odd logs of modded-nanogpt: cut, torn, doubled, with code that looks like results.  No metric line is lost."""
 
 import json
 import random
@@ -28,7 +28,8 @@ def read(text):
 
 
 def record_of(run, num_runs=1):
-    return records.of_run(run, "x.txt", "0" * 64, "modded-nanogpt", num_runs, {"format_id": "C", "unmatched": []})
+    facts = {"format_id": "C", "unmatched": [], "sha256": "0" * 64, "num_runs": num_runs}
+    return records.of_run(run, "x.txt", "modded-nanogpt", facts)
 
 
 # ---- lines that are not whole
@@ -67,7 +68,8 @@ def test_lines_torn_by_another_ranks_output_are_reported_with_their_numbers():
 @pytest.mark.parametrize(
     "line",
     [
-        "step:2/4 train_time:200ms step_avg:100.00msstep:2/4 val_loss:3.9 train_time:200ms step_avg:100.00ms",  # no newline between two
+        # no newline between two
+        "step:2/4 train_time:200ms step_avg:100.00msstep:2/4 val_loss:3.9 train_time:200ms step_avg:100.00ms",
         "step:2/4 train_time:200ms step:3/4 train_time:300ms step_avg:100.00ms",
         "step:2/4 val_loss:4.1 val_loss:4.2 train_time:200ms step_avg:100.00ms",
         "step:2/4 val_loss:4.1",
@@ -129,8 +131,8 @@ def test_the_lines_of_other_ranks_are_reported_and_make_no_runs(num_ranks):
     def of_rank(line, rank):
         return re.sub(r"train_time:(\d+)ms", lambda found: f"train_time:{int(found[1]) + rank}ms", line)
 
-    told = "".join(of_rank(line, rank) for line in race().splitlines(keepends=True) for rank in range(num_ranks))
-    (run,), facts = read(HEAD + told)
+    recorded = "".join(of_rank(line, rank) for line in race().splitlines(keepends=True) for rank in range(num_ranks))
+    (run,), facts = read(HEAD + recorded)
     assert (run.num_steps, run.train_time_ms, run.complete, len(facts["unmatched"])) == (
         4,
         400.0,
@@ -201,7 +203,8 @@ def test_code_without_an_end_and_without_results_is_no_run():
 def test_each_run_of_a_file_has_what_stands_around_it():
     smi = "Sat Jan 10 23:36:1{n} 2026\n|   0  NVIDIA H{n}00  On  |  x |\n| N/A | 116W /  700W | x |\n"
     logs = [
-        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak memory allocated: {n}00 MiB\n"
+        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak "
+        f"memory allocated: {n}00 MiB\n"
         for n in (1, 2)
     ]
     runs, facts = read("".join(logs))
@@ -220,9 +223,10 @@ def test_each_run_of_a_file_has_what_stands_around_it():
 
 def test_later_trials_of_one_process_have_its_machine_and_no_seed_start_or_peak_of_their_own():
     runs, _ = read(
-        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory allocated: 100 MiB\n"
+        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory "
+        "allocated: 100 MiB\n"
     )
-    told = [
+    recorded = [
         (
             run.facts["torch"],
             run.facts["seed"],
@@ -232,7 +236,10 @@ def test_later_trials_of_one_process_have_its_machine_and_no_seed_start_or_peak_
         )
         for run in runs
     ]
-    assert told == [("2.10.0+cu128", 7, "2026-05-06T02:35:44Z", "UTC", None), ("2.10.0+cu128", None, None, None, 100)]
+    assert recorded == [
+        ("2.10.0+cu128", 7, "2026-05-06T02:35:44Z", "UTC", None),
+        ("2.10.0+cu128", None, None, None, 100),
+    ]
 
 
 def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
@@ -248,11 +255,12 @@ def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
 
 
 def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_is():
-    """It prints the validations again after each run; a run that broke off after the same first validation has another last line."""
+    """It prints the validations again after each run; a run that broke off has another last line."""
     first, second = race(loss=3.1), race(loss=3.2)
     again = [text.splitlines(True)[0] + text.splitlines(True)[-1] for text in (first, second)]
     runs, facts = read(
-        f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: 7 MiB\n{again[1]}PASS 2\n"
+        f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: "
+        f"7 MiB\n{again[1]}PASS 2\n"
     )
     assert [(run.val_loss, run.facts["peak_mib"], run.complete) for run in runs] == [(3.1, 5, True), (3.2, 7, True)]
     assert (facts["num_repeated"], facts["unmatched"]) == (4, [])
@@ -308,8 +316,8 @@ def test_lines_of_a_step_without_its_loss_or_time_are_kept_as_they_are():
         [others[0], race().rstrip().replace(" val_loss:3.2793", " val_loss:3.2793 val_time: 105380ms"), others[1]]
     )
     (run,), facts = read(text + "\nstep:3/4 val_lo\n")
-    told = record_of(run)[0]["imported"]
-    assert (run.val_loss, run.complete, told["other_lines"], told["line_tails"]) == (
+    recorded = record_of(run)[0]["imported"]
+    assert (run.val_loss, run.complete, recorded["other_lines"], recorded["line_tails"]) == (
         3.2793,
         True,
         others,
@@ -348,15 +356,18 @@ def test_other_words_for_the_same_facts(text, name, value):
 
 def test_a_free_tail_and_tail_averages_are_in_the_record_as_text():
     text = "step:2/4 val_loss:3.5 val_avg_loss:3.4 val_ema_loss:3.3 train_time:0.2s step_avg:100.00ms\n"
-    text += "tailavg step:4 tau:200 lambda:0.50 val_loss:3.27001\nstep:4/4 val_loss:3.4 train_time:0.4s step_avg:100.00ms ref_gamma:0.5 handoff:none\n"
+    text += (
+        "tailavg step:4 tau:200 lambda:0.50 val_loss:3.27001\nstep:4/4 val_loss:3.4 train_time:0.4s "
+        "step_avg:100.00ms ref_gamma:0.5 handoff:none\n"
+    )
     (run,), facts = read(text)
-    told = record_of(run)[0]["imported"]
+    recorded = record_of(run)[0]["imported"]
     assert facts["unmatched"] == [] and facts["num_tail_lines"] == 1 and run.val_loss == 3.4
-    assert told["line_tails"] == {
+    assert recorded["line_tails"] == {
         "2": {"val_avg_loss": "3.4", "val_ema_loss": "3.3"},
         "4": {"ref_gamma": "0.5", "handoff": "none"},
     }
-    assert told["tail_averages"] == [{"step": "4", "tau": "200", "lambda": "0.50", "val_loss": "3.27001"}]
+    assert recorded["tail_averages"] == [{"step": "4", "tau": "200", "lambda": "0.50", "val_loss": "3.27001"}]
 
 
 def test_llm_c_that_diverged_says_so():
@@ -389,8 +400,10 @@ FORMATS = (
     "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms:.0f}ms step_avg:{avg:.2f}ms",
     "step:{step}/{total} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
     "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
-    "step:{step}/{total} val_loss:{loss:.5f} val_avg_loss:{loss:.5f} val_ema_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms",
-    "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms ema_beta:{small:.3f} handoff:none",
+    "step:{step}/{total} val_loss:{loss:.5f} val_avg_loss:{loss:.5f} val_ema_loss:{loss:.5f} train_time:{s:.3f}s "
+    "step_avg:{avg:.2f}ms",
+    "step:{step}/{total} val_loss:{loss:.5f} train_time:{s:.3f}s step_avg:{avg:.2f}ms ema_beta:{small:.3f} "
+    "handoff:none",
     "tailavg step:{step} tau:200 lambda:{small:.2f} val_loss:{loss:.5f}",
 )
 NAMES = {
@@ -461,12 +474,12 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
     assert not reported & set(kept) and len(found.unmatched) == len(reported)
     for number, line in enumerate(texts):
         if number in kept:
-            told = {
+            recorded = {
                 name: float(found.columns[name][kept[number]])
                 for name in set(NAMES.values())
                 if not np.isnan(found.columns[name][kept[number]])
             }
-            assert told == values_of(line), line
+            assert recorded == values_of(line), line
         elif looks_like_a_metric_line(line) and not line.startswith(b"tailavg"):
             assert number in reported, line
     num_tails = sum(line.startswith(b"tailavg step:") for line in texts)
@@ -491,7 +504,7 @@ def test_no_bytes_make_the_importer_fail(seed):
 
 def test_numbers_of_every_length_are_those_that_float_reads():
     """Up to 8 digits before a point and 7 after are read as tables, more of them word by word: to the same bits."""
-    draw, lines_of, told = random.Random(7), [], []
+    draw, lines_of, recorded = random.Random(7), [], []
     for step in range(1, 3000):
         words = [f"{draw.randrange(10 ** draw.randint(1, 10))}{draw.choice(('', '.'))}" for _ in range(3)]
         words = [
@@ -499,9 +512,10 @@ def test_numbers_of_every_length_are_those_that_float_reads():
             for word in words
         ]
         lines_of.append(f"step:{step}/{3000} val_loss:{words[0]} train_time:{words[1]}ms step_avg:{words[2]}ms")
-        told.append([float(word) for word in words])
+        recorded.append([float(word) for word in words])
     found, _, _ = lines.read("\n".join(lines_of).encode() + b"\n")
     assert found.unmatched == [] and found.columns["step"].tolist() == list(range(1, 3000))
     assert (
-        np.column_stack([found.columns[name] for name in ("val_loss", "train_time_ms", "step_avg_ms")]).tolist() == told
+        np.column_stack([found.columns[name] for name in ("val_loss", "train_time_ms", "step_avg_ms")]).tolist()
+        == recorded
     )

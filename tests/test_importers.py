@@ -18,7 +18,7 @@ from bench.record import verification
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "logs"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the public logs are not beside this checkout")
 RULE = "=" * 100
-FACTS = {"format_id": "any", "unmatched": []}
+FACTS = {"format_id": "any", "unmatched": [], "sha256": "0" * 64, "num_runs": 1}
 SMI = """Sat Jan 10 23:36:12 2026
 | NVIDIA-SMI 570.195.03             Driver Version: 570.195.03     CUDA Version: 12.8     |
 |   0  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |
@@ -137,7 +137,8 @@ def test_milliseconds_and_what_the_head_says():
 def test_seconds_are_seconds_and_a_free_tail_is_kept():
     run = one(
         log(
-            "step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 extrap_rel:0.000e+00 handoff:none",
+            "step:125/250 val_loss:4.46100 train_time:266.602s step_avg:2132.81ms extrap_count:0 "
+            "extrap_rel:0.000e+00 handoff:none",
             "step:250/250 val_loss:4.09 train_time:533.2s step_avg:2132.80ms handoff:keep",
         )
     )
@@ -148,7 +149,7 @@ def test_seconds_are_seconds_and_a_free_tail_is_kept():
     }
 
 
-def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
+def test_a_headline_that_is_not_val_loss_is_reported_and_not_swapped_in():
     run = one(
         log("step:5/5 val_loss:3.28243 val_avg_loss:3.28 val_ema_loss:3.27834 train_time:9.000s step_avg:1800.00ms")
     )
@@ -158,8 +159,8 @@ def test_a_headline_that_is_not_val_loss_is_told_and_not_swapped_in():
 @pytest.mark.parametrize(
     "which, averages", [(0, (100.0, 100.0, 120.0)), (1, (125.0, 1000 / 9, 130.909)), (2, (100.0, 100.0, 140.0))]
 )
-def test_the_three_meanings_of_step_avg_are_told_apart(which, averages):
-    """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); the window since the last."""
+def test_the_three_meanings_of_step_avg_are_distinguished(which, averages):
+    """Validations at 50, 100, 200: train time 5, 10, 24 s.  By hand: t/step; t/(step - 10); since the last."""
     times = {0: (5000, 10000, 24000), 1: (5000, 10000, 24000), 2: (5000, 10000, 24000)}[which]
     averages = {1: (125.0, 10000 / 90, 24000 / 190)}.get(which, averages)
     run = one(
@@ -177,7 +178,7 @@ def test_a_step_avg_that_no_meaning_fits_has_none():
     assert one(log("step:100/100 val_loss:4.0000 train_time:5000ms step_avg:77.00ms")).step_avg_meaning is None
 
 
-def test_several_runs_of_one_file_are_told_apart():
+def test_several_runs_of_one_file_are_distinguished():
     lines = [
         line
         for loss in (4.0, 3.9)
@@ -228,7 +229,10 @@ def test_code_in_a_log_is_no_metric_line():
 def plain_log(last="3.2790"):
     head = f"import os\n{'=' * 100}\nRunning PyTorch 2.6.0 compiled for CUDA 12.6\n{'=' * 100}\n"
     steps = "".join(f"step:{step}/3 train_time:{90 * step}ms step_avg:90.00ms\n" for step in (1, 2, 3))
-    return f"{head}step:0/3 val_loss:10.8258 train_time:0ms step_avg:nanms\n{steps}step:3/3 val_loss:{last} train_time:270ms step_avg:90.00ms\n"
+    return (
+        f"{head}step:0/3 val_loss:10.8258 train_time:0ms step_avg:nanms\n{steps}step:3/3 val_loss:{last} "
+        "train_time:270ms step_avg:90.00ms\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,7 @@ def test_what_a_terminal_an_editor_or_a_launcher_puts_around_lines_is_taken_off(
 @pytest.mark.parametrize("word", ["nan", "inf"])
 def test_a_loss_that_is_no_number_is_one_run_that_diverged(word):
     ((run,), facts) = modded_nanogpt.read(plain_log(last=word).encode(), "x.txt")
-    record, rows = records.of_run(run, "x.txt", "0" * 64, "modded-nanogpt", 1, FACTS)
+    record, rows = records.of_run(run, "x.txt", "modded-nanogpt", FACTS)
     assert (record["failure"]["kind"], record["failure"]["step"], record["status"], facts["unmatched"]) == (
         "non_finite_loss",
         3,
@@ -305,8 +309,15 @@ Peak memory usage: 75422.02MiB
 Total training time: 0.03m
 Minimum validation bpb: 1.329710
 """
-NANOCHAT_STEP = "step {num:05d}/00014 ({num}.00%) | loss: 9.012936 | lrm: 0.00 | dt: {ms:.2f}ms | tok/sec: 11,405 | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 1 | total time: {total}m"
-FORGE = "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[0m \x1b[36mloss\x1b[0m=\x1b[1m{loss:.4f}\x1b[0m | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem={mem}/80GB | step_time=0.64s\n"
+NANOCHAT_STEP = (
+    "step {num:05d}/00014 ({num}.00%) | loss: 9.012936 | lrm: 0.00 | dt: {ms:.2f}ms | tok/sec: 11,405 | "
+    "bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 1 | total time: {total}m"
+)
+FORGE = (
+    "\x1b[2m[rank 0]\x1b[0m \x1b[32mINFO    \x1b[0m \x1b[2m[step {num}]\x1b[0m "
+    "\x1b[36mloss\x1b[0m=\x1b[1m{loss:.4f}\x1b[0m | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | "
+    "mem={mem}/80GB | step_time=0.64s\n"
+)
 
 
 def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_inside_are_flagged():
@@ -319,7 +330,7 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
         491_520,
         [],
     )
-    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, FACTS)
+    record, rows = records.of_run(run, "x.log", "nanogpt", FACTS)
     assert [
         (row["step"], row.get("train_loss"), row.get("val_loss"), row.get("step_ms"), row["flags"]) for row in rows
     ] == [
@@ -336,7 +347,7 @@ def test_nanogpts_iterations_are_rows_after_them_and_those_with_a_validation_ins
 def test_nanogpt_that_prints_every_tenth_iteration_has_their_times_and_no_total():
     text = b"iter 0: loss 10.9, time 300.00ms, mfu -100.00%\niter 10: loss 8.1, time 200.00ms, mfu -100.00%\n"
     ((run,), _) = consoles.read(text, "nanogpt")
-    record, rows = records.of_run(run, "x.log", "0" * 64, "nanogpt", 1, FACTS)
+    record, rows = records.of_run(run, "x.log", "nanogpt", FACTS)
     assert record["metrics"]["train_s"] is None and [row["step_ms"] for row in rows] == [300.0, 200.0]
 
 
@@ -362,7 +373,7 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
         and run.batch_tokens == 524_288
     )
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
-    found = importers.records.of_run(run, "x.log", "0" * 64, "nanochat", 1, facts)[0]["metrics"]
+    found = importers.records.of_run(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
     assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
     assert (found["num_steps"], found["num_flagged_steps"], found["step_ms_p50"]) == (14, 0, 512.0)
     assert facts["unmatched"] == []
@@ -381,7 +392,10 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
         + FORGE.format(num=2, loss=6.9, mem="71.2")
         + "[step 2] moe/aux_loss=0.01\n"
     )
-    text += "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining complete: 2 steps, 65,536 tokens\n"
+    text += (
+        "[rank 0] INFO     [step 2] eval/loss=6.8000 | eval/perplexity=897.8473\n[step 3] loss=abc\nTraining "
+        "complete: 2 steps, 65,536 tokens\n"
+    )
     ((run,), facts) = consoles.read(text.encode(), "kempnerforge")
     assert run.train_time_ms == pytest.approx(1280.0) and run.columns["train_loss"].tolist() == [7.1, 6.9]
     assert run.columns["lr"].tolist() == [3e-4, 3e-4] and run.facts["peak_mib"] == pytest.approx(71.2 * 1024)
@@ -392,10 +406,15 @@ def test_kempnerforges_evaluations_are_validations_and_its_colours_are_taken_off
 def test_nanochats_fine_tuning_numbers_from_one_and_says_no_total():
     """chat_sft.py of 2026: steps 11 and 12 are timed, 20 + 30 ms; it is done when it says so."""
     text = "".join(
-        f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: {10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: 0.00m\n"
+        f"step {num:05d} ({num}.00%) | loss: 1.5 | lrm: 1.00 | dt: "
+        f"{10.0 * (num - 9) if num > 10 else 900.0:.2f}ms | tok/sec: 5 | mfu: 1.00 | epoch: 1 | total time: "
+        "0.00m\n"
         for num in range(1, 13)
     )
-    text += "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal training time: 0.00m\nMinimum validation bpb: 0.5123\n"
+    text += (
+        "Step 00012 | Validation bpb: 0.5123\nStep 00012 | ChatCORE: 0.2100 | ChatCORE_cat: 0.1000\nTotal "
+        "training time: 0.00m\nMinimum validation bpb: 0.5123\n"
+    )
     ((run,), facts) = consoles.read(text.encode(), "nanochat")
     assert (run.num_steps, run.declared_steps, run.train_time_ms, run.headline, run.complete, facts["unmatched"]) == (
         12,
@@ -525,7 +544,7 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
         "step:12/12 val_loss:6.7 train_time:353ms step_avg:176.50ms",
     )
     (run,), _ = modded_nanogpt.read(data, "x")
-    _, rows = records.of_run(run, Path("x.txt"), "0" * 64, "modded-nanogpt", 1, FACTS)
+    _, rows = records.of_run(run, Path("x.txt"), "modded-nanogpt", FACTS)
     assert [row.get("step_ms") for row in rows] == [None, None, 177.0]
 
 

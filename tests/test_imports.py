@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-# A room is a folder of bench/, or one of its base files.  room: the rooms it may import; each stands above all of those.
+# A room is a folder of bench/ or one of its base files.  room: the rooms it may import; each stands above all those.
 TABLE = {
     "units": "",
+    "utc": "",
     "paths": "",
     "text_table": "",
     "stats": "",
@@ -24,27 +25,28 @@ TABLE = {
     "config": "paths",
     "data.sources": "atomic data paths units",
     "machine": "atomic paths private units",
-    "trace": "machine text_table",
+    "trace": "machine text_table units",
     "telemetry": "machine units",
     "memory": "atomic machine paths private units web",
     "memory.snapshot": "memory units web",
-    "record": "atomic config data.sources machine paths private stats units",
-    "importers": "record units",
-    "exporters": "atomic config paths private record",
+    "record": "atomic config data.sources machine paths private stats units utc",
+    "importers": "record units utc",
+    "exporters": "atomic config paths private record units utc",
     "profiling": "atomic config machine paths text_table trace units web",
-    "diagnosis": "machine paths record stats text_table trace",
+    "diagnosis": "machine paths record stats text_table trace utc",
     "instruments": "atomic config memory paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments machine memory paths record units",
+    "training": "atomic config data data.sources instruments machine memory paths record units utc",
     "compat": "memory training units",
-    "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training units",
-    "compare": "config diagnosis importers paths record stats text_table",
-    "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units web",
-    "race": "atomic compare data.sources instruments launch machine paths record report stats text_table",
+    "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training "
+    "units utc",
+    "compare": "config diagnosis importers paths record stats text_table utc",
+    "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units utc web",
+    "race": "atomic compare data.sources instruments launch machine paths record report stats text_table utc",
     "claims.rules": "compare config instruments machine race record",
     "claims": "claims.rules compare config paths private race record report stats text_table",
     "overhead": "data instruments launch machine paths stats training",
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report text_table trace units",
+    "memory.snapshot overhead paths race record report text_table trace units utc",
     "__main__": "paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }

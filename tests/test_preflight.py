@@ -189,7 +189,7 @@ def test_a_share_of_time_is_not_a_share_of_cores(cores, status):
 
 
 def test_without_a_given_load_it_is_sampled(monkeypatch, tmp_path):
-    monkeypatch.setattr(check_host, "sample", lambda: 1.5)
+    monkeypatch.setattr(check_host, "sample_foreign_cores", lambda: 1.5)
     found = preflight.checks(CPU, 0, env(), tmp_path)
     assert (
         next(check for check in found if check.name == "cpu load").found

@@ -343,9 +343,10 @@ def test_two_profilers_at_once_are_refused_instead_of_crashing():
 
 
 def test_a_profiler_of_somebody_else_is_seen():
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        with pytest.raises(RuntimeError, match="a torch profiler is recording, and two at once crash"):
-            Recording("mine", Options(), "cpu", 0, 1).start()
+    words = "a torch profiler is recording, and two at once crash"
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu), pytest.raises(RuntimeError, match=words):
+        Recording("mine", Options(), "cpu", 0, 1).start()
 
 
 def test_an_instrument_that_meets_another_profiler_is_dropped_with_a_warning(tmp_path):

@@ -138,7 +138,7 @@ def test_the_last_of_several_steps_is_left_out(tmp_path):
 
 
 def test_queue_length_and_launch_delay_by_hand(tmp_path):
-    """Calls at 0 and 10, kernels at 20 (for 30) and 50: one is queued from 0, two from 10, one from 20, none from 50."""
+    """Calls at 0 and 10, kernels at 20 (for 30) and 50: one queued from 0, two from 10, one from 20, none from 50."""
     rank = load(write(tmp_path / "a.json", [*launched("k", 20, 30, 0, 1), *launched("k", 50, 10, 10, 2)]))
     rows = window.device_rows(rank)
     (queue,) = launches.queues(rank, rows)
@@ -194,7 +194,7 @@ def test_the_critical_path_adds_up_to_the_span(tmp_path):
 
 
 def test_each_step_has_a_critical_path_of_what_its_host_launched(tmp_path):
-    """Step 1 runs 10 us of gemm; step 2 10 us, a gap in which the host had launched nothing until 145, and 5 us more."""
+    """Step 1 runs 10 us of gemm; step 2 10 us, a gap: the host had launched nothing until 145; and 5 us more."""
     rows = [
         step(1, 80, 40),
         step(2, 120, 40),

@@ -1,4 +1,4 @@
-"""What the analysis says beyond times: FLOPs and rates, who launched what, memory, advice, and the difference of two traces."""
+"""The analysis beyond times: FLOPs and rates, who launched what, memory, advice, the difference of two traces."""
 
 import json
 
@@ -7,9 +7,9 @@ import traces
 from traces import event, launched, step, write
 
 from bench.cli import analyze
-from bench.trace import analysis, diff, flops, operators, window
+from bench.trace import analysis, diff, diff_text, flops, operators, window
 from bench.trace.load import find, load
-from bench.trace.text import as_text, diff_text
+from bench.trace.text import as_text
 
 needs_shared = pytest.mark.skipif(
     not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout"
@@ -70,7 +70,7 @@ def test_bytes_are_those_of_the_factors_and_the_result_at_their_own_widths():
 
 
 def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
-    """linear holds addmm holds mm: one product of 2 * 100 * 200 * 50 in the innermost's 40 us; 60 of 100 us are known."""
+    """linear holds addmm holds mm: one product of 2 * 100 * 200 * 50 in the innermost's 40 us; 60 of 100 us known."""
     rows = [
         op("aten::linear", 0, 60, [100, 200], [50, 200]),
         op("aten::addmm", 5, 50, [50], [100, 200], [200, 50]),
@@ -95,8 +95,8 @@ def test_rates_of_a_cpu_trace_count_each_product_once(tmp_path):
     assert all(line["pct_of_peak"] is None for line in found["achieved"])
     text = as_text(analysis.analyze([tmp_path / "a.json"]), "x")
     assert (
-        "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time on the CPU"
-        in text
+        "GFLOP/s of matrix products and attention, from their shapes: 33.4 over the 60 % of the operators' time "
+        "on the CPU" in text
     )
 
 
@@ -298,7 +298,7 @@ def adds_up(found):
 
 
 def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_path):
-    """A: 1 ms of gemm and 1 ms of copy one after the other in a step of 3.  B: both at once, gemm 1.5, in a step of 2."""
+    """A: 1 ms of gemm, then 1 ms of copy in a step of 3.  B: both at once, gemm 1.5, in a step of 2."""
     a = [
         step(1, 0, 3000),
         step(2, 3000, 10),
@@ -315,7 +315,7 @@ def test_a_steps_change_is_that_of_its_lines_of_idle_time_and_of_overlap(tmp_pat
     assert (found["of"], found["change_ms"], found["explained_ms"]) == ("step_ms", -1.0, 0.5)
     assert (found["idle_change_ms"], found["overlap_change_ms"]) == (pytest.approx(0.5 - 1.0), pytest.approx(1.0))
     adds_up(found)
-    text = diff_text(found, "a", "b")
+    text = diff_text.as_text(found, "a", "b")
     assert (
         "-1.000 ms" in text
         and "+0.500 ms in kernels" in text
@@ -365,7 +365,7 @@ def test_kernels_that_no_operator_launched_have_a_line_too(tmp_path):
 @needs_shared
 @pytest.mark.parametrize("by", ["kernel", "operator"])
 def test_the_pair_of_real_traces_explains_its_difference(by):
-    """76.8 ms a step became 115.6: the embedding's backward, copies on the device, and graphs' products instead of others."""
+    """76.8 ms a step became 115.6: the embedding's backward, copies, graphs' products instead of others."""
     paths = [find(traces.SHARED / "files" / f"hta_trace_diff_{which}")[0] for which in ("control", "test")]
     found = compared(*paths, by)
     assert (found["step_ms"], found["num_steps"]) == ([pytest.approx(76.765), pytest.approx(115.6102)], [5, 5])

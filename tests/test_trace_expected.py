@@ -1,8 +1,9 @@
 """Real traces of others against HolisticTraceAnalysis 0.6.1's own answers, number by number.
 
-HTA rounds stamps to whole microseconds, starts up and ends down, in doubles.  as_hta_reads() does the same to ours, and then
-its definitions give its numbers to the last digit, which shows that the rounding is the only difference; what remains is
-listed where it is asserted, each with the fault of HTA that makes it.  Its unrounded figures are in test_trace.py.
+HTA rounds stamps to whole microseconds, starts up and ends down, in doubles.  as_hta_reads() does the same to ours,
+and then its definitions give its numbers to the last digit, which shows that the rounding is the only difference; what
+remains is listed where it is asserted, each with the fault of HTA that makes it.  Its unrounded figures are in
+test_trace.py.
 """
 
 import copy
@@ -23,7 +24,7 @@ EXPECTED = (
 )
 MODES = {"exclude_last_step": False, "include_last_step": True}
 CASES = [(name, mode) for name in EXPECTED for mode in MODES]
-# Triton's ranges of the host carry a stream, so HTA takes them for device time; it takes events' synchronisation for it too.
+# Triton's ranges of the host carry a stream, so HTA takes them for device time, and events' synchronisation too.
 HOST_ROWS_COUNTED = ("hta_triton_example", "tl_compile_triton")
 SYNC_ROWS_COUNTED = ("hta_cp_event_sync",)
 CRASHES = ("tl_h100_qwen",)  # its rounding makes compute longer than busy, and it asserts that this cannot be
@@ -182,8 +183,9 @@ def test_where_hta_counts_rows_of_the_host_as_device_time(name, tmp_path):
 
 
 def idle_as_hta_does(rank, rows, first_event_ns):
-    """Its three faults: the gap is counted from the row before, however long an earlier one ran, so it can be negative; a
-    row whose launch was not recorded has the start of the file's first event for one; host rows count (above)."""
+    """Its three faults: the gap is counted from the row before, however long an earlier one ran, so it can be
+    negative; a row whose launch was not recorded has the start of the file's first event for one; host rows count
+    (above)."""
     found = {}
     calls = window.launches(rank, rows)
     for track in np.unique(rank.track[rows]):
@@ -283,7 +285,7 @@ def test_annotations_are_htas_to_the_last_digit(name, mode, where):
 
 @pytest.mark.parametrize("name, mode", CASES)
 def test_copies_are_those_of_htas_bandwidths(name, mode):
-    """HTA describes the moments of one bandwidth summed over streams, which changes with its versions: kinds only are compared."""
+    """HTA describes one bandwidth summed over streams, which changes with its versions: only kinds are compared."""
     for number, rank, rows, _ in chosen(name, mode):
         ours = {}
         for line in launches.copies(rank, rows):

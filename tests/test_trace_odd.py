@@ -1,4 +1,4 @@
-"""Kineto traces as they come: every oddity that a real one was seen with, or that JSON allows.  None may change a number."""
+"""Kineto traces as they come: every oddity that a real one had, or that JSON allows.  None may change a number."""
 
 import gzip
 import json
@@ -458,7 +458,7 @@ def test_odd_words_about_ranks(tmp_path, info):
 
 
 def test_allocations_are_moments(tmp_path):
-    """profile_memory: 100 asked for and 40 given back inside mm, 30 asked for by nobody known; the host's are left out."""
+    """profile_memory: 100 asked for and 40 given back in mm, 30 asked for by no known operator; not the host's."""
 
     def moment(ts, num_bytes, device_type=1):
         return {
@@ -494,8 +494,8 @@ def test_a_real_trace_is_the_same_in_every_writing(tmp_path):
         assert of(write(tmp_path / name, whole["traceEvents"], indent=indent)) | {"file": ""} == first | {"file": ""}
 
 
-def test_launches_whose_kernels_the_profiler_lost_are_told(tmp_path):
-    """CUPTI before 13.1 loses the first kernels of a profile; of the last step, which is left out, nothing is expected."""
+def test_launches_whose_kernels_the_profiler_lost_are_reported(tmp_path):
+    """CUPTI before 13.1 loses the first kernels of a profile; of the last step nothing is expected."""
     lost = [event("cuda_runtime", "cudaLaunchKernel", 5 + number, 1, correlation=900 + number) for number in range(3)]
     path = write(tmp_path / "a.json", [*rows(), *lost])
     found = of(path)

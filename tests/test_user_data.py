@@ -36,9 +36,7 @@ def test_a_token_outside_the_vocabulary_is_refused_by_file(mine):
 
 
 def test_shards_without_a_vocabulary_name_the_largest_token(mine):
-    with pytest.raises(
-        ValueError, match="data.vocab_size is not set: the largest token found is 300: .*vocab_size=301"
-    ):
+    with pytest.raises(ValueError, match="data.vocab_size is not set: the largest token is 300: .*vocab_size=301"):
         sources.find(settings(**mine), **QUIET)
 
 

@@ -1,8 +1,8 @@
 """./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the ranks
-of one job; several folders, and the windows of a run, are answered one by one, in --json as {PATH: answer}.  Of a run folder
-it also writes analysis.json and summary.md into it, of its first window.  Needs no torch.
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the
+ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as {PATH: answer}.  Of a
+run folder it also writes analysis.json and summary.md into it, of its first window.  Needs no torch.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import sys
 from bench import atomic
 from bench.paths import of_user
 from bench.record import named
-from bench.trace import analysis, categories, diff, load
-from bench.trace.text import as_markdown, as_text, diff_text
+from bench.trace import analysis, categories, diff, diff_text, load
+from bench.trace.text import as_markdown, as_text
 
 
 def main(argv):
@@ -25,34 +25,39 @@ def main(argv):
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
     answers = {}
     for words in _jobs(args.path):
-        paths = [named.path(word) for word in words]
-        by_window = load.by_window([one for path in paths for one in load.find(path)])
-        found = {}
-        for name, ranks in by_window.items():
-            title = ", ".join(words) + (f", window {name}" if len(by_window) > 1 else "")
-            found[title] = analysis.of_ranks(ranks, rules, args.include_last_step)
-            if not args.json:
-                print(as_text(found[title], title))
-        if (paths[0] / "run.json").is_file():
-            _keep(paths[0], next(iter(found.values())))
-        answers |= found
+        answers |= _answer(words, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     return 0
 
 
+def _answer(words, rules, args):
+    """Paths of one job -> {title: analysis}, one for each window."""
+    paths = [named.path(word) for word in words]
+    by_window = load.by_window([file for path in paths for file in load.find(path)])
+    answers = {}
+    for name, ranks in by_window.items():
+        title = ", ".join(words) + (f", window {name}" if len(by_window) > 1 else "")
+        answers[title] = analysis.of_ranks(ranks, rules, args.include_last_step)
+        if not args.json:
+            print(as_text(answers[title], title))
+    if (paths[0] / "run.json").is_file():
+        _keep(paths[0], next(iter(answers.values())))
+    return answers
+
+
 def _jobs(words):
-    """What was named -> lists of what belongs together: several files are the ranks of one job, a folder is one by itself."""
+    """What was named -> lists of what belongs together: all files as the ranks of one job, each folder by itself."""
     files = [word for word in words if of_user(word).is_file()]
     return [files] * bool(files) + [[word] for word in words if word not in files]
 
 
-def _keep(folder, found):
+def _keep(folder, answer):
     """Beside the run's record, for reports."""
     try:
-        atomic.write_json(folder / "analysis.json", found)
+        atomic.write_json(folder / "analysis.json", answer)
         if not (folder / "summary.md").exists() or (folder / "summary.md").read_text().startswith("# Trace analysis"):
-            atomic.write_text(folder / "summary.md", as_markdown(found, folder.name))
+            atomic.write_text(folder / "summary.md", as_markdown(answer, folder.name))
         print(f"analyze: wrote {os.path.relpath(folder / 'analysis.json')}", file=sys.stderr)
     except OSError as error:
         print(f"analyze: {folder}/analysis.json could not be written ({error.strerror})", file=sys.stderr)
@@ -62,11 +67,8 @@ def _diff(argv):
     parser = argparse.ArgumentParser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
     parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
     parser.add_argument("b", metavar="B")
-    parser.add_argument(
-        "--by",
-        choices=["kernel", "operator"],
-        help="match kernels by name, or operators by name and shape; kernels where there are some",
-    )
+    hint = "match kernels by name, or operators by name and shape; kernels where there are some"
+    parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
     parser.add_argument("--rank", type=int, help="of a folder with several ranks; the lowest without it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
@@ -75,8 +77,8 @@ def _diff(argv):
     for word, rank in zip((args.a, args.b), ranks):
         if by == "kernel" and not len(rank.device_rows()):
             raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
-    found = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
-    print(json.dumps(found, indent=1) if args.json else diff_text(found, args.a, args.b))
+    answer = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
+    print(json.dumps(answer, indent=1) if args.json else diff_text.as_text(answer, args.a, args.b))
     return 0
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 
-from bench import atomic, text_table
+from bench import atomic, text_table, utc
 from bench.compare import calibration, selection
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.launch import launcher
@@ -39,7 +39,7 @@ def main(argv):
             return 1
         a_rows, b_rows = _dealt(rows)
     found = calibration.of_rows(a_rows, b_rows, args.resolution)
-    found |= {"made_at": atomic.utc_now(), "warm_up_run": warm_up}
+    found |= {"made_at": utc.now(), "warm_up_run": warm_up}
     path = keep(found)
     if args.json:
         print(json.dumps(found | {"file": path.name}, indent=1))

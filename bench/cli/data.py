@@ -18,6 +18,7 @@ from bench.units import format_bytes
 
 CONF = paths.CONF / "data"
 NUM_FIRST_TOKENS = 8
+COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
 def main(argv):
@@ -31,12 +32,9 @@ def main(argv):
         if len(names) != 1:
             raise ValueError(f"data {args.verb} {' '.join(names)}: name one of {', '.join(known())}")
         return _get(args.verb, names[0], overrides)
-    except shards.CheckFailed as error:
-        print(f"data: {error}", file=sys.stderr)
-        return 1
     except ValueError as error:
         print(f"data: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, shards.CheckFailed) else 2
 
 
 def known():
@@ -50,8 +48,8 @@ def data_config(name, overrides=()):
         raise ValueError(f"{name}: there is no such data; choose from {', '.join(known())}, or show a .bin file")
     values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     for override in overrides:
-        key, found, value = override.removeprefix("data.").partition("=")
-        if not found:
+        key, equals, value = override.removeprefix("data.").partition("=")
+        if not equals:
             raise ValueError(f"{override}: a setting is data.KEY=VALUE")
         try:
             values[key] = yaml.safe_load(value)
@@ -90,10 +88,7 @@ def _get(verb, name, overrides):
 def _show(names, overrides, as_json):
     if overrides and not names:
         raise ValueError(f"data show {' '.join(overrides)}: say whose settings these are: one of {', '.join(known())}")
-    if names:
-        shown = [_file_facts(_path(name)) if _is_file(name) else _named_facts(name, overrides) for name in names]
-    else:
-        shown = [_listed(name) for name in known()]
+    shown = [_shown(name, overrides) for name in names] or [_listed(name) for name in known()]
     if as_json:
         print(json.dumps(shown, indent=1))
     else:
@@ -101,12 +96,9 @@ def _show(names, overrides, as_json):
     return 0
 
 
-def _is_file(name):
-    return name.endswith(".bin") or os.sep in name
-
-
-def _path(name):
-    return of_user(name)
+def _shown(name, overrides):
+    is_file = name.endswith(".bin") or os.sep in name
+    return _file_facts(of_user(name)) if is_file else _named_facts(name, overrides)
 
 
 def _listed(name):
@@ -122,22 +114,15 @@ def _named_facts(name, overrides):
 
 
 def _facts(dataset):
-    files = {split: [_row(file) for file in getattr(dataset, split)] for split in ("train", "val")}
+    def row(file):
+        return {"file": str(file.path)} | {key: getattr(file, key) for key in COLUMNS}
+
+    files = {split: [row(file) for file in getattr(dataset, split)] for split in ("train", "val")}
     return {"name": dataset.name, "vocab_size": dataset.vocab_size} | files
 
 
-def _row(file):
-    return {
-        "file": str(file.path),
-        "num_tokens": file.num_tokens,
-        "num_bytes": file.num_bytes,
-        "sha256": file.sha256,
-        "max_token": file.max_token,
-    }
-
-
 def _file_facts(path):
-    """Of one shard, whosever it is."""
+    """Of one shard file."""
     shard = shards.check(path)
     return {
         "file": str(path),

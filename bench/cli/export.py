@@ -1,7 +1,8 @@
-"""./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]      records for other programs
+"""./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]    for other programs
 
-csv, parquet: a line a run, or with --steps a line a step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.  modded-nanogpt:
-a log in the format of its records, code first.  Without --out everything but parquet goes to the terminal.
+csv, parquet: a line a run, or with --steps a line a step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
+modded-nanogpt: a log in the format of its records, code first.  Without --out everything but parquet goes to the
+terminal.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from bench import atomic
 from bench.exporters import mllog, modded_nanogpt_log, tables
 from bench.paths import of_user
-from bench.record import named, run_folder, step_files
+from bench.record import named
 
 FORMATS = ("csv", "parquet", "mllog", "modded-nanogpt")
 
@@ -25,41 +26,27 @@ def main(argv):
         if out is None:
             raise ValueError("--to parquet: it is no text: say where with --out FILE.parquet")
         tables.write_parquet(tables.rows_of(folders, args.steps), out)
-    elif args.to == "csv":
-        _put(tables.as_csv(tables.rows_of(folders, args.steps)), out)
-    elif args.to == "mllog":
-        _put(
-            "".join(
-                line + "\n"
-                for folder in folders
-                for line in mllog.lines(
-                    run_folder.read(folder), step_files.read(folder), step_files.read_events(folder)
-                )
-            ),
-            out,
-        )
     else:
-        if len(folders) != 1:
-            raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
-        _put(modded_nanogpt_log.text(folders[0]), out)
+        _put(_text(args.to, folders, args.steps), out)
     return 0
 
 
-# ---- MLPerf
-
-
-# ---- modded-nanogpt
+def _text(form, folders, of_steps):
+    if form == "csv":
+        return tables.as_csv(tables.rows_of(folders, of_steps))
+    if form == "mllog":
+        return "".join(line + "\n" for folder in folders for line in mllog.of_folder(folder))
+    if len(folders) != 1:
+        raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
+    return modded_nanogpt_log.text(folders[0])
 
 
 def _put(text, out):
     if out is None:
         sys.stdout.write(text)
-        return
-    try:
-        atomic.write_text(out, text)
-    except OSError as error:
-        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
-    print(os.path.relpath(out))
+    else:
+        atomic.write_out(out, text)
+        print(os.path.relpath(out))
 
 
 def _parser():

@@ -1,8 +1,8 @@
 """./run.sh import FORMAT PATH... [--json]      logs of modded-nanogpt, nanochat, nanogpt or kempnerforge -> run folders
 
-Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not say is unknown.
-Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line and could not be understood is
-shown with its number, and the runs of its file are marked suspect.
+Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not say is
+unknown.  Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line and could not
+be understood is shown with its number, and the runs of its file are marked suspect.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from bench.record import run_folder, step_files
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is no log: enough to say what it is
 NUM_SHOWN = 20  # lines of one kind
+COUNTS = ("files", "runs", "complete", "incomplete", "not_a_run", "unmatched_metric_lines", "duplicates")
+REPORTED = ("unread", "unmatched", "repeated", "same run", "no run")
 FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d", re.I))  # of another program's line
 
 
@@ -25,89 +27,67 @@ def main(argv):
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
     args = _parser().parse_args(argv)
     files = importers.files([of_user(word) for word in args.path])
-    summary = {
-        "files": 0,
-        "runs": 0,
-        "complete": 0,
-        "incomplete": 0,
-        "not_a_run": 0,
-        "unmatched_metric_lines": 0,
-        "duplicates": 0,
-    }
-    told, seen, written = {"unread": [], "unmatched": [], "no run": [], "repeated": [], "same run": []}, set(), 0
-    where = {}  # same_run_id -> the first file with that run
+    summary, report = dict.fromkeys(COUNTS, 0), {kind: [] for kind in REPORTED}
+    seen, file_of, num_written = set(), {}, 0  # sha256 of files; same_run_id: the first file with that run
     for done, (path, part_of) in enumerate(files, 1):
         if sys.stderr.isatty():
-            print(
-                f"\r{done} of {len(files)} files", end="\n" if done == len(files) else "", file=sys.stderr, flush=True
-            )
+            end = "\n" if done == len(files) else ""
+            print(f"\r{done} of {len(files)} files", end=end, file=sys.stderr, flush=True)
         try:
-            found, facts = importers.read(path, args.format, part_of)
+            runs, facts = importers.read(path, args.format, part_of)
         except ValueError as error:
-            told["unread"].append(str(error))
+            report["unread"].append(str(error))
             continue
-        _count(summary, found, facts, facts["sha256"] in seen)
-        _tell(told, path, found, facts)
-        if facts["sha256"] not in seen:
-            _tell_of_same_runs(told, path, found, where)
-        if not args.dry_run and facts["sha256"] not in seen:
-            written += sum(write(run, rows, results_root()) for run, rows in found)
+        is_duplicate = facts["sha256"] in seen
+        _count(summary, runs, facts, is_duplicate)
+        _report(report, path, runs, facts, {} if is_duplicate else file_of)
+        if not args.dry_run and not is_duplicate:
+            num_written += sum(write(run, rows, results_root()) for run, rows in runs)
         seen.add(facts["sha256"])
-    if len(told["unread"]) == len(files):
-        raise ValueError(told["unread"][0])
-    _print_told(told, args.format)
+    if len(report["unread"]) == len(files):
+        raise ValueError(report["unread"][0])
+    _print_report(report, args.format)
     if args.json:
         print(json.dumps(summary))
     else:
         print("\n".join(f"{key.replace('_', ' '):<23} {value:>9,}" for key, value in summary.items()))
-        print(
-            "nothing was written"
-            if args.dry_run
-            else f"{written} new run folders in {results_root()}; ./run.sh table shows them"
-        )
-    return 1 if told["unmatched"] or told["unread"] else 0
+        written = f"{num_written} new run folders in {results_root()}; ./run.sh table shows them"
+        print("nothing was written" if args.dry_run else written)
+    return 1 if report["unmatched"] or report["unread"] else 0
 
 
-def _count(summary, found, facts, is_duplicate):
-    summary["files"] += 1
-    summary["duplicates"] += is_duplicate
-    summary["not_a_run"] += not found
-    summary["runs"] += len(found)
-    summary["complete"] += sum(run["status"] == "complete" for run, _ in found)
-    summary["incomplete"] += sum(run["status"] != "complete" for run, _ in found)
-    summary["unmatched_metric_lines"] += len(facts["unmatched"])
+def _count(summary, runs, facts, is_duplicate):
+    num_complete = sum(run["status"] == "complete" for run, _ in runs)
+    new = (1, len(runs), num_complete, len(runs) - num_complete, not runs, len(facts["unmatched"]), is_duplicate)
+    for name, number in zip(COUNTS, new):
+        summary[name] += number
 
 
-def _tell(told, path, found, facts):
-    told["unmatched"] += [f"{path}:{number}: not understood: {text!r}" for number, text in facts["unmatched"]]
+def _report(report, path, runs, facts, file_of):
+    report["unmatched"] += [f"{path}:{number}: not understood: {text!r}" for number, text in facts["unmatched"]]
     if facts["num_repeated"]:
-        told["repeated"].append(f"{path}: {facts['num_repeated']} lines repeat lines before them; each counts once")
-    if not found:
-        told["no run"].append((path, facts["unmatched"]))
-
-
-def _tell_of_same_runs(told, path, found, where):
-    for run, _ in found:
+        report["repeated"].append(f"{path}: {facts['num_repeated']} lines repeat lines before them; each counts once")
+    if not runs:
+        report["no run"].append((path, facts["unmatched"]))
+    for run, _ in runs:
         same = run["imported"]["same_run_id"]
-        if same is not None and where.setdefault(same, path) != path:
-            told["same run"].append(
-                f"{path}: its run ({same}) is also in {where[same]}: compare and table --group count it once"
-            )
+        if same is not None and (other := file_of.setdefault(same, path)) != path:
+            again = f"its run ({same}) is also in {other}"
+            report["same run"].append(f"{path}: {again}: compare and table --group count it once")
 
 
-def _print_told(told, form):
+def _print_report(report, form):
     """What a person must look at, on stderr; of each kind the first few."""
-    no_runs = [f"{path}: {_why_no_run(path, form, unmatched)}" for path, unmatched in told["no run"][:NUM_SHOWN]]
-    kinds = (told["unread"], told["unmatched"], told["repeated"], told["same run"], no_runs)
-    for lines, num_lines in zip(kinds, (None, None, None, None, len(told["no run"]))):
-        for line in lines[:NUM_SHOWN]:
-            print(f"import: {line}", file=sys.stderr)
-        if (num_lines or len(lines)) > NUM_SHOWN:
-            print(f"import: and {(num_lines or len(lines)) - NUM_SHOWN:,} more like it", file=sys.stderr)
+    for kind in REPORTED:
+        for line in report[kind][:NUM_SHOWN]:
+            words = f"{line[0]}: {_why_no_run(*line, form)}" if kind == "no run" else line
+            print(f"import: {words}", file=sys.stderr)
+        if len(report[kind]) > NUM_SHOWN:
+            print(f"import: and {len(report[kind]) - NUM_SHOWN:,} more like it", file=sys.stderr)
 
 
-def _why_no_run(path, form, unmatched):
-    """A file without a run -> what it is instead, as far as can be told."""
+def _why_no_run(path, unmatched, form):
+    """A file without a run -> what it is instead, as far as it shows."""
     if unmatched:
         return f"no run: {len(unmatched)} of its lines look like metric lines, and none was understood"
     data = path.read_bytes()
@@ -120,9 +100,8 @@ def _why_no_run(path, form, unmatched):
         return f"no run: it has no step's line of {form}, but some of {other}: ./run.sh import {other} {path}"
     lines = (line[:100] for line in re.split(rb"[\r\n]", data[:MAX_LOOKED_AT]))
     foreign = next((line for line in lines if all(word.search(line) for word in FOREIGN)), None)
-    return "no run: it has no step's line" + (
-        f" of {form}; another program's are in it: {foreign.decode('utf-8', 'replace')!r}" if foreign else ""
-    )
+    theirs = f" of {form}; another program's are in it: {foreign.decode('utf-8', 'replace')!r}" if foreign else ""
+    return f"no run: it has no step's line{theirs}"
 
 
 def write(run, rows, results):
@@ -136,9 +115,8 @@ def write(run, rows, results):
         step_files.write(folder, rows)
         atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.artifacts(folder)}, durable=False)
     except OSError as error:
-        raise ValueError(
-            f"{folder}: cannot be written ({error.strerror}); free space, or name another place with SPEEDRUN_RESULTS"
-        ) from None
+        hint = "free space, or name another folder with SPEEDRUN_RESULTS"
+        raise ValueError(f"{folder}: cannot be written ({error.strerror}); {hint}") from None
     return True
 
 

@@ -4,10 +4,9 @@ What is known to differ is refused; what is unknown, as in imported logs, is mar
 """
 
 import json
-from datetime import datetime
 from typing import NamedTuple
 
-from bench import stats
+from bench import stats, utc
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
@@ -229,7 +228,7 @@ def _gap_s(a, b):
     for rows in (a, b):
         if any(row["started_at"] is None for row in rows):
             return None
-        seconds = [datetime.fromisoformat(row["started_at"]).timestamp() for row in rows]
+        seconds = [utc.seconds(row["started_at"]) for row in rows]
         spans.append((min(seconds), max(seconds)))
     (first, second) = sorted(spans)
     return max(0.0, second[0] - first[1])

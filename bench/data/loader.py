@@ -1,6 +1,6 @@
 """Shards -> batches on the device: the same global stream of tokens for every world size.
 
-Step s of a race reads tokens [s * batch_tokens, (s + 1) * batch_tokens] of the shards in a row, which start over at the
+Step s of a run reads tokens [s * batch_tokens, (s + 1) * batch_tokens] of the shards in a row, which start over at the
 end.  Rank r owns the r-th equal block of the step's rows, micro-step m the m-th equal slice of that block; a target is
 the token after its own.  A thread reads ahead; next() only copies to the device.
 Legend: B sequences of one micro-batch, T tokens of one sequence, R sequences of a whole step.
@@ -32,11 +32,11 @@ class Stream:
         self._mapped = (None, None)  # the shard being read; the others need no memory
 
     @property
-    def num_tokens(self):
+    def num_tokens(self) -> int:
         """Of one epoch."""
         return self._starts[-1]
 
-    def read(self, start, num_tokens):
+    def read(self, start: int, num_tokens: int) -> np.ndarray:
         """Tokens [start, start + num_tokens) as uint16, a view of the file where one shard holds them all."""
         pieces, start = [], start % self.num_tokens
         while num_tokens:
@@ -79,7 +79,7 @@ class Loader:
         rank_start = rank * num_micro_steps * micro_tokens
 
         def start_of(micro):
-            """Where this rank's micro-batch, counted from the start of the race, begins in the stream."""
+            """Where this rank's micro-batch, counted from the start of the run, begins in the stream."""
             step, micro_step = divmod(micro, num_micro_steps)
             return step * batch_tokens + rank_start + micro_step * micro_tokens
 
@@ -99,7 +99,7 @@ class Loader:
         """Of one epoch."""
         return self._stream.num_tokens
 
-    def next(self):
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(tokens_BT, targets_BT), int64 on the device; they are the caller's to keep."""
         if self._left == 0:
             self._next_block()
@@ -110,12 +110,12 @@ class Loader:
         tokens_BT, targets_BT = pair.view(2, -1, self._seq_len).unbind(0)
         return tokens_BT, targets_BT
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         """Where the next batch to be handed out stands."""
         step, micro_step = divmod(self._micro, self._num_micro_steps)
         return {"step": step, "micro_step": micro_step}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]):
         """Go on from there.  Returns when the first batch is ready, so that the first step does not start late."""
         self._stop()
         self._start(state["step"] * self._num_micro_steps + state["micro_step"])
@@ -155,16 +155,16 @@ class Loader:
             self._free.put(self._block)
             self._block = None
         try:
-            found = self._ready.get_nowait()
+            block = self._ready.get_nowait()
         except queue.Empty:
             started_ns = time.perf_counter_ns()
-            found = self._ready.get()
+            block = self._ready.get()
             self.wait_ns += time.perf_counter_ns() - started_ns
             self.num_waits += 1
-        if isinstance(found, BaseException):
-            self._error = found
-            raise found
-        self._block, self._left = found, len(found)
+        if isinstance(block, BaseException):
+            self._error = block
+            raise block
+        self._block, self._left = block, len(block)
 
     def _to_gpu(self, pair):
         """Copy on a stream of its own: it waits for no compute, and the host for neither."""
@@ -183,7 +183,7 @@ class Loader:
 
 
 def _read_ahead(stream, start_of, micro, free, ready, stopping):
-    """The thread: fill free blocks in order until it is stopped.  It calls nothing of CUDA, so it cannot disturb it."""
+    """The thread: fill free blocks in order until it is stopped.  It makes no CUDA calls, so it cannot disturb them."""
     try:
         while (block := free.get()) is not None:
             for pair in block.numpy():

@@ -41,12 +41,12 @@ class Shard:
         return np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(self.num_tokens,))
 
 
-def num_bytes(num_tokens):
+def num_bytes(num_tokens: int) -> int:
     """Size of a shard that holds so many tokens."""
     return HEADER_BYTES + TOKEN_BYTES * num_tokens
 
 
-def write(path, tokens):
+def write(path, tokens) -> Shard:
     """1-D integers below 65536 -> a shard under its final name, whole or not at all.  Returns its Shard."""
     path, tokens = Path(path), np.asarray(tokens)
     assert tokens.ndim == 1 and tokens.dtype.kind in "iu", f"{path.name}: tokens must be 1-D integers"
@@ -61,7 +61,7 @@ def write(path, tokens):
     return Shard(path, len(tokens), num_bytes(len(tokens)))
 
 
-def check(path):
+def check(path) -> Shard:
     """Header and size of a file -> Shard.  Raises CheckFailed, which names the file, what is wrong and what to try."""
     path = Path(path)
     try:
@@ -71,15 +71,13 @@ def check(path):
     except OSError as error:
         raise CheckFailed(f"{path}: cannot be read ({error.strerror}): check the name and the permissions") from error
     if len(head) < HEADER_BYTES:
-        raise CheckFailed(
-            f"{path}: {size} bytes, and a header alone has {HEADER_BYTES}: truncated or no shard; get it again"
-        )
+        why = f"{size} bytes, and a header alone has {HEADER_BYTES}"
+        raise CheckFailed(f"{path}: {why}: truncated or no shard; get it again")
     magic, version, num_tokens = (int(value) for value in np.frombuffer(head, HEADER_DTYPE)[:3])
     if magic != MAGIC:
         kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
-        raise CheckFailed(
-            f"{path}: magic {magic} instead of {MAGIC}: {kind}; ./run.sh data make text makes one from text"
-        )
+        hint = "./run.sh data make text makes one from text"
+        raise CheckFailed(f"{path}: magic {magic} instead of {MAGIC}: {kind}; {hint}")
     if version != VERSION:
         raise CheckFailed(f"{path}: version {version}, and only {VERSION} is known here: make it again in that version")
     if num_tokens <= 0:
@@ -91,7 +89,7 @@ def check(path):
     return Shard(path, num_tokens, size)
 
 
-def max_token(shard):
+def max_token(shard: Shard) -> int:
     """The largest token of a shard, read in pieces: a mapped file would count as this process's memory."""
     largest = 0
     with open(shard.path, "rb") as file:
@@ -101,7 +99,7 @@ def max_token(shard):
     return largest
 
 
-def sha256(path):
+def sha256(path) -> str:
     """Hex digest of a whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

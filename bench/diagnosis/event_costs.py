@@ -10,8 +10,9 @@
 They overlap: a collection that stalls a step is in both.  No sum is given because it would count milliseconds twice.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
+from bench import utc
 from bench.diagnosis import rank_skew, stall_causes, stalls
 from bench.record import step_files
 
@@ -72,7 +73,5 @@ def _utc(t_ns, events):
     """The wall clock's time of t_ns, by an event of the same boot that has both."""
     for event in events:
         if t_ns is not None and event.get("utc"):
-            known = datetime.fromisoformat(event["utc"])
-            then = known + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3)
-            return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            return utc.text(utc.parse(event["utc"]) + timedelta(microseconds=(t_ns - event["t_ns"]) / 1e3))
     return None

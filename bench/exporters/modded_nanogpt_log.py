@@ -1,8 +1,8 @@
 """A run as a log in the format of modded-nanogpt's records, code first."""
 
 import math
-from datetime import datetime
 
+from bench import utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 
@@ -12,20 +12,18 @@ RULE = "=" * 100
 def text(folder):
     """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
 
-    train_time is the record's, validation outside of it, in whole milliseconds as there; losses have 4 decimals, or all that
-    the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
+    train_time is the record's, validation outside of it, in whole milliseconds as there; losses have 4 decimals, or all
+    that the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
     """
     run, rows = run_folder.read(folder), step_files.read(folder)
     patch = folder / "code" / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
     if patch.is_file() and patch.stat().st_size:
-        code += ["# changes that were not committed:"] + [
-            f"# {line}" for line in patch.read_text(errors="replace").splitlines()
-        ]
+        changes = patch.read_text(errors="replace").splitlines()
+        code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
     imported = run.get("imported") or {}
-    has_times = run["metrics"].get("train_s") is not None or (
-        not imported and any(row.get("step_ms") is not None for row in rows)
-    )
+    is_timed = not imported and any(row.get("step_ms") is not None for row in rows)
+    has_times = is_timed or run["metrics"].get("train_s") is not None
     lines = list(_step_lines(rows, _num_planned(folder, run, rows), imported) if has_times else _llmc_lines(rows))
     lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
     lines += imported.get("other_lines") or ()
@@ -52,11 +50,8 @@ def _environment(run):
         yield f"Driver Version: {env['driver']}"
     if run["started_at"] is not None:
         is_local = str((run.get("imported") or {}).get("started_zone")).startswith("unknown")
-        yield (
-            f"{datetime.fromisoformat(run['started_at']):%a %b %d %H:%M:%S %Y}"
-            if is_local
-            else f"Run UTC timestamp={run['started_at']}"
-        )
+        local = f"{utc.parse(run['started_at']):%a %b %d %H:%M:%S %Y}"
+        yield local if is_local else f"Run UTC timestamp={run['started_at']}"
     if run["seed"] is not None:
         yield f"Using seed={run['seed']}"
 
@@ -69,33 +64,26 @@ def _num_planned(folder, run, rows):
 
         declared = (yaml.safe_load(config.read_text()).get("goal") or {}).get("max_steps")
     if declared is None and run["status"] != "complete":
-        raise ValueError(
-            f"{run['run_id']}: status={run['status']}, and it does not say how many steps it was to have: export it --to csv"
-        )
+        what = f"status={run['status']}, and it does not say how many steps it was to have"
+        raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
     return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
 
 
 def _step_lines(rows, total, imported):
-    """One line a step and one a validation; step_avg as the record's log had it: see importers.modded_nanogpt.MEANINGS."""
-    meaning, tails, train_ms, before = (
-        imported.get("step_avg_meaning") or "",
-        imported.get("line_tails") or {},
-        0.0,
-        (0, 0.0),
-    )
+    """One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS."""
+    meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
+    untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
     for row in rows:
         step, known_ms = row["step"], row.get("train_time_ms")
         if known_ms is not None or (imported and row.get("step_ms") is None and step):
             train_ms = math.nan if known_ms is None else known_ms  # a log that does not say this step's
         else:
             train_ms += row.get("step_ms") or 0.0
-        untimed = 10 if "step-10" in meaning else 0
         average = _average(train_ms, step - untimed)
         start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
-        of_its_own = known_ms is not None and (
-            row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
-        )
-        if step and (of_its_own or row.get("train_loss") is not None or row.get("step_ms") is not None):
+        is_own_time = row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
+        has_line = (known_ms is not None and is_own_time) or row.get("train_loss") is not None
+        if step and (has_line or row.get("step_ms") is not None):
             loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
             yield f"{start}{loss} train_time:{train_ms:.0f}ms step_avg:{average}ms"
         if row.get("val_loss") is not None:
@@ -113,11 +101,8 @@ def _average(train_ms, num_steps):
 def _llmc_lines(rows):
     for row in rows:
         if row.get("train_loss") is not None:
-            more = (
-                f" lr:{row['lr']!r} norm:{row['grad_norm']!r}"
-                if None not in (row.get("lr"), row.get("grad_norm"))
-                else ""
-            )
+            has_more = None not in (row.get("lr"), row.get("grad_norm"))
+            more = f" lr:{row['lr']!r} norm:{row['grad_norm']!r}" if has_more else ""
             yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
         if row.get("val_loss") is not None:
             yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"

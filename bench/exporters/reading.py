@@ -1,11 +1,11 @@
 """A run folder -> what every exporter needs: settings, series by step, and the final numbers, all plain values."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import yaml
 
+from bench import utc
 from bench.config import schema
 from bench.config.typed import leaves
 from bench.record import run_folder, step_files
@@ -32,7 +32,7 @@ def read(folder):
     if run["status"] == "running":
         raise ValueError(f"{folder}: the run has not ended: export it afterwards")
     rows, offset_s = step_files.read(folder), _offset_s(step_files.read_events(folder), run)
-    points, last_s = [], _seconds(run["started_at"])
+    points, last_s = [], utc.seconds(run["started_at"])
     for row in rows:
         if row.get("t_ns") is not None and offset_s is not None:
             last_s = row["t_ns"] / 1e9 + offset_s
@@ -73,9 +73,5 @@ def _offset_s(events, run):
     """What to add to t_ns / 1e9 for seconds since 1970: of the first event that has both clocks; None without one."""
     for event in events:
         if event.get("utc") and isinstance(event.get("t_ns"), int):
-            return _seconds(event["utc"]) - event["t_ns"] / 1e9
+            return utc.seconds(event["utc"]) - event["t_ns"] / 1e9
     return None
-
-
-def _seconds(utc):
-    return datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp()

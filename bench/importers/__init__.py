@@ -4,14 +4,16 @@ runs = load(["records/track_1_short/2026-02-28_TransposeCopyBackward/baseline"])
 """
 
 import glob
+import hashlib
 import os
 from pathlib import Path
 
 from bench.importers import consoles, modded_nanogpt, records
+from bench.units import GIB, gib_from_bytes
 
 FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge")
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
-MAX_BYTES = 2**30  # of a log; the largest public one has 5 MB
+MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
 
 
 def load(paths, form="modded-nanogpt"):
@@ -20,27 +22,25 @@ def load(paths, form="modded-nanogpt"):
 
 
 def files(paths):
-    """Words of a user, globs too -> [(file, folder it was found under, or None)], each once.  ValueError for what is not there."""
-    found = {}
+    """Words of a user, globs too -> [(file, the folder it was under, or None)], each once.
+
+    Raises ValueError for what is not there.
+    """
+    folder_of = {}
     for word in paths:
-        named = (
-            [Path(word)]
-            if os.path.exists(word)
-            else [Path(path) for path in sorted(glob.glob(str(word), recursive=True))]
-        )
+        matches = sorted(glob.glob(str(word), recursive=True))
+        named = [Path(word)] if os.path.exists(word) else [Path(path) for path in matches]
         if not named:
-            raise ValueError(
-                f"{word}: there is no such file or folder; give logs ({', '.join(SUFFIXES)}) or folders of them"
-            )
+            hint = f"give logs ({', '.join(SUFFIXES)}) or folders of them"
+            raise ValueError(f"{word}: there is no such file or folder; {hint}")
         for path in named:
             below = _below(path) if path.is_dir() else [path]
             if not below and len(named) == 1:
-                raise ValueError(
-                    f"{word}: there is no log in there: none of its files ends in {', '.join(SUFFIXES)}; name a file to read it all the same"
-                )
+                why = f"none of its files ends in {', '.join(SUFFIXES)}"
+                raise ValueError(f"{word}: there is no log in there: {why}; name a file to read it all the same")
             for file in below:
-                found.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
-    return list(found.items())
+                folder_of.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
+    return list(folder_of.items())
 
 
 def _below(folder):
@@ -56,25 +56,25 @@ def _below(folder):
 def read(path, form="modded-nanogpt", part_of=None):
     """One file -> (list of (record, rows of steps.csv), facts of the file).
 
-    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes"}.
+    facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
+    "num_runs"}.
     """
     if form not in FORMATS:
         raise ValueError(f"{form}: there is no such format; choose from {', '.join(FORMATS)}")
     data = _bytes_of(Path(path))
     runs, facts = modded_nanogpt.read(data, Path(path).name) if form == "modded-nanogpt" else consoles.read(data, form)
-    digest = records.sha256(data)
-    found = [records.of_run(run, path, digest, form, len(runs), facts, part_of) for run in runs]
-    return found, facts | {"sha256": digest, "num_bytes": len(data)}
+    digest = hashlib.sha256(data).hexdigest()
+    facts |= {"sha256": digest, "num_bytes": len(data), "num_runs": len(runs)}
+    return [records.of_run(run, path, form, facts, part_of) for run in runs], facts
 
 
 def _bytes_of(path):
     try:
         if not path.is_file():
             raise ValueError(f"{path}: is no file")
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(
-                f"{path}: has {path.stat().st_size / 2**30:.1f} GiB, which no training log has: take the part with the metric lines"
-            )
+        if (num_bytes := path.stat().st_size) > MAX_BYTES:
+            size = f"{gib_from_bytes(num_bytes):.1f} GiB"
+            raise ValueError(f"{path}: has {size}, which no training log has: take the part with the metric lines")
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,7 +1,7 @@
 """Console logs of nanoGPT, nanochat and KempnerForge -> runs.  Each has one kind of line a step; colours are taken off.
 
-Row k of a run is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so their
-line of step k is row k + 1; their validation k comes before step k and is row k.  KempnerForge numbers from 1.
+Row k of a run is after k optimizer steps.  nanoGPT and nanochat number a step from 0 and print it when it is done, so
+their line of step k is row k + 1; their validation k comes before step k and is row k.  KempnerForge numbers from 1.
 """
 
 import math
@@ -15,16 +15,15 @@ from bench.importers.lines import COLUMNS
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
 GIB_MIB = 1024
-NUM_UNTIMED, NUM_UNTIMED_SFT = (
-    11,
-    10,
-)  # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
+# nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
+NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
 
 
 class NanoGpt:
     """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
 
-    An iteration's time is from the end of the one before it, so that one after a validation holds the validation: flagged.
+    An iteration's time is from the end of the one before it, so that one after a validation holds the validation:
+    flagged.
     """
 
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
@@ -36,14 +35,17 @@ class NanoGpt:
     }
 
     def row(self, line):
-        if found := self.step.search(line):
-            return {"step": int(found[1]) + 1, "train_loss": _number(found[2]), "step_ms": _number(found[3])}
-        if found := self.val.search(line):
-            return {"step": int(found[1]), "val_loss": _number(found[3])}
+        if match := self.step.search(line):
+            return {"step": int(match[1]) + 1, "train_loss": _number(match[2]), "step_ms": _number(match[3])}
+        if match := self.val.search(line):
+            return {"step": int(match[1]), "val_loss": _number(match[3])}
         return None
 
     def clock(self, by_step):
-        """(meaning, number of first steps that are untimed).  Their sum, where every iteration was printed; with validations in it."""
+        """(meaning, number of first steps that are untimed).
+
+        The iterations' sum where every one was printed; validations are in it.
+        """
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
         _summed(by_step, untimed=0)
@@ -51,11 +53,12 @@ class NanoGpt:
 
 
 class NanoChat:
-    """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total time:
-    0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not val_loss.
+    """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
+    time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not
+    val_loss.
 
-    chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm: ...", and
-    validates for the last time before its last number.
+    chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm:
+    ...", and validates for the last time before its last number.
     """
 
     looks_like = re.compile(r"^\s*[Ss]tep \d+(?:/\d+)? (?:\(|\|)")
@@ -64,9 +67,8 @@ class NanoChat:
     )
     old_sft = re.compile(rf"Step (\d+)/(\d+) \| Training loss: {FLOAT}\|")
     val = re.compile(rf"Step (\d+) \| Validation (bpb|loss): {FLOAT}")
-    other = re.compile(
-        r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+"
-    )  # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
+    # "CORE metric: 0.2", "mmlu_acc: 0.28, arc_easy_acc: 0.31"
+    other = re.compile(r"Step (\d+) \| (?!Valid)[\w -]+: [-+]?[\d.]+")
     facts = {
         "batch_tokens": re.compile(r"Total batch size ([\d,]+) =>"),
         "gpu_name": re.compile(r"^GPU: (.+?) \|", re.M),
@@ -76,18 +78,21 @@ class NanoChat:
     }
 
     def row(self, line):
-        if found := self.step.search(line):
-            row = {"step": int(found[1]) + 1, "total": int(found[2])} if found[2] else {"step": int(found[1])}
-            row |= {"train_loss": _number(found[3]), "step_ms": _number(found[4])}
-            return row | ({"train_time_ms": 60e3 * _number(found[5])} if found[5] else {})
-        if found := self.old_sft.search(line):
-            return {"step": int(found[1]) + 1, "total": int(found[2]) - 1, "train_loss": _number(found[3])}
-        if found := self.val.search(line):
-            return {"step": int(found[1]), "val_loss" if found[2] == "loss" else "val_bpb": _number(found[3])}
-        return {"step": int(found[1])} if (found := self.other.search(line)) else None
+        if match := self.step.search(line):
+            row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
+            row |= {"train_loss": _number(match[3]), "step_ms": _number(match[4])}
+            return row | ({"train_time_ms": 60e3 * _number(match[5])} if match[5] else {})
+        if match := self.old_sft.search(line):
+            return {"step": int(match[1]) + 1, "total": int(match[2]) - 1, "train_loss": _number(match[3])}
+        if match := self.val.search(line):
+            return {"step": int(match[1]), "val_loss" if match[2] == "loss" else "val_bpb": _number(match[3])}
+        return {"step": int(match[1])} if (match := self.other.search(line)) else None
 
     def clock(self, by_step):
-        """As the program counts it: steps after its 11th; to the millisecond where every step was printed, else in hundredths of a minute."""
+        """As the program counts it: steps after its 11th.
+
+        To the millisecond where every step was printed, else in hundredths of a minute.
+        """
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
         _summed(by_step, untimed)
@@ -96,7 +101,8 @@ class NanoChat:
 
 class KempnerForge:
     """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
-    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and not kept.
+    step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and
+    not kept.
     """
 
     looks_like = re.compile(r"\[step \d+\].*=")
@@ -111,9 +117,10 @@ class KempnerForge:
     keys = {"loss": "train_loss", "eval/loss": "val_loss", "lr": "lr", "grad_norm": "grad_norm"}
 
     def row(self, line):
-        found = self.line.search(line)
-        words = [word.strip().partition("=") for word in found[2].split("|")] if found else []
-        row = {"step": int(found[1])} if found else {}
+        match = self.line.search(line)
+        if not match:
+            return None
+        row, words = {"step": int(match[1])}, [word.strip().partition("=") for word in match[2].split("|")]
         for key, equals, text in words:
             if not equals or (key in self.keys and _number(text) is None):
                 return None
@@ -123,7 +130,7 @@ class KempnerForge:
                 row["step_ms"] = _number(text[:-2]) if text.endswith("ms") else 1e3 * _number(text[:-1])
             elif key == "mem" and "/" in text:
                 row["peak_mib"] = GIB_MIB * _number(text.split("/")[0])
-        return row or None
+        return row
 
     def clock(self, by_step):
         """Their sum, where every step was printed (log_interval 1); in hundredths of a second each."""
@@ -135,7 +142,7 @@ FORMS = {"nanogpt": NanoGpt(), "nanochat": NanoChat(), "kempnerforge": KempnerFo
 
 
 def read(data, form):
-    """The bytes of a console log -> (list of Run, {"unmatched": [(line number, text)], ...}).  A metric line that cannot be read is reported."""
+    """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them)."""
     text, reader = COLOUR.sub("", data.decode("utf-8", "replace")), FORMS[form]
     runs, unmatched, latest = [], [], 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -151,14 +158,10 @@ def read(data, form):
             runs.append({})
         latest = row["step"]
         runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
-    facts = {name: found[found.re.groups] for name, pattern in reader.facts.items() if (found := pattern.search(text))}
+    facts = {name: match[match.re.groups] for name, pattern in reader.facts.items() if (match := pattern.search(text))}
     made = [_run(by_step, number, form, facts if len(runs) == 1 else {}) for number, by_step in enumerate(runs)]
-    return made, {
-        "unmatched": unmatched,
-        "num_repeated": 0,
-        "num_tail_lines": 0,
-        "format_id": form if runs else "not_a_run",
-    }
+    counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
+    return made, {"unmatched": unmatched} | counts
 
 
 def _number(text):
@@ -176,7 +179,7 @@ def _finite(row):
 
 
 def _summed(by_step, untimed):
-    """train_time_ms of each step by adding up step_ms after the untimed ones; left as printed unless every step was printed."""
+    """train_time_ms of each step by adding up step_ms after the untimed ones, if every step was printed."""
     last = max(by_step)
     times_ms = [by_step.get(step, {}).get("step_ms") for step in range(1, last + 1)]
     if None in times_ms[untimed:] or not times_ms[untimed:]:
@@ -191,28 +194,24 @@ def _summed(by_step, untimed):
 def _run(by_step, number, form, facts):
     meaning, num_untimed = FORMS[form].clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
+
+    def of_rows(name):
+        return [row[name] for row in rows if name in row]
+
     columns = {name: np.array([row.get(name, np.nan) for row in rows], float) for name in (*COLUMNS, "step_ms")}
-    last, total = (
-        rows[-1]["step"],
-        next((row["total"] for row in rows if "total" in row), int(facts["total"]) if "total" in facts else None),
-    )
-    total = int(facts["max_iters"]) + 1 if "max_iters" in facts else total  # nanoGPT's last iteration has that number
-    if "num_tokens" in facts:
-        facts = facts | {"batch_tokens": _number(facts["num_tokens"]) / last}
-    validated = [row for row in rows if "val_loss" in row or "val_bpb" in row]
-    timed = [row["train_time_ms"] for row in rows if "train_time_ms" in row]
-    if "total_min" in facts and (rows[-1].get("train_time_ms") is None or len(timed) < last):
+    last, total = rows[-1]["step"], int(facts["total"]) if "total" in facts else None
+    # nanoGPT's last iteration has the number max_iters
+    total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(of_rows("total")), total)
+    timed, validated = of_rows("train_time_ms"), [row for row in rows if "val_loss" in row or "val_bpb" in row][-1:]
+    if "total_min" in facts and ("train_time_ms" not in rows[-1] or len(timed) < last):
         timed.append(60e3 * _number(facts["total_min"]))
-    val_step = validated[-1]["step"] if validated else None
+    val_step = validated[0]["step"] if validated else None
     diverged = next((row["step"] for row in rows if "diverged" in row), None)
-    peaks_mib = [row["peak_mib"] for row in rows if "peak_mib" in row] + [
-        _number(facts[name]) for name in ("peak_mib",) if name in facts
-    ]
-    known = {
-        "gpu_name": facts.get("gpu_name"),
-        "world_size": int(facts["world_size"]) if "world_size" in facts else None,
-        "peak_mib": max(peaks_mib, default=None),
-    }
+    peaks_mib = of_rows("peak_mib") + [_number(facts[name]) for name in ("peak_mib",) if name in facts]
+    batch_tokens = _number(facts["batch_tokens"]) if "batch_tokens" in facts else None
+    if "num_tokens" in facts:
+        batch_tokens = _number(facts["num_tokens"]) / last
+    known = {"gpu_name": facts.get("gpu_name"), "peak_mib": max(peaks_mib, default=None)}
     return Run(
         number=number,
         columns=columns,
@@ -221,26 +220,24 @@ def _run(by_step, number, form, facts):
         val_step=val_step,
         diverged_step=diverged,
         complete=diverged is None and _is_complete(form, last, val_step, total, facts),
-        val_loss=next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None),
+        val_loss=next(reversed(of_rows("val_loss")), None),
         train_time_ms=timed[-1] if timed else None,
         step_avg_ms=None,
         step_avg_meaning=meaning if timed else None,
         num_untimed_steps=num_untimed if timed else 0,
-        facts=known,
-        extras={},
+        facts=known | {"world_size": int(facts["world_size"]) if "world_size" in facts else None},
         model=form,
-        headline={"val_bpb": str(validated[-1]["val_bpb"])} if validated and "val_bpb" in validated[-1] else {},
+        headline={"val_bpb": str(validated[0]["val_bpb"])} if validated and "val_bpb" in validated[0] else {},
         flags={row["step"]: row["flags"] for row in rows if "flags" in row},
-        batch_tokens=round(_number(str(facts["batch_tokens"]))) if "batch_tokens" in facts else None,
+        batch_tokens=None if batch_tokens is None else round(batch_tokens),
     )
 
 
 def _is_complete(form, last, val_step, total, facts):
-    """Whether the run went to its end: the log says so, or has its last step; without a number of steps, its last validation."""
+    """Whether the run went to its end: the log says so, or has its last step, or (no total) its last validation."""
     validates_last = val_step is not None and form == "nanochat"  # if it validates at all
-    if ("num_done" in facts or "total_min" in facts) and (
-        not validates_last or val_step == last
-    ):  # printed when they are done
+    says_done = "num_done" in facts or "total_min" in facts  # printed at the end
+    if says_done and (not validates_last or val_step == last):
         return total is None or last >= min(total, int(facts.get("num_done", total)))
     if form == "nanogpt":  # validates before the last iteration, and prints every tenth
         return last >= total - 1 if total is not None else val_step is not None and val_step >= last - 1

@@ -1,4 +1,4 @@
-"""One run as a foreign log tells it.  What the log does not say is None."""
+"""One run as another program's log has it.  What the log does not say is None."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 @dataclass
 class Run:
     number: int  # in its file, from 0
-    columns: dict  # {name of lines.COLUMNS: array}, a place a metric line
+    columns: dict  # {name of lines.COLUMNS: array}, an entry a metric line
     num_steps: int
     declared_steps: int | None
     complete: bool  # validated at the last declared step
@@ -15,7 +15,8 @@ class Run:
     train_time_ms: float | None
     step_avg_ms: float | None  # as printed last
     step_avg_meaning: str | None
-    facts: dict  # torch, cuda, python, gpu_name, num_gpus, world_size, power_limit_w, driver, peak_mib, seed, started_at, started_zone
+    # torch cuda python driver gpu_name num_gpus world_size power_limit_w peak_mib seed started_at started_zone
+    facts: dict
     extras: dict = field(default_factory=dict)  # step -> {key: text} of a line's free tail
     tail_averages: list = field(default_factory=list)  # {key: text} of the file's "tailavg" lines
     other_lines: list = field(default_factory=list)  # of the file, of a step, without its loss or time: as they are
@@ -25,4 +26,4 @@ class Run:
     flags: dict = field(default_factory=dict)  # step -> why its time is not its own
     model: str = "unknown"
     batch_tokens: int | None = None
-    num_untimed_steps: int = 0  # the first ones, which train_time_ms leaves out
+    num_untimed_steps: int = 0  # the first ones, which are not in train_time_ms

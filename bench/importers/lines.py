@@ -1,8 +1,9 @@
 """Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
 
-A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed is none of this file's.
-Lines of the common shapes are read as tables, the others word by word.  Reported is what is no whole metric line but looks like
-one: cut, torn by another rank's output, the second voice of a run, or with words in front.
+A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed
+is none of this file's business.  Lines of the common shapes are read as tables, the others word by word.  What looks
+like a metric line but is no whole one is reported: cut, torn by another rank's output, the second rank's copy, words
+in front.
 """
 
 import codecs
@@ -17,38 +18,30 @@ from bench.importers.text import Text
 
 IS_METRIC = re.compile(rb"(?:step|s|val_step):\d|tailavg step:")
 BEGINNINGS = (b"step:", b"s:", b"tailavg ", b"val_step:")
-FIRST = re.compile(
-    rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)"
-)  # with a newline first, which is looked for quickly
-# in a line that is none: the middle of a metric line.  The words come first, what may not stand before them after: quick to search
-STRAYS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rb"step:(?<![\w./]step:)\d+/\d+ +\w+:",
-        rb"s:(?<![\w./]s:)\d+ t[re]l:",
-        rb"train_time:[\d.]",
-        rb"step_avg:[\d.]",
-    )
+FIRST = re.compile(rb"\n(?:(?:step|s|val_step):\d|tailavg step:\d)")  # a newline first, which is searched quickly
+# The middle of a metric line in another line.  What may not stand before the words comes after them: quick to search.
+STRAYS = (
+    re.compile(rb"step:(?<![\w./]step:)\d+/\d+ +\w+:"),
+    re.compile(rb"s:(?<![\w./]s:)\d+ t[re]l:"),
+    re.compile(rb"train_time:[\d.]"),
+    re.compile(rb"step_avg:[\d.]"),
 )
 LAST_DECIMALS = re.compile(rb"\.(\d*)\s*$")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*[mK]")
-BEHIND_PREFIX = re.compile(
-    rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M
-)  # "[rank0]: ", "0: "
+# "[rank0]: ", "0: "
+BEHIND_PREFIX = re.compile(rb"^(?:\[[^\]\n]{1,40}\]:? ?|\d+: |[ \t])+(?=step:\d+/\d+ |s:\d+ t[re]l:)", re.M)
 COLUMNS = ("step", "total", "train_loss", "val_loss", "train_time_ms", "step_avg_ms", "lr", "grad_norm")
 NOT_FINITE = {"train_loss": "train_diverged", "val_loss": "val_diverged"}  # columns with 1 where a line says nan or inf
 
 
 @dataclass
 class Metrics:
-    """Metric lines in order: .columns {name: array, nan where a line has none}; .extras {place: {key: text}}."""
+    """Metric lines in order: .columns {name: array, nan where a line has none}; .extras {index: {key: text}}."""
 
     columns: dict
     line_numbers: np.ndarray = None  # of each, from 0
     extras: dict = field(default_factory=dict)
-    unmatched: list = field(
-        default_factory=list
-    )  # (line number from 0, text) of what looks like one and could not be read
+    unmatched: list = field(default_factory=list)  # (line number from 0, text) of what looks like one and is not read
     shapes: set = field(default_factory=set)  # what is left of metric lines without their numbers
     tails: list = field(default_factory=list)  # {key: text} of "tailavg" lines: read, and no steps of a run
     others: list = field(default_factory=list)  # lines of a step without its loss or time: read, and as they are
@@ -62,7 +55,7 @@ class Metrics:
         where = np.cumsum(mask) - 1
         self.columns = {name: values[mask] for name, values in self.columns.items()}
         self.line_numbers = self.line_numbers[mask]
-        self.extras = {int(where[place]): extra for place, extra in self.extras.items() if mask[place]}
+        self.extras = {int(where[index]): extra for index, extra in self.extras.items() if mask[index]}
 
     def report(self, text, line_number):
         self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
@@ -86,12 +79,12 @@ def first(data):
     """Where the first metric line begins; the length of the data if there is none."""
     if IS_METRIC.match(data):
         return 0
-    found = FIRST.search(data)
-    return len(data) if found is None else found.start() + 1
+    match = FIRST.search(data)
+    return len(data) if match is None else match.start() + 1
 
 
 def read(data):
-    """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of those that are metric lines)."""
+    """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
     text = Text(data)
     by_layout = tables.read(text)
     is_metric = np.zeros(len(text), bool)
@@ -99,16 +92,16 @@ def read(data):
         is_metric[numbers] = True
     words, strays = _others(text, is_metric)
     is_metric[list(words)] = True
-    found = _metrics(text, by_layout, words, is_metric)
+    metrics = _metrics(text, by_layout, words, is_metric)
     for number in strays:
-        found.report(text, number)
-    _drop_repeated(found, text)
-    found.unmatched.sort()
-    return found, text, is_metric
+        metrics.report(text, number)
+    _drop_repeated(metrics, text)
+    metrics.unmatched.sort()
+    return metrics, text, is_metric
 
 
 def _others(text, in_table):
-    """Of the lines that are in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
+    """Of the lines in no table: {number: metric line}, and the numbers of those with the middle of one in them."""
     words, strays = {}, []
     others = text.without(in_table)
     may_stray = any(stray.search(others) for stray in STRAYS)
@@ -122,29 +115,29 @@ def _others(text, in_table):
 
 def _metrics(text, by_layout, words, is_metric):
     """Text, the tables of tables.read, {number: line} of the other metric lines, a mask of all -> Metrics."""
-    line_numbers, place_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
-    found = Metrics(
+    line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
+    metrics = Metrics(
         {name: np.full(len(line_numbers), np.nan) for name in (*COLUMNS, *NOT_FINITE.values())}, line_numbers
     )
     for layout, (numbers, table) in by_layout.items():
-        found.shapes.add(_shape(layout))
-        places = place_of[numbers]
+        metrics.shapes.add(_shape(layout))
+        indices = index_of[numbers]
         for name, values in table.items():
-            found.columns[name][places] = values
+            metrics.columns[name][indices] = values
     mask = np.ones(len(line_numbers), bool)
     for number, line in words.items():
-        place = int(place_of[number])
-        found.shapes.add(_shape(line))
-        is_known = _one(line, place, found)
-        mask[place] = is_known == "step"
+        index = int(index_of[number])
+        metrics.shapes.add(_shape(line))
+        is_known = _one(line, index, metrics)
+        mask[index] = is_known == "step"
         if not is_known:
-            found.report(text, number)
+            metrics.report(text, number)
     if len(mask) and mask[-1] and line_numbers[-1] == len(text) - 1 and _is_cut(text, line_numbers):
         mask[-1] = False
-        found.report(text, line_numbers[-1])
+        metrics.report(text, line_numbers[-1])
     if not mask.all():
-        found.keep(mask)
-    return found
+        metrics.keep(mask)
+    return metrics
 
 
 def _shape(line):
@@ -160,32 +153,32 @@ def _is_cut(text, line_numbers):
     return before is not None and (last is None or len(last[1]) < len(before[1]))
 
 
-def _drop_repeated(found, text):
-    """A line that stands there twice in a row is one; two lines of one step between others are the voices of two ranks.
+def _drop_repeated(metrics, text):
+    """A line that stands there twice in a row is one; two lines of one step between others are those of two ranks.
 
-    The second voice is reported.  Where a step comes twice at a run's end or once in a log, another run begins: see runs.
+    The second one is reported.  Where a step comes twice at a run's end or once in a log, another run begins: see runs.
     """
-    step, total = found.columns["step"], found.columns["total"]
+    step, total = metrics.columns["step"], metrics.columns["total"]
     if len(step) < 2:
         return
-    again = np.append(False, same_again(found))
-    for place in np.flatnonzero(again).tolist():
-        if text[found.line_numbers[place]].rstrip() == text[found.line_numbers[place - 1]].rstrip():
-            again[place], found.num_repeated = False, found.num_repeated + 1
-            step[place] = -1
+    again = np.append(False, same_again(metrics))
+    for index in np.flatnonzero(again).tolist():
+        if text[metrics.line_numbers[index]].rstrip() == text[metrics.line_numbers[index - 1]].rstrip():
+            again[index], metrics.num_repeated = False, metrics.num_repeated + 1
+            step[index] = -1
     inside = again & (step > 0) & ~(step == total)
     near = np.flatnonzero(inside)
     second = again if (np.diff(near) <= 2).any() else np.zeros(len(step), bool)
-    for place in np.flatnonzero(second).tolist():
-        found.report(text, found.line_numbers[place])
-    if second.any() or found.num_repeated:
-        found.keep(~second & (step >= 0))
+    for index in np.flatnonzero(second).tolist():
+        metrics.report(text, metrics.line_numbers[index])
+    if second.any() or metrics.num_repeated:
+        metrics.keep(~second & (step >= 0))
 
 
-def same_again(found):
-    """A mask for all lines but the first: of the same step and the same kind, training or validation, as the one before."""
-    step = found.columns["step"]
-    is_val = ~(np.isnan(found.columns["val_loss"]) & np.isnan(found.columns["val_diverged"]))
+def same_again(metrics):
+    """A mask for all lines but the first: of the same step and kind (training or validation) as the one before."""
+    step = metrics.columns["step"]
+    is_val = ~(np.isnan(metrics.columns["val_loss"]) & np.isnan(metrics.columns["val_diverged"]))
     return (step[1:] == step[:-1]) & (is_val[1:] == is_val[:-1])
 
 
@@ -197,46 +190,48 @@ TAIL = re.compile(rb"tailavg step:\d+(?: +\w+:[^\s:/]+)*\s*$")
 VAL_STEP = re.compile(rb"val_step:\d+/\d+(?: +\w+:[^\s:/]+)*\s*$")  # within one validation
 MEASURED = re.compile(rb"loss|time|avg|lr")  # in the keys of a line that says more than how something else stood
 NUMBER = re.compile(rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)")
-LOSSES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
-KEPT = {b"lr": "lr", b"norm": "grad_norm"}
+NAMES = {b"train_loss": "train_loss", b"val_loss": "val_loss", b"trl": "train_loss", b"tel": "val_loss"}
+NAMES |= {b"lr": "lr", b"norm": "grad_norm"}
 NOT_TWICE = (b"step", b"s")  # a second line inside of the line
 
 
-def _one(line, place, found):
-    """A line of a rarer shape: key:value words in any order.  "step": a step's line; "other": understood, of no step; None: not understood."""
+def _one(line, index, metrics):
+    """A line of a rarer shape: key:value words in any order.
+
+    "step": a step's line; "other": understood, of no step; None: not understood.
+    """
     if TAIL.match(line):
-        found.tails.append(_texts(line[len(b"tailavg ") :].split()))
+        metrics.tails.append(_texts(line[len(b"tailavg ") :].split()))
         return "other"
     match = STEP.match(line)
     pairs = WORD.findall(match[4]) if match else []
     words = dict(pairs)
     if VAL_STEP.match(line) or (
-        match and match[1] and not any(MEASURED.search(key) or key in LOSSES or key in NOT_TWICE for key in words)
+        match
+        and match[1]
+        and not any(MEASURED.search(key) or NAMES.get(key) in NOT_FINITE or key in NOT_TWICE for key in words)
     ):
-        found.others.append(line.decode("utf-8", "replace").rstrip())
+        metrics.others.append(line.decode("utf-8", "replace").rstrip())
         return "other"
     if len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:
         return None
     values = {"step": float(match[1] or match[3]), "total": float(match[2] or "nan")}
     if match[1]:  # both stand in every such line: one without them was cut
-        values["train_time_ms"], values["step_avg_ms"] = (
-            _time_ms(words.pop(b"train_time", b"")),
-            _time_ms(words.pop(b"step_avg", b""), (b"ms",)),
-        )
-    for key in [key for key in words if key in LOSSES or key in KEPT]:
-        number = values[LOSSES.get(key) or KEPT[key]] = _number(words.pop(key))
-        if number is not None and not math.isfinite(number):
-            values[LOSSES.get(key) or KEPT[key]] = np.nan
-            if key in LOSSES:
-                values[NOT_FINITE[LOSSES[key]]] = 1.0
+        values["train_time_ms"] = _time_ms(words.pop(b"train_time", b""))
+        values["step_avg_ms"] = _time_ms(words.pop(b"step_avg", b""), (b"ms",))
+    for key in [key for key in words if key in NAMES]:
+        name, number = NAMES[key], _number(words.pop(key))
+        is_finite = number is None or math.isfinite(number)
+        values[name] = number if is_finite else np.nan
+        if not is_finite and name in NOT_FINITE:
+            values[NOT_FINITE[name]] = 1.0
     if None in values.values() or (match[3] and (words or match[5] or len(values) == 2)):
         return None
     for name, value in values.items():
-        found.columns[name][place] = value
+        metrics.columns[name][index] = value
     if words or match[5]:
-        found.extras[place] = _texts(b"%s:%s" % item for item in words.items()) | (
-            {match[5].decode(): ""} if match[5] else {}
-        )
+        last = {match[5].decode(): ""} if match[5] else {}
+        metrics.extras[index] = _texts(b"%s:%s" % item for item in words.items()) | last
     return "step"
 
 

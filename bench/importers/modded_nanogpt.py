@@ -1,15 +1,18 @@
 """Logs of KellerJordan/modded-nanogpt (and llm.c's main.log) -> runs: all formats from 2024-06 to 2026.
 
-A file holds no run, one, or several; what a log does not say is None.  step_avg was printed with three meanings, which are
-told apart by trying each on the log's own numbers.
+A file holds no run, one, or several; what a log does not say is None.  step_avg was printed with three meanings, which
+are distinguished by trying each on the log's own numbers.
 """
 
+import contextlib
 import hashlib
+import itertools
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import numpy as np
 
+from bench import utc
 from bench.importers import lines
 from bench.importers.foreign_run import Run
 
@@ -17,14 +20,15 @@ from bench.importers.foreign_run import Run
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")
 PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
 ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
+# ./run.sh export
 ON_DEVICES = re.compile(
     rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M
-)  # ./run.sh export
+)
 SMI_GPU = re.compile(rb"\n\| +(\d{1,3}) +(NVIDIA \S[^|\n]*?) +(?:On|Off) *\|")
 SMI_POWER = re.compile(rb"/ *(\d{1,6})W *\|")
 SMI_DRIVER = re.compile(rb"Driver Version: (\S+)")
 SMI_DATE = re.compile(rb"\n(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})\s*$", re.M)
-UTC = re.compile(rb"\nRun UTC timestamp=(\S+)")
+UTC_STAMP = re.compile(rb"\nRun UTC timestamp=(\S+)")
 SEED = re.compile(rb"\n(?:Using seed=|args: \{(?:[^\n]*, )?'seed': )(\d{1,20})\b")
 PEAK = re.compile(rb"\npeak memory (?:consumption|allocated)(?: training)?: (\d{1,12}) ([MG])iB")
 RULE = b"=" * 40
@@ -43,121 +47,100 @@ FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itse
 def read(data, name):
     """The bytes of a log, and its name -> (list of Run, facts of the file).
 
-    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no training log.
+    facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no
+    training log.
     """
     data = lines.plain(data)
     source, start = _source(data)
     first_number = data.count(b"\n", 0, start) + 1
-    found, text, is_metric = lines.read(data[start:])
-    _drop_told_again(found, text)
-    runs, places = [], _split(found)
-    for number, facts in enumerate(_facts_of_runs(found, places, text, is_metric)):
-        runs.append(_run(found, places[number], facts, source, number))
-    unmatched = [(first_number + line, text) for line, text in found.unmatched]
-    return runs, {
-        "unmatched": unmatched,
-        "num_repeated": found.num_repeated,
-        "num_tail_lines": len(found.tails),
-        "format_id": _format(found),
-    }
+    metrics, text, is_metric = lines.read(data[start:])
+    _drop_copies(metrics, text)
+    spans = _split(metrics)
+    of_runs = zip(spans, _facts_of_runs(metrics, spans, text, is_metric))
+    runs = [_run(metrics, span, facts, source, number) for number, (span, facts) in enumerate(of_runs)]
+    unmatched = [(first_number + line, text) for line, text in metrics.unmatched]
+    counts = {"num_repeated": metrics.num_repeated, "num_tail_lines": len(metrics.tails)}
+    return runs, {"unmatched": unmatched, "format_id": _format(metrics)} | counts
 
 
-def _split(found):
-    """Places of each run: one ends where steps go back, where the same step comes again, or where the total changes."""
-    if not len(found):
+def _split(metrics):
+    """The metric lines of each run, as a range; it ends where steps go back or come again, or the total changes."""
+    if not len(metrics):
         return []
-    step, total = found.columns["step"], found.columns["total"]
+    step, total = metrics.columns["step"], metrics.columns["total"]
     another = (total[1:] != total[:-1]) & ~(np.isnan(total[1:]) & np.isnan(total[:-1]))
-    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(found) | another) + 1).tolist()]
+    starts = [0, *(np.flatnonzero((step[1:] < step[:-1]) | lines.same_again(metrics) | another) + 1).tolist()]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(step)])]
 
 
-def _drop_told_again(found, text):
-    """A run whose lines all stand in the one before, its last among them, is no other: a driver's summary, say, of its log."""
-    places = _split(found)
-    kept = np.ones(len(found), bool)
-    for before, after in zip(places, places[1:]):
-        if len(after) > len(before) or text[found.line_numbers[before[-1]]] != text[found.line_numbers[after[-1]]]:
-            continue
-        if {text[number] for number in found.line_numbers[after]} <= {
-            text[number] for number in found.line_numbers[before]
-        }:
-            kept[after] = False
+def _drop_copies(metrics, text):
+    """A run whose lines are all in the one before, its last among them, is no other: a driver's summary of its log."""
+    kept = np.ones(len(metrics), bool)
+    for before, after in itertools.pairwise(_split(metrics)):
+        old, new = metrics.line_numbers[before], metrics.line_numbers[after]
+        if len(new) <= len(old) and text[new[-1]] == text[old[-1]]:
+            kept[after] = not {text[number] for number in new} <= {text[number] for number in old}
     if not kept.all():
-        found.num_repeated += np.count_nonzero(~kept)
-        found.keep(kept)
+        metrics.num_repeated += np.count_nonzero(~kept)
+        metrics.keep(kept)
 
 
-def _facts_of_runs(found, places, text, is_metric):
+def _facts_of_runs(metrics, spans, text, is_metric):
     """What the log says around the lines of each run: of the machine before them, of the peak within and after them.
 
-    A later run of a file without a head of its own is of the same machine; its seed and its start are not told.
+    A later run of a file without a head of its own is of the same machine; its seed and its start are unknown.
     """
-    starts = [int(found.line_numbers[of_run[0]]) for of_run in places]
-    ends = [int(found.line_numbers[of_run[-1]]) for of_run in places]
-    first = {}
-    for number, (start, end) in enumerate(zip(starts, ends)):
-        before = text.without(is_metric, ends[number - 1] + 1 if number else 0, start)
-        after = text.without(is_metric, start, starts[number + 1] if number + 1 < len(starts) else len(text))
-        told = _environment(b"\n" + (before if len(places) > 1 else before + b"\n" + after))
-        first = first or told
-        if number and told["torch"] is None and told["gpu_name"] is None:
-            told = first | {name: told[name] for name in ("seed", "started_at", "started_zone")}
+    starts = [int(metrics.line_numbers[span[0]]) for span in spans] + [len(text)]
+    end, first = 0, {}  # end: of the run before
+    for number, span in enumerate(spans):
+        before = text.without(is_metric, end, starts[number])
+        after = text.without(is_metric, starts[number], starts[number + 1])
+        end = int(metrics.line_numbers[span[-1]]) + 1
+        facts = _environment(b"\n" + (before if len(spans) > 1 else before + b"\n" + after))
+        first = first or facts
+        if number and facts["torch"] is None and facts["gpu_name"] is None:
+            facts = first | {name: facts[name] for name in ("seed", "started_at", "started_zone")}
         peak = PEAK.search(b"\n" + after)
-        yield told | {"peak_mib": peak and int(peak[1]) * (1024 if peak[2] == b"G" else 1)}
+        yield facts | {"peak_mib": peak and int(peak[1]) * (1024 if peak[2] == b"G" else 1)}
 
 
-def _run(found, places, facts, source, number):
-    columns = {name: values[places.start : places.stop] for name, values in found.columns.items()}
-    is_val = ~np.isnan(columns["val_loss"])
-    total = columns["total"][-1]
-    val = np.flatnonzero(is_val)
-    timed = np.flatnonzero(~np.isnan(columns["train_time_ms"]))
-    last_step = int(columns["step"].max())
-    final = int(val[-1]) if len(val) else None
-    declared = None if np.isnan(total) else int(total)
+def _run(metrics, span, facts, source, number):
+    columns = {name: values[span.start : span.stop] for name, values in metrics.columns.items()}
+    step, has_time = columns["step"].astype(int), ~np.isnan(columns["train_time_ms"])
+    validated, timed = np.flatnonzero(~np.isnan(columns["val_loss"])), np.flatnonzero(has_time)
+    last = validated[-1] if len(validated) else None  # validation
     diverged = np.flatnonzero(~np.isnan(columns["train_diverged"]) | ~np.isnan(columns["val_diverged"]))
-    complete = (
-        not len(diverged)
-        and final is not None
-        and int(columns["step"][final]) == (last_step if declared is None else declared)
-    )
-    at = (
-        final
-        if final is not None and final in timed and columns["step"][final] == last_step
-        else timed[-1]
-        if len(timed)
-        else None
-    )
-    printed = columns["step_avg_ms"][final] if final is not None else np.nan
-    meaning, headline = _meaning(columns), {}
-    for place in reversed(places if found.extras else ()):
-        if found.extras.get(int(place), {}).get("val_ema_loss"):
-            headline = {"val_ema_loss": found.extras[int(place)]["val_ema_loss"]}
-            break
+    declared = None if np.isnan(columns["total"][-1]) else int(columns["total"][-1])
+    num_steps, meaning = int(step.max()), _meaning(columns)
+    complete = last is not None and not len(diverged) and step[last] == (num_steps if declared is None else declared)
+    at_end = last is not None and has_time[last] and step[last] == num_steps
+    timed_at = last if at_end else timed[-1] if len(timed) else None
+    extras = {index - span.start: metrics.extras[index] for index in span if index in metrics.extras}
+    ema = next((extra["val_ema_loss"] for extra in reversed(extras.values()) if extra.get("val_ema_loss")), None)
+
+    def at(name, index):
+        """A number of a line as a float; None where there is no such line or number."""
+        return None if index is None or np.isnan(columns[name][index]) else float(columns[name][index])
+
     return Run(
         number=number,
         columns=columns,
-        num_steps=last_step,
+        num_steps=num_steps,
         declared_steps=declared,
         complete=bool(complete),
-        val_loss=None if final is None else float(columns["val_loss"][final]),
-        val_step=None if final is None else int(columns["step"][final]),
-        train_time_ms=None if at is None else float(columns["train_time_ms"][at]),
-        step_avg_ms=None if np.isnan(printed) else float(printed),
+        val_loss=at("val_loss", last),
+        val_step=None if last is None else int(step[last]),
+        train_time_ms=at("train_time_ms", timed_at),
+        step_avg_ms=at("step_avg_ms", last),
         step_avg_meaning=meaning,
         num_untimed_steps=UNTIMED_STEPS if meaning == MEANINGS[1] else 0,
-        extras={
-            str(int(columns["step"][place - places[0]])): extra
-            for place, extra in found.extras.items()
-            if places[0] <= place <= places[-1]
-        },
-        headline=headline,
+        extras={str(step[index]): extra for index, extra in extras.items()},
+        headline={} if ema is None else {"val_ema_loss": ema},
         facts=facts,
-        tail_averages=found.tails,
-        other_lines=found.others,
+        tail_averages=metrics.tails,
+        other_lines=metrics.others,
         source_sha256=source,
-        diverged_step=int(columns["step"][diverged[0]]) if len(diverged) else None,
+        diverged_step=int(step[diverged[0]]) if len(diverged) else None,
     )
 
 
@@ -176,9 +159,9 @@ def _meaning(columns):
             (time_ms[late] / (step[late] - UNTIMED_STEPS), printed[late]),
             (np.diff(time_ms[is_val]) / np.diff(step[is_val]), printed[is_val][1:]),
         )
-        errors = {name: np.abs(average / told - 1) for name, (average, told) in zip(MEANINGS, averages)}
-    fits = {name: fit for name, found in errors.items() if len(found) and np.isfinite(fit := found.sum() / len(found))}
-    best = min(fits, key=fits.get, default=None)  # by the mean: a wrong meaning may fit most steps of an even race
+        errors = {name: np.abs(average / reported - 1) for name, (average, reported) in zip(MEANINGS, averages)}
+    fits = {name: fit for name, off in errors.items() if len(off) and np.isfinite(fit := off.sum() / len(off))}
+    best = min(fits, key=fits.get, default=None)  # by the mean: a wrong meaning may fit most steps of an even run
     return best if best is not None and 2 * np.count_nonzero(errors[best] < FIT_FRAC) > len(errors[best]) else None
 
 
@@ -220,29 +203,18 @@ def _one_table(rows):
 
 def _started(data):
     """(time, zone): nvidia-smi prints the machine's own time, of a zone that the log does not name."""
-    if (found := UTC.search(data)) and (at := _time(_words(found[1]))):
-        return at.astimezone(timezone.utc).strftime(STAMP), "UTC"
-    if found := SMI_DATE.search(data):
-        try:
-            return datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y").strftime(
-                STAMP
-            ), "unknown: the machine's own"
-        except ValueError:
-            return None, None
+    with contextlib.suppress(ValueError):
+        if found := UTC_STAMP.search(data):
+            return utc.parse(_words(found[1])).astimezone(UTC).strftime(STAMP), "UTC"
+    with contextlib.suppress(ValueError):
+        if found := SMI_DATE.search(data):
+            moment = datetime.strptime(" ".join(_words(found[1]).split()), "%b %d %H:%M:%S %Y")
+            return moment.strftime(STAMP), "unknown: the machine's own"
     return None, None
 
 
-def _time(text):
-    """ISO 8601 -> datetime, UTC where it names no zone; None for what is none."""
-    try:
-        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-
-
 def _source(data):
-    """(sha256 of the code that a log embeds, where what follows it starts): before the first rule, or between the first two.
+    """(sha256 of the code in a log, where what follows it starts): before the first rule, or between the first two.
 
     No code: (None, 0).  Lines in it that look like metric lines are code, if it is Python; else there is no code there.
     """
@@ -271,14 +243,14 @@ def _rule(data, start):
     return None
 
 
-def _format(found):
+def _format(metrics):
     """A short name of the kind of log."""
-    if not len(found):
+    if not len(metrics):
         return "Z_not_a_run_log"
-    if any(shape.startswith("s:") for shape in found.shapes):
+    if any(shape.startswith("s:") for shape in metrics.shapes):
         return "A_llmc_s_trl"
-    if not any("train_time:s" in shape for shape in found.shapes):
-        return "B_ms_trainloss" if any("train_loss:" in shape for shape in found.shapes) else "C_ms_no_trainloss"
-    if found.extras:
+    if not any("train_time:s" in shape for shape in metrics.shapes):
+        return "B_ms_trainloss" if any("train_loss:" in shape for shape in metrics.shapes) else "C_ms_no_trainloss"
+    if metrics.extras:
         return "F_s_ext"
-    return "E1_s_val_only" if all("val_loss:" in shape for shape in found.shapes) else "E2_s_with_train_lines"
+    return "E1_s_val_only" if all("val_loss:" in shape for shape in metrics.shapes) else "E2_s_with_train_lines"

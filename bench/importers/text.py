@@ -6,7 +6,7 @@ NEWLINE = 10
 
 
 class Text:
-    """Lines of bytes, numbered from 0, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes)."""
+    """Lines of bytes from 0 on, without their newlines: [number], .starts, .stops and .lengths (arrays, bytes)."""
 
     def __init__(self, data):
         self.data = data

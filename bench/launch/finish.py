@@ -5,7 +5,7 @@ import json
 import sys
 import time
 
-from bench import atomic, private
+from bench import atomic, private, utc
 from bench.diagnosis import event_costs
 from bench.machine import environment
 from bench.paths import REPO
@@ -29,7 +29,7 @@ def finish(folder, run, exit_code, failure, wall_s):
     with contextlib.suppress(OSError):  # on a full disk only run.json has space set aside
         for event in stalls:
             step_files.append_event(folder, event)
-        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "run_end", "status": run["status"]}
+        event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "run_end", "status": run["status"]}
         step_files.append_event(folder, event)
     run["metrics"] = metrics(run, rows)
     run["validity"], run["validity_reasons"] = validity.validity(run)
@@ -46,7 +46,7 @@ def _merge(run, result, failure, wall_s):
         failure["message"] = private.redact(failure["message"], REPO)
     run["status"] = "complete" if failure is None else "aborted" if failure["kind"] == "interrupted" else "failed"
     run["failure"] = failure
-    run["ended_at"] = run["heartbeat_at"] = atomic.utc_now()
+    run["ended_at"] = run["heartbeat_at"] = utc.now()
     run["model"] = result.get("model", run["model"])
     run["environment"] |= result.get("torch_facts", {})
     own = {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}

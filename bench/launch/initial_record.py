@@ -5,7 +5,7 @@ import time
 
 import yaml
 
-from bench import atomic, private
+from bench import atomic, private, utc
 from bench.config import schema
 from bench.data import sources
 from bench.exporters import dashboards
@@ -46,8 +46,8 @@ def record_of(job, env, command):
         "validity": "invalid",
         "validity_reasons": ["the run did not complete"],
         "failure": None,
-        "started_at": atomic.utc_now(),
-        "heartbeat_at": atomic.utc_now(),
+        "started_at": utc.now(),
+        "heartbeat_at": utc.now(),
         "ended_at": None,
         "launcher": environment.this_process(),
         "command": [private.redact(word, REPO) for word in command],
@@ -113,4 +113,4 @@ def write_inputs(folder, job, env, started_s):
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
-    step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": "init_start"})
+    step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "init_start"})

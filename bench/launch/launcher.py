@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, utc
 from bench.exporters import dashboards
 from bench.launch import finish, initial_record, ranks
 from bench.launch.progress import Progress, say
@@ -88,7 +88,7 @@ def _watch(folder, job, run, child_env, brief):
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:
                 beat_s = now_s
-                run["heartbeat_at"] = atomic.utc_now()
+                run["heartbeat_at"] = utc.now()
                 with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
                     atomic.write_json(folder / "run.json", run, durable=False)
             if deadline_s is not None and now_s > deadline_s:

@@ -1,4 +1,4 @@
-"""One check of a machine: what was found and, where that is not good, what to do."""
+"""One check of a machine: its result and, where that is not good, what to do."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ class Check:
     remedy: str = ""  # empty if ok
 
 
-def report(found, min_width=0):
-    """list of Check -> lines for a terminal: one a check, with the remedy below where there is one."""
-    width = max(min_width, *(len(check.name) for check in found))
+def report(checks: list[Check], min_width=0) -> str:
+    """Lines for a terminal: one a check, with the remedy below where there is one."""
+    width = max(min_width, *(len(check.name) for check in checks))
     lines = []
-    for check in found:
+    for check in checks:
         lines.append(f"{check.status:>8}  {check.name:<{width}}  {check.found}")
         if check.remedy:
             lines.append(f"{'':>8}  {'':<{width}}  try: {check.remedy}")

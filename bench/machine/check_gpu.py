@@ -1,4 +1,4 @@
-"""What a race needs of its GPUs, by the facts of bench/machine/gpus.py: nobody else on them, all alike, healthy, not slowed."""
+"""What a run needs of its GPUs (facts of bench/machine/gpus.py): idle, all alike, healthy, not slowed."""
 
 from bench.machine.check import Check
 
@@ -7,12 +7,12 @@ POWER_SLACK_W = 1.0  # the driver rounds
 
 
 def checks(gpus):
-    """Facts of the GPUs raced on -> list of Check."""
+    """Facts of the GPUs that a run uses -> list of Check."""
     return [idle(gpus), alike(gpus), persistent(gpus), power_limit(gpus), slowed(gpus), ecc(gpus), pcie(gpus)]
 
 
 def idle(gpus):
-    """Nobody else computes on them."""
+    """No other program computes on them."""
     busy = [f"GPU {gpu['visible']}: {gpu['num_compute_processes']}" for gpu in gpus if gpu["num_compute_processes"]]
     if busy:
         remedy = "wait or end them (nvidia-smi shows which), or choose others with CUDA_VISIBLE_DEVICES"
@@ -23,7 +23,7 @@ def idle(gpus):
 
 
 def alike(gpus):
-    """One model and one power limit; the slowest sets everybody's pace."""
+    """One model and one power limit; the slowest sets the pace of all."""
     kinds = {(gpu["name"], gpu["power_limit_w"]) for gpu in gpus}
     limits = {kind: "" if kind[1] is None else f" at {kind[1]:.0f} W" for kind in kinds}
     found = " and ".join(sorted(f"{name}{limits[name, limit]}" for name, limit in kinds))
@@ -43,7 +43,7 @@ def persistent(gpus):
 
 
 def power_limit(gpus):
-    """As the maker set it: a lower limit is a slower GPU, and its times are compared with nobody's."""
+    """As the maker set it: a lower limit is a slower GPU, whose times compare with no other's."""
     other = [
         f"GPU {gpu['visible']}: {gpu['power_limit_w']:.0f} W instead of {gpu['default_power_limit_w']:.0f} W"
         for gpu in gpus
@@ -58,14 +58,14 @@ def power_limit(gpus):
 
 def slowed(gpus):
     """Clocks that something holds down while nothing runs: heat, or a power supply that does not suffice."""
-    found = []
+    slow = []
     for gpu in gpus:
         reasons = [reason for reason in gpu.get("clocks_event_reasons") or () if reason in SLOWED_BY]
         if reasons:
-            found.append(f"GPU {gpu['visible']}: {', '.join(reasons)} at {gpu.get('temp_c')} C")
-    if found:
+            slow.append(f"GPU {gpu['visible']}: {', '.join(reasons)} at {gpu.get('temp_c')} C")
+    if slow:
         remedy = "let it cool, look at fans, airflow and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
-        return Check("clocks", "warn", f"held down: {'; '.join(found)}", remedy)
+        return Check("clocks", "warn", f"held down: {'; '.join(slow)}", remedy)
     if all(gpu.get("clocks_event_reasons") is None for gpu in gpus):
         return Check("clocks", "ok", "unknown: the driver does not say")
     tops = sorted({gpu["max_sm_clock_mhz"] for gpu in gpus if gpu.get("max_sm_clock_mhz") is not None})
@@ -74,26 +74,26 @@ def slowed(gpus):
 
 def ecc(gpus):
     """Errors that were not corrected, and memory rows that wait for a reset to be replaced."""
-    bad, modes = [], {gpu.get("ecc") for gpu in gpus}
+    bad, modes = [], {gpu.get("ecc") for gpu in gpus} - {None}
     for gpu in gpus:
+        who = f"GPU {gpu['visible']}"
         if gpu.get("ecc_uncorrected"):
-            bad.append(f"GPU {gpu['visible']}: {gpu['ecc_uncorrected']} uncorrected errors since the driver was loaded")
+            bad.append(f"{who}: {gpu['ecc_uncorrected']} uncorrected errors since the driver was loaded")
         if gpu.get("remap_failed"):
-            bad.append(f"GPU {gpu['visible']}: a memory row could not be replaced")
+            bad.append(f"{who}: a memory row could not be replaced")
         elif gpu.get("remap_pending"):
-            bad.append(f"GPU {gpu['visible']}: a memory row waits to be replaced")
+            bad.append(f"{who}: a memory row waits to be replaced")
     if bad:
         remedy = "reset the GPU (sudo nvidia-smi -r) or reboot; if it stays, have it replaced"
         return Check("ecc", "warn", "; ".join(bad), remedy)
-    if len(modes - {None}) > 1:
+    if len(modes) > 1:
         return Check("ecc", "warn", "on for some GPUs, off for others", "sudo nvidia-smi -e 1, then reboot")
-    modes.discard(None)
     words = {True: "on, no errors", False: "off", None: "unknown: the driver does not say"}
     return Check("ecc", "ok", words[next(iter(modes), None)])
 
 
 def pcie(gpus):
-    """Fewer lanes than board and slot have: a card that sits badly.  The generation drops at rest and says nothing."""
+    """Fewer lanes than board and slot have: a badly seated card.  The generation is not compared: it drops at rest."""
     thin = [
         f"GPU {gpu['visible']}: x{gpu['pcie_width']} of x{gpu['pcie_max_width']}"
         for gpu in gpus

@@ -1,4 +1,4 @@
-"""What a race needs of the machine around it: disk, memory, cores that nobody else takes, clocks that stay."""
+"""What a run needs of the machine around it: disk, memory, cores that no other program takes, steady clocks."""
 
 import os
 import shutil
@@ -13,18 +13,18 @@ from bench.units import GIB, format_gib, gib_from_bytes
 MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
 LOW_FREE_GIB = 2.0  # traces and snapshots are large
 PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
-MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/verdict.py, above which a CPU race is suspect
+MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/validity.py, above which a CPU run is suspect
 SAMPLE_S = 0.3
 STEADY_GOVERNORS = ("performance",)
 
 
 def disk_space(results):
     """Free space where the record is written."""
-    folder = next(path for path in (Path(results).absolute(), *Path(results).absolute().parents) if path.exists())
+    results = Path(results).absolute()
+    folder = next(path for path in (results, *results.parents) if path.exists())
     if not os.access(folder, os.W_OK):
-        return Check(
-            "disk", "fail", "the results folder cannot be written", "set SPEEDRUN_RESULTS=FOLDER to one that can"
-        )
+        remedy = "set SPEEDRUN_RESULTS=FOLDER to one that can"
+        return Check("disk", "fail", "the results folder cannot be written", remedy)
     free_gib = gib_from_bytes(shutil.disk_usage(folder).free)
     status = "fail" if free_gib < MIN_FREE_GIB else "warn" if free_gib < LOW_FREE_GIB else "ok"
     remedy = "" if status == "ok" else "free some space, or set SPEEDRUN_RESULTS=FOLDER to a larger disk"
@@ -39,7 +39,7 @@ def memory(num_processes, dataset_bytes, available_gib):
     need = f"{num_processes} process(es) need {format_gib(need_gib, 1)} and more"
     found = f"{format_gib(available_gib, 1)} available; {need}"
     if available_gib < need_gib:
-        return Check("memory", "fail", found, "end other programs, or race with fewer: hardware.num_processes=1")
+        return Check("memory", "fail", found, "end other programs, or use fewer processes: hardware.num_processes=1")
     if available_gib < need_gib + data_gib:
         found = f"{found}, the data {format_gib(data_gib, 1)}"
         return Check("memory", "warn", found, "end other programs: the data will be read from disk again and again")
@@ -47,7 +47,7 @@ def memory(num_processes, dataset_bytes, available_gib):
 
 
 def cpu_load(hardware, foreign_cores, num_cpus):
-    """What other programs take.  A CPU race shares every core; a GPU race needs a free one for each process."""
+    """What other programs take.  A CPU run shares every core; a GPU run needs a free one for each process."""
     if foreign_cores is None:
         return Check("cpu load", "ok", "unknown on this system")
     limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - hardware.num_processes)
@@ -67,12 +67,9 @@ def threads(hardware, num_cpus, quota_cores):
         return Check("threads", "ok", found)
     if hardware.device == "cpu":
         threads_each = max(1, int(cores // hardware.num_processes))
-        fewer = (
-            f"hardware.num_threads={threads_each}, or fewer processes"
-            if threads_each < hardware.num_threads
-            else f"hardware.num_processes={max(1, int(cores))} or fewer"
-        )
-        return Check("threads", "warn", found, fewer)
+        if threads_each < hardware.num_threads:
+            return Check("threads", "warn", found, f"hardware.num_threads={threads_each}, or fewer processes")
+        return Check("threads", "warn", found, f"hardware.num_processes={max(1, int(cores))} or fewer")
     return Check("threads", "warn", found, "give the job more cores: each GPU's process needs one for itself")
 
 
@@ -85,7 +82,7 @@ def waiting_threads(hardware, env_variables):
 
 
 def governor(name):
-    """How the cores choose their clock: anything but performance follows the load, and steps with it."""
+    """How the cores choose their clock: with any other governor than performance, it and the steps follow the load."""
     if name is None:
         return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
     if name in STEADY_GOVERNORS:
@@ -94,14 +91,15 @@ def governor(name):
 
 
 def quota(num_cpus, quota_cores):
-    """A container's share of time: a race that uses more is stopped for the rest of every 100 ms."""
+    """A container's share of time: a run that uses more is stopped for the rest of every 100 ms."""
     if quota_cores is None or quota_cores >= num_cpus:
         return Check("cpu quota", "ok", "no limit" if quota_cores is None else f"{quota_cores:g} cores of {num_cpus}")
     remedy = "give the container whole cores instead of a share of time (--cpuset-cpus, not --cpus)"
     return Check("cpu quota", "warn", f"{quota_cores:g} cores' worth of time on {num_cpus} cores", remedy)
 
 
-def sample():
+def sample_foreign_cores():
+    """Cores that other programs use now, mean over SAMPLE_S; None if unknown."""
     meter = environment.CpuMeter()
     time.sleep(SAMPLE_S)
     return meter.foreign_cpu_cores()
@@ -113,12 +111,6 @@ def compiler():
     header = Path(sysconfig.get_path("include"), "Python.h")
     if name and header.is_file():
         return Check("compiler", "ok", f"{name}, Python.h")
-    missing = " and ".join(
-        [*(["no C compiler"] if not name else []), *(["no Python.h"] if not header.is_file() else [])]
-    )
-    return Check(
-        "compiler",
-        "warn",
-        f"{missing}, which torch.compile needs on a GPU",
-        "apt install gcc python3-dev, or hardware.compile=false",
-    )
+    missing = " and ".join(["no C compiler"] * (not name) + ["no Python.h"] * (not header.is_file()))
+    remedy = "apt install gcc python3-dev, or hardware.compile=false"
+    return Check("compiler", "warn", f"{missing}, which torch.compile needs on a GPU", remedy)

@@ -1,6 +1,6 @@
 """Where a run ran and with what code: machine, GPUs, software, source; ids for "same session" and "comparable".
 
-No host name, user name, home path or remote URL leaves this room: values pass through private.redact, serial numbers
+No host name, user name, home path or remote URL leaves this module: values pass through private.redact, serial numbers
 through private.salted_hash.  Nothing here fails for want of a GPU, a driver, git or /proc: the fact is None.
 """
 
@@ -30,7 +30,7 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
 SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
 
 
-def environment():
+def environment() -> dict:
     """The facts of environment.json, as a dict; takes about 0.1 s."""
     nvml = gpus.nvml_facts()
     return {
@@ -50,24 +50,18 @@ def environment():
     }
 
 
-def summary(env, hardware):
+def summary(env: dict, hardware) -> dict:
     """env: of environment(); hardware: resolved -> run.json["environment"], what the run itself used."""
-    gpus = [gpu for gpu in env["gpus"] if gpu["visible"] is not None] if hardware.device == "cuda" else []
-    gpus = sorted(gpus, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
+    raced = gpus.raced(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
-    shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in gpus]
+    shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in raced]
     facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}
-    torch_version = env["packages"].get("torch")  # torch_facts() of the workers says it again, and cuda and nccl
-    return facts | {
-        "torch": torch_version,
-        "cuda": None,
-        "nccl": None,
-        "num_threads": hardware.num_threads,
-        "gpus": shown,
-    }
+    known_later = {"cuda": None, "nccl": None}  # torch_facts() of the workers has them, and torch's version again
+    facts |= {"torch": env["packages"].get("torch"), **known_later, "num_threads": hardware.num_threads}
+    return facts | {"gpus": shown}
 
 
-def torch_facts():
+def torch_facts() -> dict:
     """What only torch knows; imports it, so only workers call this."""
     import torch
 
@@ -81,29 +75,26 @@ def torch_facts():
     }
 
 
-def this_process():
+def this_process() -> dict:
     """Who owns the record: run.json["launcher"]."""
-    return {
-        "pid": os.getpid(),
-        "start_ticks": processes.start_ticks(os.getpid()),
-        "boot_id_hash": processes.boot_id_hash(),
-    }
+    pid = os.getpid()
+    return {"pid": pid, "start_ticks": processes.start_ticks(pid), "boot_id_hash": processes.boot_id_hash()}
 
 
 # ---- ids
 
 
-def session_id(env):
-    """One boot, one set of GPUs, one software image: runs that share it were in one sitting.  None: boot unknown."""
+def session_id(env: dict) -> str | None:
+    """One boot, one set of GPUs, one software image: runs that share it are of one session.  None: boot unknown."""
     if env["boot"] is None:
         return None
     return _digest([env["boot"], sorted(gpu["uuid_hash"] or "" for gpu in env["gpus"]), env["python"], env["packages"]])
 
 
-def comparability_id(run):
+def comparability_id(run: dict) -> str:
     """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size.
 
-    On a CPU the model, its usable cores and the threads of each process stand in the place of the GPUs.
+    On a CPU the model, its usable cores and the threads of each process stand for the GPUs.
     """
     env, protocol = run["environment"], run["timing_protocol"]
     gpus = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
@@ -120,38 +111,38 @@ def _digest(facts):
 # ---- CPU and memory
 
 
-def cpu_model():
+def cpu_model() -> str | None:
     for line in (_read("/proc/cpuinfo") or "").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or None
 
 
-def usable_cpus():
+def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def cpu_quota_cores():
+def cpu_quota_cores() -> float | None:
     """Cores' worth of time that the container may use (cgroup v2), or None without a limit."""
     quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     return None if quota == "max" else int(quota) / int(period)
 
 
-def available_memory_gib():
+def available_memory_gib() -> float | None:
     """What programs may still take: of the machine or, if less, of the container (cgroup v2); None if unknown."""
-    found = [_meminfo_gib("MemAvailable")]
+    limits_gib = [_meminfo_gib("MemAvailable")]
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit and used and limit != "max":
-        found.append(gib_from_bytes(int(limit) - int(used)))
-    return min((gib for gib in found if gib is not None), default=None)
+        limits_gib.append(gib_from_bytes(int(limit) - int(used)))
+    return min((gib for gib in limits_gib if gib is not None), default=None)
 
 
 def _meminfo_gib(name):
     match = re.search(rf"^{name}:\s+(\d+) kB$", _read("/proc/meminfo") or "", re.M)
-    return int(match[1]) * 1024 / GIB if match else None
+    return int(match[1]) * KIB / GIB if match else None
 
 
-def peak_rss_gib():
+def peak_rss_gib() -> float:
     """The largest resident set this process has had since it began its program, imports included.
 
     VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
@@ -159,10 +150,8 @@ def peak_rss_gib():
     for line in (_read("/proc/self/status") or "").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB / GIB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return gib_from_bytes(
-        peak if sys.platform == "darwin" else peak * KIB
-    )  # bytes on macOS, KiB elsewhere: getrusage(2)
+    unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
+    return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)
 
 
 class CpuMeter:
@@ -203,25 +192,22 @@ def _busy_cpu_s():
 # ---- software
 
 
-def packages():
+def packages() -> dict[str, str]:
     """Installed distributions: name -> version, sorted."""
     from importlib import metadata
 
-    return {
-        name: version
-        for name, version in sorted((dist.name, dist.version) for dist in metadata.distributions())
-        if name
-    }
+    versions = sorted((dist.name, dist.version) for dist in metadata.distributions())
+    return {name: version for name, version in versions if name}
 
 
-def env_variables(environ):
+def env_variables(environ) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; no secret, home or serial number."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
-    values = {name: private.redact(environ[name], REPO) for name in names if not SECRET.search(name)}
-    return {
-        name: SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), value)
-        for name, value in values.items()
-    }
+
+    def shown(value):
+        return SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), private.redact(value, REPO))
+
+    return {name: shown(environ[name]) for name in names if not SECRET.search(name)}
 
 
 def _boot():

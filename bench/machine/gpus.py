@@ -19,8 +19,8 @@ CLOCKS_EVENT_REASONS = {
     0x100: "display_clocks",
 }
 
-# What a driver that does not know a function calls it instead: R535 renamed throttle reasons, R510 gave processes a _v3,
-# and CUDA 14 is to take nvmlDeviceGetTemperature away.
+# What a driver that does not know a function calls it instead: R535 renamed throttle reasons, R510 gave processes a
+# _v3, and CUDA 14 is to take nvmlDeviceGetTemperature away.
 OTHER_NAMES = {
     "CurrentClocksEventReasons": ("CurrentClocksThrottleReasons",),
     "ComputeRunningProcesses": ("ComputeRunningProcesses_v2",),
@@ -34,6 +34,12 @@ def num_visible():
     return sum(gpu["visible"] is not None for gpu in nvml_facts()["gpus"])
 
 
+def raced(gpus, hardware):
+    """Facts of all GPUs -> those that a run on this hardware uses, by rank."""
+    visible = [gpu for gpu in gpus if gpu["visible"] is not None]
+    return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
+
+
 def visible_order(uuids, cuda_visible_devices):
     """What CUDA_VISIBLE_DEVICES makes visible: uuids of all GPUs -> the numbers of the visible ones, in CUDA's order.
 
@@ -44,13 +50,9 @@ def visible_order(uuids, cuda_visible_devices):
     if cuda_visible_devices is None:
         return list(range(len(uuids)))
     order = []
-    for word in cuda_visible_devices.split(","):
-        word = word.strip()
-        fits = [
-            num
-            for num, uuid in enumerate(uuids)
-            if word == str(num) or (word.startswith("GPU-") and uuid.startswith(word))
-        ]
+    for word in map(str.strip, cuda_visible_devices.split(",")):
+        is_uuid = word.startswith("GPU-")
+        fits = [num for num, uuid in enumerate(uuids) if word == str(num) or (is_uuid and uuid.startswith(word))]
         if len(fits) != 1:
             break
         order += fits
@@ -58,27 +60,21 @@ def visible_order(uuids, cuda_visible_devices):
 
 
 def nvml_facts():
-    """{"driver", "nvml": None or why there is nothing, "gpus": [...]}, GPUs in PCI order, asked once each."""
-    nothing = {"driver": None, "gpus": []}
+    """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, asked once each."""
     try:
         import pynvml
     except ImportError:
-        return nothing | {"nvml": "nvidia-ml-py is not installed"}
+        return {"driver": None, "nvml": "nvidia-ml-py is not installed", "gpus": []}
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return nothing | {"nvml": str(error)}
-    try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(num) for num in range(pynvml.nvmlDeviceGetCount())]
         order = visible_order([pynvml.nvmlDeviceGetUUID(handle) for handle in handles], asked_devices(pynvml))
-        gpus = [
-            _gpu(pynvml, handle) | {"visible": order.index(n) if n in order else None}
-            for n, handle in enumerate(handles)
-        ]
+        visible = [{"visible": order.index(num) if num in order else None} for num in range(len(handles))]
+        gpus = [_gpu(pynvml, handle) | position for handle, position in zip(handles, visible)]
         return {"driver": pynvml.nvmlSystemGetDriverVersion(), "nvml": None, "gpus": gpus}
     except pynvml.NVMLError as error:
-        return nothing | {"nvml": str(error)}
-    finally:
+        return {"driver": None, "nvml": str(error), "gpus": []}
+    finally:  # suppressed: it may never have been initialised
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 

@@ -1,27 +1,26 @@
-"""Is this machine fit to measure?  Each check says what it found and, where that is not good, what to do.
+"""Is this machine fit to measure?  Each check gives its result and, where that is not good, what to do.
 
-fail: the race cannot run or its record cannot be written.  warn: it can, and its times will be worth less.
-checks() is the quick part, which every race makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
+fail: the run cannot start or its record cannot be written.  warn: it can, and its times will be worth less.
+checks() is the quick part, which every run makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
 """
 
-from bench.machine import check_gpu, check_host, environment
+from bench.machine import check_gpu, check_host, environment, gpus
 from bench.machine.check import Check, report
 
-__all__ = ["Check", "checks", "raced_gpus", "report"]
+__all__ = ["Check", "checks", "report"]
 
 
-def checks(hardware, dataset_bytes, env, results, foreign_cpu_cores=None):
-    """hardware: resolved; env: environment(); results: folder of the records.  Samples the CPU for 0.3 s if not given.
+def checks(hardware, dataset_bytes: int, env: dict, results, foreign_cpu_cores: float | None = None) -> list[Check]:
+    """hardware: resolved; env: environment(); results: folder of the records.
 
-    Returns a list of Check; those of GPUs only for a race on GPUs.
+    Samples the CPU for 0.3 s where foreign_cpu_cores is None.  Checks of GPUs only for a run on GPUs.
     """
     quota_cores = env.get("cpu_quota_cores")
+    foreign_cpu_cores = check_host.sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
     found = [
         check_host.disk_space(results),
         check_host.memory(hardware.num_processes, dataset_bytes, environment.available_memory_gib()),
-        check_host.cpu_load(
-            hardware, check_host.sample() if foreign_cpu_cores is None else foreign_cpu_cores, env["num_cpus"]
-        ),
+        check_host.cpu_load(hardware, foreign_cpu_cores, env["num_cpus"]),
         check_host.threads(hardware, env["num_cpus"], quota_cores),
         check_host.governor(env.get("governor")),
         check_host.quota(env["num_cpus"], quota_cores),
@@ -30,11 +29,5 @@ def checks(hardware, dataset_bytes, env, results, foreign_cpu_cores=None):
         return [*found, check_host.waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
         found.append(check_host.compiler())
-    gpus = raced_gpus(hardware, env)
-    return [*found, *check_gpu.checks(gpus)] if gpus else found
-
-
-def raced_gpus(hardware, env):
-    """The facts of the GPUs that a race on this hardware uses, by rank."""
-    visible = [one for one in env["gpus"] if one["visible"] is not None]
-    return sorted(visible, key=lambda one: one["visible"])[: hardware.num_processes]
+    raced = gpus.raced(env["gpus"], hardware)
+    return [*found, *check_gpu.checks(raced)] if raced else found

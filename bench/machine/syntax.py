@@ -6,7 +6,7 @@ Python's own ast.dump and ast.unparse write one tree in different words from ver
 2. A node is its name and its fields in alphabetical order; a field that is None or an empty list is not written, so a
    field that a later Python adds changes nothing where it is not used.  An item None of a list (** in a dict) is.
 3. Constants and names are written in ASCII, because which characters repr() escapes follows the Unicode tables.
-4. Neighbouring text parts of an f-string are one, empty ones none: 3.11 and 3.12 split them at different places.
+4. Neighbouring text parts of an f-string are one, empty ones none: 3.11 and 3.12 split them differently.
 No recursion of Python functions, whose limit would depend on the caller's depth.
 """
 
@@ -17,7 +17,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def normalised(source):
-    """bytes -> bytes.  A source that this Python cannot parse, or print (an integer of 5000 digits), is left as it is."""
+    """bytes -> bytes.  A source that this Python cannot parse, or print (an integer of 5000 digits), stays as it is."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d": a SyntaxWarning, which -W error makes a SyntaxError
@@ -56,24 +56,24 @@ def _part(value):
 
 
 def _fields(node):
-    found = dict(ast.iter_fields(node))
+    fields = dict(ast.iter_fields(node))
     if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-        found["body"] = node.body[1:]
+        fields["body"] = node.body[1:]
     if isinstance(node, ast.JoinedStr):
-        found["values"] = _joined(node.values)
+        fields["values"] = _joined(node.values)
     if isinstance(node, ast.FormattedValue) and node.format_spec is not None and not _joined(node.format_spec.values):
-        del found["format_spec"]  # f"{x:}": 3.11 has an empty one
-    return {name: value for name, value in found.items() if value is not None and value != []}
+        del fields["format_spec"]  # f"{x:}": 3.11 has an empty one
+    return {name: value for name, value in fields.items() if value is not None and value != []}
 
 
 def _joined(values):
     """The parts of an f-string, neighbouring texts as one."""
-    found = []
+    parts = []
     for value in values:
         if not isinstance(value, ast.Constant):
-            found.append(value)
-        elif found and isinstance(found[-1], ast.Constant):
-            found[-1] = ast.Constant(found[-1].value + value.value)
+            parts.append(value)
+        elif parts and isinstance(parts[-1], ast.Constant):
+            parts[-1] = ast.Constant(parts[-1].value + value.value)
         elif value.value:
-            found.append(value)
-    return found
+            parts.append(value)
+    return parts

@@ -2,7 +2,7 @@
 
 import secrets
 
-from bench import atomic
+from bench import atomic, utc
 from bench.paths import REPO
 from bench.race import arm_process, plan, worktrees
 from bench.record import ledger, race_folder
@@ -15,7 +15,7 @@ def begin(request, results):
     asked = request.pop("arms")
     commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
     settings = {"n": plan.N, **request}
-    plan.make({name: {} for name in asked}, made_at=atomic.utc_now(), **settings)  # refuse before any work
+    plan.make({name: {} for name in asked}, made_at=utc.now(), **settings)  # refuse before any work
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
         folders = {name: paths.get(f"{prefix}{name}", REPO) for name in asked}
@@ -27,7 +27,7 @@ def begin(request, results):
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
-    made = plan.make(arms, made_at=atomic.utc_now(), **settings)
+    made = plan.make(arms, made_at=utc.now(), **settings)
     folder = race_folder.of(results, made["race_id"])
     try:
         folder.mkdir(parents=True)

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, utc
 from bench.compare import comparison, selection
 from bench.launch.progress import say
 from bench.machine.signals import Interrupted
@@ -149,7 +149,7 @@ def finish(folder, results, status, why, args):
     """Write race.json, its ledger entry and its pages, and print the result.  Returns the exit code."""
     race = state.read(folder, results)
     result = result_of(race, results) if status != "abandoned" else None
-    found = state.as_json(race, status, why, atomic.utc_now(), result)
+    found = state.as_json(race, status, why, utc.now(), result)
     atomic.write_json(folder / "race.json", found)
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)

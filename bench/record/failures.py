@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, private
+from bench import atomic, private, utc
 from bench.paths import REPO
 from bench.record import run_folder, step_files
 
@@ -58,7 +58,7 @@ def write(folder, rank, step, error):
         atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
     if kind == "non_finite_loss":
-        event = {"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": kind}
+        event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind}
         with contextlib.suppress(OSError):
             step_files.append_event(folder, event | {key: found[key] for key in ("rank", "step", "message")})
     return kind
@@ -137,7 +137,7 @@ def write_launcher_killed(folder):
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
         run["status"] = "aborted"
-        run["ended_at"] = atomic.utc_now()
+        run["ended_at"] = utc.now()
         run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=last_step(folder))
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)

@@ -24,7 +24,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import atomic
+from bench import utc
 
 NAME = "ledger.jsonl"
 
@@ -43,7 +43,7 @@ def append(results, event, **facts):
         _lock(file)
         size = file.seek(0, os.SEEK_END)
         last = _last_line(file, size)
-        line = {"prev": _name(last), "at": atomic.utc_now(), "event": event, **facts}
+        line = {"prev": _name(last), "at": utc.now(), "event": event, **facts}
         line["sha256"] = digest(line)
         text = _text(line).encode() + b"\n"
         try:

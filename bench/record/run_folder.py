@@ -20,7 +20,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, utc
 from bench.machine import processes
 from bench.paths import PUBLISHED
 
@@ -49,14 +49,14 @@ OUTPUT_ROLES = ("steps", "telemetry", "events", "log", "trace", "memory")  # wri
 # ---- where records are
 
 
-def run_id(utc, name, config_id, seed):
-    """utc: a datetime.  E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"""
-    return f"{utc:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}"
+def run_id(moment, name, config_id, seed):
+    """moment: a datetime.  E.g. 20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"""
+    return f"{moment:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}"
 
 
-def new_folder(results, track, name, config_id, seed, utc=None):
+def new_folder(results, track, name, config_id, seed, moment=None):
     """Makes a new folder, -2, -3, ... appended where the name is taken; mkdir is atomic, so two never share one."""
-    wanted = run_id(utc or datetime.now(UTC), name, config_id, seed)
+    wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
@@ -205,7 +205,7 @@ def effective(run, now_s=None, boot=None, start_ticks_of=None):
         gone = (start_ticks_of or processes.start_ticks)(launcher["pid"]) != launcher["start_ticks"]
         why = f"its launcher, process {launcher['pid']}, is no longer there"
     else:
-        age_s = (time.time() if now_s is None else now_s) - _seconds(run.get("heartbeat_at") or run["started_at"])
+        age_s = (time.time() if now_s is None else now_s) - utc.seconds(run.get("heartbeat_at") or run["started_at"])
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
     if not gone:
         return run
@@ -219,10 +219,6 @@ def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_co
     """The shape of run.json's "failure".  step is the last row of steps.csv that the rank knew of."""
     where = {"rank": rank, "step": step, "signal": signal_name, "exit_code": exit_code}
     return {"kind": kind, **where, "message": message, "hint": hint}
-
-
-def _seconds(utc):
-    return datetime.fromisoformat(utc).timestamp()
 
 
 # ---- what is in a folder

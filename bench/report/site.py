@@ -8,11 +8,10 @@ import itertools
 import json
 import os
 import shutil
-from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench import atomic, utc
 from bench.record import listing
 from bench.report import run_page
 from bench.web.chart import chart, series_of
@@ -61,7 +60,7 @@ def history(track, rows):
         "one run is no claim: see table --leaderboard"
     )
     series = [series_of("record", record_s, "line"), series_of("run", times_s, "points")]
-    when_s = [_seconds(row["started_at"]) for row in counted]
+    when_s = [utc.seconds(row["started_at"]) for row in counted]
     return chart(f"history-{track}", track, caption, "date", "train time, s", when_s, series) | {"dates": True}
 
 
@@ -73,10 +72,6 @@ def _counts(row, track):
 
 def _num(count, word):
     return f"{count} {word}{'s' * (count != 1)}"
-
-
-def _seconds(utc):
-    return datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp()
 
 
 def _tracks(rows):

@@ -36,84 +36,90 @@ def of_ranks(ranks, rules=categories.RULES, include_last_step=False):
 
 def _rows(rank, rules, include_last_step):
     rows = window.device_rows(rank, include_last_step)
-    return rows, kernels.types(rank, rows, rules), window.until(rank, include_last_step)
+    return rows, kernels.types(rank, rows, rules)
 
 
-def of_rank(rank, rows, kinds, until_ns, rules, include_last_step=False):
-    """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all."""
+def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
+    """Everything about one rank; of several devices in one file, the one with most rows leads and "devices" has all.
+
+    rows: window.device_rows; kinds: kernels.types of them.
+    """
     by_device = window.devices(rank, rows)
     leads = max(by_device.values(), key=lambda mask: mask.sum(), default=slice(None))
-    on_main, main_kinds = rows[leads], kinds[leads]
-    time = temporal.breakdown(rank, on_main, main_kinds)
+    steps, until_ns = window.steps(rank, include_last_step), window.until(rank, include_last_step)
     table = kernels.by_name(rank, rows, kinds, rules)
-    ops = operators.table(rank, rows, until_ns)
-    peaks, mem_bytes_per_s, device_name = _peaks(rank)
-    rates, achieved = flops.achieved(
-        ops, sum(line["sum_us"] for line in table) if len(rows) else None, peaks, mem_bytes_per_s
-    )
-    steps = window.steps(rank, include_last_step)
-    num_calls, num_lost = launches.without_kernel(rank, until_ns)
-    found = {
-        "file": rank.path.name,
-        "profiler_steps": [number for number, _, _ in steps],
-        "profiler_steps_left_out": [number for number, _, _ in rank.steps()][len(steps) :],
-        "num_events": rank.num_events,
-        "num_device_rows": len(rows),
-        "num_device_rows_left_out": _left_out(rank, len(rows)),
-        "num_bad_events": rank.num_bad,
-        "num_launch_calls": num_calls,
-        "num_launches_without_kernel": num_lost,
-        "cut": rank.cut,
-        "device": device_name,
-        "temporal": {
-            name: time[name]
-            for name in (
-                "idle_us",
-                "compute_us",
-                "non_compute_us",
-                "span_us",
-                "idle_pct",
-                "compute_pct",
-                "non_compute_pct",
-            )
-        },
-        "overlap_pct": time["overlap_pct"],
-        "comm_us": time["comm_us"],
-        "exposed_comm_us": time["exposed_comm_us"],
+    answer = _of_file(rank, rows, steps, until_ns)
+    answer |= _of_device(rank, rows[leads], kinds[leads], steps)
+    answer |= _of_operators(rank, rows, until_ns, sum(line["sum_us"] for line in table) if len(rows) else None)
+    answer |= {
         "idle": temporal.idle(rank, rows),
-        "kernel_types": kernels.by_type(rank, on_main, main_kinds),
         "kernels": table,
         "categories": kernels.by_category(table),
-        "steps": temporal.steps(rank, on_main, main_kinds, steps),
         "phases": attribution.phase_times(rank, rows, until_ns),
         "annotations": temporal.annotations(rank, events.ANNOTATION, until_ns),
         "gpu_annotations": temporal.annotations(rank, events.GPU_ANNOTATION, until_ns),
         "launches": launches.statistics(rank, rows),
         "queues": launches.queues(rank, rows),
         "copies": launches.copies(rank, rows),
-        "operators": _leading(ops),
-        "num_operators": len(ops),
-        "achieved": rates[:MAX_OPERATORS],
-        "achieved_whole": achieved,
-        "flop_known_frac": achieved["known_frac"],
         "launchers": attribution.launchers(rank, rows),
         "modules": attribution.modules(rank, rows, until_ns),
         "sources": attribution.sources(rank, rows, until_ns)[:MAX_OPERATORS],
-        "critical_path": critical.path(rank, on_main, main_kinds),
-        "critical_path_of_steps": critical.steps(rank, on_main, main_kinds),
-        "gaps": critical.gaps(rank, on_main),
         "synchronisations": critical.synchronisations(rank, steps),
         "items": critical.items(rank, rows),
-        "host_copies": launches.host_copies(rank, on_main),
         "devices": {
             str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
     }
-    return found | {"advice": advice.of(found)}
+    return answer | {"advice": advice.of(answer)}
 
 
-def _left_out(rank, num_counted):
-    """{"last_step", "not_launched"}: device rows that do not count, of the last step and of no known step (see window)."""
+def _of_file(rank, rows, steps, until_ns):
+    """What was read and what of it counts."""
+    num_calls, num_lost = launches.without_kernel(rank, until_ns)
+    return {
+        "file": rank.path.name,
+        "profiler_steps": [number for number, _, _ in steps],
+        "profiler_steps_left_out": [number for number, _, _ in rank.steps()][len(steps) :],
+        "num_events": rank.num_events,
+        "num_device_rows": len(rows),
+        "num_device_rows_left_out": _not_counted(rank, len(rows)),
+        "num_bad_events": rank.num_bad,
+        "num_launch_calls": num_calls,
+        "num_launches_without_kernel": num_lost,
+        "cut": rank.cut,
+        "device": _device_name(rank),
+    }
+
+
+def _of_device(rank, rows, kinds, steps):
+    """Of one device."""
+    times = temporal.breakdown(rank, rows, kinds)
+    return {
+        "temporal": {name: times[name] for name in temporal.TIMES},
+        **{name: times[name] for name in ("overlap_pct", "comm_us", "exposed_comm_us")},
+        "kernel_types": kernels.by_type(rank, rows, kinds),
+        "steps": temporal.steps(rank, rows, kinds, steps),
+        "critical_path": critical.path(rank, rows, kinds),
+        "critical_path_of_steps": critical.steps(rank, rows, kinds),
+        "gaps": critical.gaps(rank, rows),
+        "host_copies": launches.host_copies(rank, rows),
+    }
+
+
+def _of_operators(rank, rows, until_ns, device_us):
+    table = operators.table(rank, rows, until_ns)
+    rates, whole = flops.achieved(table, device_us, *_peaks(_device_name(rank)))
+    return {
+        "operators": _leading(table),
+        "num_operators": len(table),
+        "achieved": rates[:MAX_OPERATORS],
+        "achieved_whole": whole,
+        "flop_known_frac": whole["known_frac"],
+    }
+
+
+def _not_counted(rank, num_counted):
+    """{"last_step", "not_launched"}: device rows that do not count: of the last step, of no known step (see window)."""
     recorded = rank.device_rows()
     if num_counted == len(recorded):
         return {"last_step": 0, "not_launched": 0}
@@ -121,30 +127,32 @@ def _left_out(rank, num_counted):
     return {"last_step": len(recorded) - num_counted - num_unknown, "not_launched": num_unknown}
 
 
-def _leading(ops):
+def _leading(table):
     """Those that lead by device time, own CPU time, memory or FLOPs, in their order."""
     leading = set()
     for measure in ("device_us", "self_cpu_us", "allocated_bytes", "flop"):
-        leading |= set(sorted(range(len(ops)), key=lambda place: -(ops[place][measure] or 0))[:MAX_OPERATORS])
-    return [ops[place] for place in sorted(leading)]
+        leading |= set(sorted(range(len(table)), key=lambda index: -(table[index][measure] or 0))[:MAX_OPERATORS])
+    return [table[index] for index in sorted(leading)]
 
 
-def _peaks(rank):
-    """(precision -> FLOP/s or None, bytes/s or None, the device's name or None) by what the trace says of its GPU."""
+def _device_name(rank):
+    """The name of the first GPU that the trace names, or None."""
     properties = rank.meta.get("deviceProperties")
-    names = [one.get("name") for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
-    name = next((one for one in names if isinstance(one, str)), None)
-    if name is None:
-        return (lambda precision: None), None, None
-    return (
-        (lambda precision: peak_rates.peak_flops(name, precision) if precision in DTYPES else None),
-        peak_rates.mem_bytes_per_s(name),
-        name,
-    )
+    devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
+    return next((name for device in devices if isinstance(name := device.get("name"), str)), None)
+
+
+def _peaks(device_name):
+    """(precision -> FLOP/s or None, bytes/s or None)"""
+
+    def peak_of(precision):
+        return peak_rates.peak_flops(device_name, precision) if precision in DTYPES else None
+
+    return peak_of, peak_rates.mem_bytes_per_s(device_name)
 
 
 def _overall(by_rank, chosen):
-    times = {number: found["temporal"] for number, found in by_rank.items() if found["temporal"]["span_us"]}
+    times = {number: one["temporal"] for number, one in by_rank.items() if one["temporal"]["span_us"]}
     sizes = [one[0].world_size for one in chosen.values() if 0 < (one[0].world_size or 0) <= MAX_RANKS]
     overall = {"num_ranks": len(by_rank), "world_size": max(sizes, default=None)}
     overall["missing_ranks"] = sorted(set(range(overall["world_size"] or 0)) - set(chosen))
@@ -153,5 +161,5 @@ def _overall(by_rank, chosen):
         overall[f"{name}_pct_mean"] = sum(shares) / len(shares) if shares else None
     overall["slowest_rank"] = max(times, key=lambda number: times[number]["span_us"], default=None)
     overall["step_skew"] = skew.steps({number: by_rank[str(number)]["steps"] for number in chosen})
-    overall["collectives"] = skew.collectives({number: one[:3] for number, one in chosen.items()})
+    overall["collectives"] = skew.collectives(chosen)
     return overall

@@ -6,7 +6,7 @@ carries a name that it is for; tests/test_categories.py holds them to it.  A use
 
     - {category: communication, pattern: my_ring_reduce, example: "my_ring_reduce<float>(Args)"}      rules.yaml
 
-Names are data of whoever recorded the trace: they are only ever searched, and only in their first MAX_CHARS.
+Names are data from outside: they are only ever searched, and only in their first MAX_CHARS.
 """
 
 import functools
@@ -16,11 +16,8 @@ from typing import NamedTuple
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
-TRITON, ELEMENTWISE, OTHER = (
-    "triton",
-    "elementwise",
-    "other",
-)  # Triton's of no other kind; elementwise: and reductions, indexing
+# Triton's of no other kind; elementwise: and reductions, indexing
+TRITON, ELEMENTWISE, OTHER = "triton", "elementwise", "other"
 CATEGORIES = (MATMUL, ATTENTION, NORMALISATION, LOSS, OPTIMIZER, COMMUNICATION, MEMORY_COPY, TRITON, ELEMENTWISE, OTHER)
 MAX_CHARS = 2000  # template arguments go on for tens of thousands; what a kernel is stands at their beginning
 
@@ -45,12 +42,13 @@ RULES = (
     Rule(NORMALISATION, r"^triton_\w*(?:_norm|rsqrt)", "triton_red_fused_add_mean_mul_pow_rsqrt_0"),
     Rule(TRITON, r"^triton_(?:poi|red|per|unk|mix|spl)_", "triton_poi_fused__unsafe_view_mul_silu_2"),
     # Communication before everything that its names contain.
-    Rule(COMMUNICATION, r"[nrhx]ccl|oneccl", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    Rule(COMMUNICATION, r"[nrhx]ccl|oneccl",
+         "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
     Rule(COMMUNICATION, r"deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
          "void deep_ep::internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)"),
     Rule(COMMUNICATION, r"nvshmem|rocshmem|msccl|mori_shmem", "nvshmemi_proxy_barrier_kernel"),
     Rule(COMMUNICATION, r"ep(?:dispatch|combine)(?:intra|inter)node", "EpDispatchIntraNodeKernel_bf16"),  # AMD's MORI
-    Rule(COMMUNICATION, r"exchangesplitandoffset", "exchangeSplitAndOffset(long*, long*, int)"),  # torch's all_to_all_vdev
+    Rule(COMMUNICATION, r"exchangesplitandoffset", "exchangeSplitAndOffset(long*, long*, int)"),  # all_to_all_vdev
     Rule(COMMUNICATION, r"(?:put|wait)_signal_kernel|barrier_kernel",  # torch's symmetric memory
          "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)"),
     Rule(COMMUNICATION, r"lamport", "void mnnvl_lamport_rmsnorm<__nv_bfloat16>(int)"),  # TensorRT-LLM's, flashinfer's
@@ -93,7 +91,7 @@ RULES = (
          "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>"),
     Rule(TRITON, r"^triton_", "triton_mul_add_by_hand"),
 )
-# Where an annotation around the launch says more than the name of a kernel that could be anybody's.
+# Where an annotation around the launch says more than an unspecific kernel name.
 ANNOTATION_RULES = (
     Rule(OPTIMIZER, r"^optimizer|zero_grad|grad_?clip", "Optimizer.step#AdamW.step"),
     Rule(LOSS, r"cross_?entropy|nll_loss|(?<![a-z])loss(?![a-z])", "cross_entropy_loss"),
@@ -101,17 +99,17 @@ ANNOTATION_RULES = (
     Rule(ATTENTION, r"attention|attn|sdpa", "nn.Module: CausalSelfAttention_0"),
 )
 # fmt: on
-ANYBODYS = (TRITON, ELEMENTWISE, OTHER)
+UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
 HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
 
 
 def category(kernel_name, annotation=None, rules=RULES):
     """One of CATEGORIES.  annotation: the innermost range around the launch; it decides where the name says little."""
-    found = _first(kernel_name, rules)
-    if annotation is not None and found in ANYBODYS:
+    by_name = _first(kernel_name, rules)
+    if annotation is not None and by_name in UNSPECIFIC:
         by_annotation = _first(annotation, ANNOTATION_RULES)
-        return found if by_annotation == OTHER else by_annotation
-    return found
+        return by_name if by_annotation == OTHER else by_annotation
+    return by_name
 
 
 def is_communication(kernel_name, rules=RULES):

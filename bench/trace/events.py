@@ -1,7 +1,7 @@
 """Chunks of events as bytes -> columns.  Only what an analysis needs is decoded; stamps are exact, in nanoseconds.
 
-Kineto writes microseconds, with up to three decimals; ts can be so large (1.7e15 since the epoch) that a float would lose
-them, and is then read as text.
+Kineto writes microseconds, with up to three decimals; ts can be so large (1.7e15 since the epoch) that a float would
+lose them, and is then read as text.
 """
 
 import json
@@ -14,22 +14,11 @@ import numpy as np
 KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, MEMORY = range(10)
 KINDS = {
     "kernel": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "memset": MEMSET,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "runtime": RUNTIME,
-    "driver": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "hip_driver": RUNTIME,
-    "mtia_runtime": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "privateuse1_runtime": RUNTIME,
-    "privateuse1_driver": RUNTIME,
-    "cpu_op": CPU_OP,
-    "operator": CPU_OP,
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), MEMSET),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "hip_driver"), RUNTIME),
+    **dict.fromkeys(("mtia_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver"), RUNTIME),
+    **dict.fromkeys(("cpu_op", "operator"), CPU_OP),
     "user_annotation": ANNOTATION,
     "gpu_user_annotation": GPU_ANNOTATION,
     "python_function": PYTHON,
@@ -94,13 +83,14 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group, device type).  kinds: the ones to keep; leaving out PYTHON and CPU_OP saves memory.
+    (bytes, dims, types, collective, nelems, group, device type).  kinds: the ones to keep; without PYTHON and CPU_OP it
+    takes less memory.
     """
 
     def __init__(self, kinds=None):
         self._kind_of = _Kinds({name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds})
         self._names, self._extras = {}, {}
-        self._tracks = {}  # (is device, number or text, number or text) -> place
+        self._tracks = {}  # (is device, number or text, number or text) -> index
         self._track_of = _Memo(self._track)  # the same by the raw values, which come again and again
         self._parts = {name: [] for name in COLUMNS}
         self._exact = None
@@ -108,23 +98,18 @@ class Collector:
 
     def add(self, chunk):
         if self._exact is None:
-            found = _LARGE.search(chunk)
-            self._exact = found is not None and int(found.group(1)) >= EXACT_BELOW
-        events = self._decode(chunk)
-        self.num_events += len(events)
-        kind_of = self._kind_of
+            stamp = _LARGE.search(chunk)
+            self._exact = stamp is not None and int(stamp[1]) >= EXACT_BELOW
+        events, kind_of = self._decode(chunk), self._kind_of
         kept = [
             event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
         ]
-        if not kept:
-            return
-        if not self._exact and any(
-            type(event.ts) is float and abs(event.ts) >= EXACT_BELOW for event in (kept[0], kept[-1])
-        ):
+        if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
             self._exact = True  # the chunks before had no such stamp to tell by
-            self.num_events -= len(events)
             self.add(chunk)
-        else:
+            return
+        self.num_events += len(events)
+        if kept:
             self._keep(kept, [kind_of[event.cat] for event in kept])
 
     def _decode(self, chunk):
@@ -136,7 +121,7 @@ class Collector:
     def _decode_one_by_one(self, chunk):
         """A damaged or odd chunk: every event that can be read is read, the others are counted."""
         scan = json.JSONDecoder(strict=False, parse_float=str).raw_decode  # as text: no digit is lost
-        text, at, found = chunk.decode("utf-8", "replace"), 0, []
+        text, at, events = chunk.decode("utf-8", "replace"), 0, []
         while (at := text.find("{", at)) >= 0:
             try:
                 value, end = scan(text, at)
@@ -148,8 +133,8 @@ class Collector:
                 at = boundary.end()
                 continue
             at = end
-            found.append(_from_plain(value))
-        return found
+            events.append(_from_plain(value))
+        return events
 
     def _keep(self, kept, kinds):
         names, track_of, unset = self._names, self._track_of, msgspec.UNSET
@@ -203,6 +188,11 @@ class Collector:
         }
 
 
+def _is_rounded(ts):
+    """Whether a stamp in microseconds was read as a float that has lost its nanoseconds."""
+    return type(ts) is float and abs(ts) >= EXACT_BELOW
+
+
 class _Memo(dict):
     """What make(key) gave, remembered."""
 
@@ -216,7 +206,7 @@ class _Memo(dict):
 
 
 class _Kinds(dict):
-    """Category -> kind, None for those that are not wanted.  Categories come in capitals too: those seen are remembered."""
+    """Category -> kind, None if not wanted.  Categories come in capitals too: those seen are remembered."""
 
     def __missing__(self, cat):
         kind = self.get(cat.lower()) if cat else None
@@ -288,30 +278,16 @@ def _integers(values):
 def _from_plain(value):
     """A dict from the json module -> Event, with whatever of it can be used."""
     args = value.get("args") if isinstance(value.get("args"), dict) else {}
-    plain = {key: args.get(name) for key, name in _ARG_NAMES.items()}
-    plain = {key: found if isinstance(found, (int, float, str)) else None for key, found in plain.items()}
-    dims = {
-        key: msgspec.Raw(json.dumps(args[name]).encode())
-        for key, name in (("dims", "Input Dims"), ("types", "Input type"))
-        if name in args
-    }
-    words = {key: value.get(key) if isinstance(value.get(key), str) else None for key in ("ph", "cat")}
-    rest = {
-        key: value.get(key) if isinstance(value.get(key), (int, float, str)) else None
-        for key in ("name", "ts", "dur", "pid", "tid")
-    }
-    return Event(**words, **rest, args=Args(**plain, **dims))
+    raw = {key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args}
+    plain = {key: _if(args.get(name), (int, float, str)) for key, name in _ARG_NAMES.items() if key not in _RAW}
+    words = {key: _if(value.get(key), str) for key in ("ph", "cat")}
+    rest = {key: _if(value.get(key), (int, float, str)) for key in ("name", "ts", "dur", "pid", "tid")}
+    return Event(**words, **rest, args=Args(**plain, **raw))
 
 
-_ARG_NAMES = {
-    "stream": "stream",
-    "device": "device",
-    "correlation": "correlation",
-    "external_id": "External id",
-    "bytes": "bytes",
-    "collective": "Collective name",
-    "nelems": "In msg nelems",
-    "group": "Process Group Name",
-    "allocated": "Bytes",
-    "device_type": "Device Type",
-}
+def _if(value, types):
+    return value if isinstance(value, types) else None
+
+
+_RAW = ("dims", "types")
+_ARG_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(Args)}

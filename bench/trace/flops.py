@@ -1,46 +1,27 @@
-"""FLOPs and bytes of matrix multiplications and attention from recorded shapes, 2 FLOPs a multiply-add; and rates from them.
+"""FLOPs, bytes and rates of matrix multiplications and attention from recorded shapes; a multiply-add is 2 FLOPs.
 
-Formulas: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and S keys of K numbers and
-values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for two, 2 B H T S (3 K + 2 V),
-the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and torch's own FLOP counter does.
-Everything else is unknown, None, and counted in the share that is.
+Formulas: a product of [m, k] and [k, n] is 2 m n k.  Attention over B batches, H heads, T queries and S keys of K
+numbers and values of V: 2 B H T S (K + V) forward, its mask not counted; backward makes five products for two, 2 B H T
+S (3 K + 2 V), the scores once more among them, as FlashAttention's authors count (Dao et al. 2022) and torch's own
+FLOP counter does.  Everything else is unknown, None, and counted in the share that is.
 """
 
 import math
 
 BYTES = {
-    "float": 4,
-    "float32": 4,
-    "double": 8,
-    "float64": 8,
-    "c10::bfloat16": 2,
-    "bfloat16": 2,
-    "c10::half": 2,
-    "half": 2,
-    "float16": 2,
-    "long int": 8,
-    "int64": 8,
-    "long": 8,
-    "int": 4,
-    "int32": 4,
-    "unsigned char": 1,
-    "signed char": 1,
-    "bool": 1,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
+    name: size
+    for size, names in {
+        8: ("double", "float64", "long int", "int64", "long"),
+        4: ("float", "float32", "int", "int32"),
+        2: ("c10::bfloat16", "bfloat16", "c10::half", "half", "float16"),
+        1: ("unsigned char", "signed char", "bool", "c10::float8_e4m3fn", "c10::float8_e5m2"),
+    }.items()
+    for name in names
 }
 PRECISIONS = {"c10::bfloat16": "bfloat16", "c10::half": "float16", "float": "float32", "c10::float8_e4m3fn": "float8"}
-# Where the two factors stand among an operator's arguments.
-PRODUCTS = {
-    "mm": (0, 1),
-    "bmm": (0, 1),
-    "matmul": (0, 1),
-    "_scaled_mm": (0, 1),
-    "addmm": (1, 2),
-    "addmm_": (1, 2),
-    "baddbmm": (1, 2),
-    "_addmm_activation": (1, 2),
-}
+# Which of an operator's arguments are the two factors.
+PRODUCTS = dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm"), (0, 1))
+PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "_addmm_activation"), (1, 2))
 # Attention: the axes of heads and of time.  torch's public forms are [B, H, T, K], FlashAttention's own [B, T, H, K].
 HEADS_FIRST, TIME_FIRST = (1, 2), (2, 1)
 
@@ -51,7 +32,7 @@ def flops(name, dims):
         return None
     op = name.split("::")[-1]
     if op in PRODUCTS:
-        a, b = (_sizes(dims, place) for place in PRODUCTS[op])
+        a, b = (_sizes(dims, number) for number in PRODUCTS[op])
         return _product(a, b)
     if op == "linear":  # y = x W^T
         a, b = _sizes(dims, 0), _sizes(dims, 1)
@@ -71,16 +52,12 @@ def _attention_axes(name, op):
     return None
 
 
-def _sizes(dims, place):
-    """The shape at a place, None if there is none (a number, a list of tensors) or if no tensor has it."""
-    found = dims[place] if place < len(dims) else None
-    return (
-        found
-        if isinstance(found, list)
-        and 0 < len(found) < 9
-        and all(type(size) is int and 0 <= size < 2**40 for size in found)
-        else None
-    )
+def _sizes(dims, number):
+    """The shape of an argument; None if there is none (a number, a list of tensors) or if no tensor has it."""
+    shape = dims[number] if number < len(dims) else None
+    if not isinstance(shape, list) or not 0 < len(shape) < 9:
+        return None
+    return shape if all(type(size) is int and 0 <= size < 2**40 for size in shape) else None
 
 
 def _product(a, b):
@@ -93,7 +70,7 @@ def _product(a, b):
 
 def _attention(dims, axes, is_backward):
     """The first three shapes are queries, keys and values; in backward the output's gradient stands before them."""
-    shapes = [_sizes(dims, place) for place in range(is_backward, is_backward + 3)]
+    shapes = [_sizes(dims, number) for number in range(is_backward, is_backward + 3)]
     if any(shape is None or len(shape) != 4 for shape in shapes):
         return None  # packed sequences: how long each is stands in no shape
     query, key, value = shapes
@@ -109,7 +86,7 @@ def traffic_bytes(name, dims, types):
         return None
     first, second = PRODUCTS[op]
     a, b = dims[first], dims[second]
-    kinds = [str(types[place]).lower() if place < len(types) else "" for place in (first, second)]
+    kinds = [str(types[number]).lower() if number < len(types) else "" for number in (first, second)]
     if any(kind not in BYTES for kind in kinds):
         return None
     batch = math.prod(a[:-2])
@@ -123,41 +100,20 @@ def precision(types):
 
 
 def achieved(lines, device_us, peak_of, mem_bytes_per_s=None):
-    """Operators with known FLOPs -> (lines, whole): [{"name", "shapes", "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound"}].
+    """Operators with known FLOPs -> (lines with their rates, whole), the longest first.
 
-    lines: of operators.table.  device_us: of all rows of the device together, None in a trace without one.  The time is that
-    of the kernels that the operator launched, or without a device its own on the CPU, with what it called.
-    peak_of(precision) -> FLOP/s or None.  bound: compute or memory, by which side of the roofline's ridge it lies on
-    (Williams, Waterman and Patterson 2009).  whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s",
-    "known_frac"}: all of these together, and their share of the device's or all operators' time, 0 to 1 or None.
+    lines: of operators.table; these get "time_us", "tflop_per_s", "pct_of_peak", "flop_per_byte", "bound".  device_us:
+    of all rows of the device together, None in a trace without one.  The time is that of the kernels that the operator
+    launched, or without a device its own on the CPU, with what it called.  peak_of(precision) -> FLOP/s or None.
+    bound: compute or memory, by which side of the roofline's ridge it lies on (Williams, Waterman and Patterson
+    2009).  whole: {"of": "device" | "cpu", "flop", "time_us", "tflop_per_s", "known_frac"}: all of these together, and
+    their share of the device's or all operators' time, 0 to 1 or None.
     """
     of, time = ("cpu", "flop_us") if device_us is None else ("device", "device_us")
     total_us = sum(line["self_cpu_us"] for line in lines) if device_us is None else device_us
-    found = []
-    for line in lines:
-        if not line["flop"] or not line[time]:
-            continue
-        rate, kind = line["flop"] / (line[time] / 1e6), line["precision"]
-        peak = peak_of(kind) if kind and of == "device" else None
-        if kind == "float32" and peak and rate > peak:  # more than FP32 can: on tensor cores, as TF32
-            kind, peak = "tf32", peak_of("tf32")
-        intensity = line["flop"] / line["bytes"] if line["bytes"] else None
-        ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
-        found.append(
-            {
-                "name": line["name"],
-                "shapes": line["shapes"],
-                "precision": kind,
-                "count": line["count"],
-                "flop": line["flop"],
-                "time_us": line[time],
-                "tflop_per_s": rate / 1e12,
-                "pct_of_peak": 100 * rate / peak if peak else None,
-                "flop_per_byte": intensity,
-                "bound": None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory",
-            }
-        )
-    flop, time_us = sum(one["flop"] for one in found), sum(one["time_us"] for one in found)
+    known = [line | {"time_us": line[time]} for line in lines if line["flop"] and line[time]]
+    rates = [_rate(line, peak_of if of == "device" else lambda precision: None, mem_bytes_per_s) for line in known]
+    flop, time_us = sum(line["flop"] for line in known), sum(line["time_us"] for line in known)
     whole = {
         "of": of,
         "flop": flop,
@@ -165,4 +121,23 @@ def achieved(lines, device_us, peak_of, mem_bytes_per_s=None):
         "tflop_per_s": flop / time_us / 1e6 if time_us else None,
         "known_frac": time_us / total_us if total_us else None,
     }
-    return sorted(found, key=lambda one: -one["time_us"]), whole
+    return sorted(rates, key=lambda line: -line["time_us"]), whole
+
+
+def _rate(line, peak_of, mem_bytes_per_s):
+    rate, kind = line["flop"] / (line["time_us"] / 1e6), line["precision"]
+    peak = peak_of(kind) if kind else None
+    if kind == "float32" and peak and rate > peak:  # more than FP32 can: on tensor cores, as TF32
+        kind, peak = "tf32", peak_of("tf32")
+    intensity = line["flop"] / line["bytes"] if line["bytes"] else None
+    ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
+    bound = None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory"
+    kept = {name: line[name] for name in ("name", "shapes", "precision", "count", "flop", "time_us")}
+    pct = 100 * rate / peak if peak else None
+    return kept | {
+        "precision": kind,
+        "tflop_per_s": rate / 1e12,
+        "pct_of_peak": pct,
+        "flop_per_byte": intensity,
+        "bound": bound,
+    }

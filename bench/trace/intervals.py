@@ -1,7 +1,7 @@
 """Unions and intersections of intervals, in integer nanoseconds.
 
-An interval set is two arrays, starts and ends, sorted and merged: touching intervals are one.  Intervals that are empty or
-run backwards hold no time.
+An interval set is two arrays, starts and ends, sorted and merged: touching intervals are one.  Intervals that are
+empty or run backwards hold no time.
 """
 
 import numpy as np
@@ -36,11 +36,6 @@ def gaps(merged):
     return merged[1][:-1], merged[0][1:]
 
 
-def clip(start, end, low, high):
-    """Intervals cut to [low, high]; what lies outside becomes empty."""
-    return np.clip(start, low, high), np.clip(end, low, high)
-
-
 def combinations(sets):
     """Merged sets -> {bit mask: nanoseconds in which exactly these sets run}; bit 0 is the first."""
     points, changes = [], []
@@ -53,5 +48,5 @@ def combinations(sets):
     order = np.argsort(at, kind="stable")
     at, running = at[order], np.cumsum(change[order])
     lasting = np.diff(at)
-    found = {int(mask): int(lasting[running[:-1] == mask].sum()) for mask in np.unique(running[:-1]) if mask}
-    return {mask: ns for mask, ns in found.items() if ns}
+    total_ns = {int(mask): int(lasting[running[:-1] == mask].sum()) for mask in np.unique(running[:-1]) if mask}
+    return {mask: ns for mask, ns in total_ns.items() if ns}

@@ -5,6 +5,7 @@ Large files are read by several processes, a folder of ranks by one process a fi
 
 import concurrent.futures
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,6 +18,8 @@ from bench.trace import events
 from bench.trace.source import NoTrace, Source
 
 PARALLEL_BYTES = 100 * 2**20  # of JSON; below, starting a process costs more than it saves
+MAX_PARTS = 4
+GZIP_FACTOR = 15  # of JSON, about
 SUFFIXES = (".json", ".json.gz")
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.I)
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
@@ -26,8 +29,9 @@ class Rank:
     """The rows of one file.  Columns are numpy arrays of one length; times are integer nanoseconds.
 
     .kind (bench.trace.events: KERNEL ... SYNC)  .ts .dur .end  .name (index into .names)  .track (index into .tracks:
-    (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1: none)
-    .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad  .cut
+    (True, device, stream) or (False, pid, tid))  .correlation .external (-1: none)  .extra (index into .extras, -1:
+    none) .rank .world_size (None: the file does not say)  .meta (what stood around the events)  .num_events .num_bad
+    .cut
     """
 
     def __init__(self, path, parts, head, tail, cut):
@@ -41,11 +45,9 @@ class Rank:
         self.meta = _meta(head, tail)
         info = self.meta.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
-        found = RANK_IN_NAME.search(self.path.name)
-        self.rank = _number(info.get("rank"))
-        if self.rank is None and found:
-            self.rank = int(found.group(1))
-        self.world_size = _number(info.get("world_size"))
+        self.rank, self.world_size = _number(info.get("rank")), _number(info.get("world_size"))
+        if self.rank is None and (in_name := RANK_IN_NAME.search(self.path.name)):
+            self.rank = int(in_name[1])
 
     def is_kind(self, *kinds):
         return np.isin(self.kind, kinds)
@@ -54,65 +56,70 @@ class Rank:
         """Indices of kernels, copies and memsets."""
         return np.flatnonzero(self.is_kind(*events.DEVICE_KINDS))
 
+    def names_that(self, predicate):
+        """Mask over .names, False where it is empty; .is_named() gives it for rows."""
+        return np.array([bool(predicate(name)) for name in self.names] or [False])
+
+    def is_named(self, predicate, rows):
+        return self.names_that(predicate)[self.name[rows]]
+
+    def step_ranges(self, *kinds):
+        """[(number, start ns, end ns)] of the ranges of these kinds that are named ProfilerStep#number, by start."""
+        numbers = {index: int(step[1]) for index, name in enumerate(self.names) if (step := STEP.search(name))}
+        rows = np.flatnonzero(self.is_kind(*kinds) & np.isin(self.name, list(numbers)))
+        ranges = [(numbers[int(self.name[row])], int(self.ts[row]), int(self.end[row])) for row in rows]
+        return sorted(ranges, key=lambda step: (step[1], step[0], step[2]))
+
     def steps(self):
-        """[(number, start ns, end ns)] of the host's ProfilerStep annotations, by start."""
-        wanted = {num: int(found.group(1)) for num, name in enumerate(self.names) if (found := STEP.search(name))}
-        rows = np.flatnonzero(self.is_kind(events.ANNOTATION, events.CPU_OP) & np.isin(self.name, list(wanted)))
-        found = sorted((int(self.ts[row]), wanted[int(self.name[row])], int(self.end[row])) for row in rows)
-        seen = {}
-        for start, number, end in found:
-            seen.setdefault(number, (number, start, end))
-        return sorted(seen.values(), key=lambda step: step[1])
+        """[(number, start ns, end ns)] of the host's ProfilerStep annotations, by start; the first one of a number."""
+        first = {}
+        for step in self.step_ranges(events.ANNOTATION, events.CPU_OP):
+            first.setdefault(step[0], step)
+        return list(first.values())
 
 
-def load(path, kinds=None, processes=None):
-    """One file -> Rank.  Raises NoTrace (a ValueError) for a file that is no trace."""
+def load(path, kinds=None) -> Rank:
+    """One file -> Rank.  kinds: those to keep, None: all.  NoTrace (a ValueError) for a file that is no trace."""
     source = Source(path)
     if source.is_zip:
         raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
-    num_parts = 1
-    if source.num_bytes * (15 if source.is_gzip else 1) >= PARALLEL_BYTES:
-        num_parts = min(processes or os.cpu_count() or 1, 4)
+    is_large = source.num_bytes * (GZIP_FACTOR if source.is_gzip else 1) >= PARALLEL_BYTES
+    num_parts = min(os.cpu_count() or 1, MAX_PARTS) if is_large else 1
     if num_parts == 1:
-        parts = [_read(path, kinds, 0, 1)]
-    else:
-        with _pool(num_parts - 1) as pool:
-            others = [pool.submit(_read, path, kinds, part, num_parts) for part in range(1, num_parts)]
-            parts = [_read(path, kinds, 0, num_parts), *(other.result() for other in others)]
-    return _rank(path, parts)
+        return _rank(path, [_read(path, kinds)])
+    with _pool(num_parts - 1) as pool:
+        others = [pool.submit(_read, path, kinds, part, num_parts) for part in range(1, num_parts)]
+        return _rank(path, [_read(path, kinds, 0, num_parts), *(other.result() for other in others)])
 
 
-def load_all(paths, kinds=None, processes=None):
+def load_all(paths) -> list[Rank]:
     """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
-    return _numbered(_load_each(paths, kinds, processes))
+    return _numbered(_load_each(paths))
 
 
 def by_window(paths):
-    """Files -> {window: Ranks in order of rank}, by first step: traces of this project say which window they are; others are one, None."""
+    """Files -> {window: Ranks in order of rank}, the earliest first.
+
+    Traces of this project say of which window they are; the others are one, None.
+    """
     windows = {}
-    for rank in _load_each(paths, None, None):
+    for rank in _load_each(paths):
         facts = rank.meta.get("speedrun")
         windows.setdefault(facts.get("window") if isinstance(facts, dict) else None, []).append(rank)
-    ordered = sorted(
-        windows, key=lambda name: min((int(rank.ts.min()) for rank in windows[name] if len(rank.ts)), default=0)
-    )
-    return {name: _numbered(windows[name]) for name in ordered}
+
+    def first_ns(name):
+        return min((int(rank.ts.min()) for rank in windows[name] if len(rank.ts)), default=0)
+
+    return {name: _numbered(windows[name]) for name in sorted(windows, key=first_ns)}
 
 
-def _load_each(paths, kinds, processes):
-    processes = processes or os.cpu_count() or 1
-    total = sum(os.path.getsize(path) * (15 if str(path).endswith(".gz") else 1) for path in paths)
-    if len(paths) == 1 or processes == 1 or total < PARALLEL_BYTES:
-        ranks = [load(path, kinds, processes) for path in paths]
-    else:
-        with _pool(min(processes, len(paths))) as pool:
-            ranks = [
-                _rank(path, [found])
-                for path, found in zip(
-                    paths, pool.map(_read, paths, [kinds] * len(paths), [0] * len(paths), [1] * len(paths))
-                )
-            ]
-    return ranks
+def _load_each(paths):
+    processes = os.cpu_count() or 1
+    num_bytes = sum(os.path.getsize(path) * (GZIP_FACTOR if str(path).endswith(".gz") else 1) for path in paths)
+    if len(paths) == 1 or processes == 1 or num_bytes < PARALLEL_BYTES:
+        return [load(path) for path in paths]
+    with _pool(min(processes, len(paths))) as pool:
+        return [_rank(path, [part]) for path, part in zip(paths, pool.map(_read, paths, itertools.repeat(None)))]
 
 
 def find(word):
@@ -123,9 +130,9 @@ def find(word):
     if not path.is_dir():
         raise NoTrace(f"{word}: there is no such file or folder")
     for folder in (path, path / "traces"):
-        found = sorted(one for one in folder.rglob("*") if one.name.endswith(SUFFIXES) and _looks_like_a_trace(one))
-        if found:
-            return found
+        files = sorted(file for file in folder.rglob("*") if file.name.endswith(SUFFIXES) and _looks_like_a_trace(file))
+        if files:
+            return files
     raise NoTrace(f"{word}: there is no trace in it (.json, .json.gz); a run makes some with profile=window")
 
 
@@ -141,7 +148,7 @@ def _pool(size):
     return concurrent.futures.ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _read(path, kinds, part, num_parts):
+def _read(path, kinds, part=0, num_parts=1):
     source, collector = Source(path), events.Collector(kinds)
     collects = gc.isenabled()
     gc.disable()  # a chunk is a hundred thousand objects in no circle
@@ -173,28 +180,28 @@ def _merge(parts):
         "num_bad": sum(part["num_bad"] for part in parts),
     }
     for table, column in (("names", "name"), ("tracks", "track"), ("extras", "extra")):
-        places = {}
+        index = {}
         for part in parts:
-            new = np.array([places.setdefault(entry, len(places)) for entry in part[table]] or [0], np.int32)
+            new = np.array([index.setdefault(entry, len(index)) for entry in part[table]] or [0], np.int32)
             old = part["columns"][column]
             part["columns"][column] = np.where(old < 0, np.int32(-1), new[np.maximum(old, 0)])
-        merged[table] = list(places)
+        merged[table] = list(index)
     for name in events.COLUMNS:
         merged["columns"][name] = np.concatenate([part["columns"].pop(name) for part in parts])
     return merged
 
 
 def _meta(head, tail):
-    """What stands before and after the events, as a dict; what cannot be read is left out."""
-    found = {}
+    """What stands before and after the events, as a dict, without what cannot be read."""
+    meta = {}
     for text in (head.rstrip().rstrip(b",") + b"}", b"{" + tail.lstrip().lstrip(b",")):
         try:
             value = json.loads(text.decode("utf-8-sig", "replace"), strict=False)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            found |= value
-    return found
+            meta |= value
+    return meta
 
 
 def _number(value):

@@ -5,6 +5,7 @@ ends where an event ends and the next one begins, which BOUNDARY recognises.  In
 string: a quote there is escaped, and after the quote that ends a string no word follows.
 """
 
+import collections
 import re
 import zlib
 from pathlib import Path
@@ -24,9 +25,9 @@ class NoTrace(ValueError):
 class Source:
     """for chunk in source.chunks(): ...   then .head and .tail, the bytes around the events, and .cut.
 
-    A chunk is the inside of a JSON array.  cut: a sentence if the file ends early, else None; then the last chunk may be
-    damaged.  Plain files can be read in parts: chunks(part, num_parts) gives about its share of the events; a compressed
-    one is read whole by every part, which then gives every num_parts-th chunk.
+    A chunk is the inside of a JSON array.  cut: a sentence if the file ends early, else None; then the last chunk may
+    be damaged.  Plain files can be read in parts: chunks(part, num_parts) gives about its share of the events; a
+    compressed one is read whole by every part, which then gives every num_parts-th chunk.
     """
 
     def __init__(self, path):
@@ -38,9 +39,8 @@ class Source:
             self.is_gzip, self.is_zip = magic[:2] == GZIP_MAGIC, magic == ZIP_MAGIC
             self.num_bytes = self.path.stat().st_size
         except OSError as error:
-            raise NoTrace(
-                f"{path}: cannot be read ({error.strerror}); name a trace, a run folder or a folder of traces"
-            ) from None
+            hint = "name a trace, a run folder or a folder of traces"
+            raise NoTrace(f"{path}: cannot be read ({error.strerror}); {hint}") from None
 
     def chunks(self, part=0, num_parts=1):
         if self.is_gzip:
@@ -113,11 +113,11 @@ class Source:
             if len(head) > HEAD_BYTES:
                 break
         if not head.strip():
-            raise NoTrace(
-                f"{self.path}: the file is empty{' (' + self.cut + ')' if self.cut else ''}; record the trace again"
-            )
+            why = f" ({self.cut})" if self.cut else ""
+            raise NoTrace(f"{self.path}: the file is empty{why}; record the trace again")
         raise NoTrace(
-            f'{self.path}: it is no Kineto trace: there is no "traceEvents" in it; name a .json or .json.gz that torch.profiler wrote'
+            f'{self.path}: it is no Kineto trace: there is no "traceEvents" in it; '
+            "name a .json or .json.gz that torch.profiler wrote"
         )
 
     def _last(self, rest):
@@ -180,11 +180,9 @@ def _last_boundary(data, new_from):
     stop = len(data)
     while stop > 0:
         start = max(0, stop - step)
-        found = None
-        for found in BOUNDARY.finditer(data, start, min(len(data), stop + 256)):
-            pass
-        if found:
-            return found.start() + 1, found.end()
+        boundaries = collections.deque(BOUNDARY.finditer(data, start, min(len(data), stop + 256)), maxlen=1)
+        if boundaries:
+            return boundaries[0].start() + 1, boundaries[0].end()
         if start == 0 or start < new_from - 4096:
             return None
         stop, step = start, step * 4

@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from bench import atomic
+from bench import utc
 from bench.record import step_files
 
 
@@ -17,7 +17,7 @@ class RankEvents:
     def __call__(self, name, **facts):
         now_ns = time.perf_counter_ns()
         t_ns = facts.pop("t_ns", now_ns)  # given where the event happened earlier
-        event = {"t_ns": t_ns, "utc": atomic.utc_now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
+        event = {"t_ns": t_ns, "utc": utc.now((now_ns - t_ns) / 1e9), "event": name, "rank": self._rank, **facts}
         self._sink(event) if self._sink else self.kept.append(event)
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from bench import atomic
+from bench import atomic, utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 from bench.units import ms_from_s
@@ -64,7 +64,7 @@ class StepWriter:
             self.event("eval_stop", step=row["step"], val_loss=row["val_loss"], train_s=row["train_s"])
 
     def event(self, name, **facts):
-        self.emitted({"t_ns": time.perf_counter_ns(), "utc": atomic.utc_now(), "event": name, **facts})
+        self.emitted({"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": name, **facts})
 
     def emitted(self, event):
         """An event that is complete."""

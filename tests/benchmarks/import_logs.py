@@ -36,7 +36,8 @@ def _log(code_frac):
             lines.append(f"step:{step}/{NUM_STEPS} train_time:{time_ms:.0f}ms step_avg:{time_ms / max(step, 1):.2f}ms")
         if step % 250 == 0 or step == NUM_STEPS:
             lines.append(
-                f"step:{step}/{NUM_STEPS} val_loss:4.0000 train_time:{time_ms:.0f}ms step_avg:{time_ms / max(step, 1):.2f}ms"
+                f"step:{step}/{NUM_STEPS} val_loss:4.0000 train_time:{time_ms:.0f}ms "
+                f"step_avg:{time_ms / max(step, 1):.2f}ms"
             )
     metrics = "\n".join(lines)
     code = "".join(path.read_text() for path in sorted((REPO / "models").glob("*.py")))

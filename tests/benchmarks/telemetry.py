@@ -1,9 +1,10 @@
 """What sampling costs: the share of a core that the sampler's process takes, .
 
-Eight GPUs of a stand-in for the driver's library (tests/fake_nvml.c; its calls cost next to nothing, a real driver's come on
-top), this machine's own GPUs where it has some, and its host.
+Eight GPUs of a stand-in for the driver's library (tests/fake_nvml.c; its calls cost next to nothing, a real driver's come
+on top), this machine's own GPUs where it has some, and its host.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -77,10 +78,8 @@ def _cpu_pct(folder, uuids, num_devices, interval_ms, seconds, env=()):
         process.stdout.readline()
         process.stdin.write("start\n")
         started_ns = json.loads(process.stdout.readline())["t_ns"]
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pass
         process.stdin.write("stop\n")
         stopped = json.loads(process.stdout.readline())
     return 100 * stopped["report"]["sampler_cpu_s"] / ((stopped["t_ns"] - started_ns) / 1e9)

@@ -3,8 +3,8 @@
 .venv/bin/python tests/benchmarks trace      --hta-python installs HTA and prints its Python
 SPEEDRUN_BENCH_MB=400,1500 (the default: 400), SPEEDRUN_BENCH_TRACE=a real trace to repeat
 
-HTA 0.6.1 is installed (PyPI: traceinsight) into a folder of its own under the data folder, once.  Both parse the file and do
-the temporal, kernel, idle and overlap breakdowns; ours reads device and runtime rows, as these four need no other.
+HTA 0.6.1 is installed (PyPI: traceinsight) into a folder of its own under the data folder, once.  Both parse the file
+and do the temporal, kernel, idle and overlap breakdowns; ours reads device and runtime rows, as these four need no other.
 """
 
 import gzip
@@ -34,7 +34,8 @@ if __name__ == "__main__":
     rank = load.load(sys.argv[1], (e.KERNEL, e.MEMCPY, e.MEMSET, e.RUNTIME, e.ANNOTATION))
     rows = window.device_rows(rank)
     kinds = kernels.types(rank, rows)
-    print(temporal.breakdown(rank, rows, kinds)["idle_pct"], len(kernels.by_name(rank, rows, kinds)), len(kernels.by_type(rank, rows, kinds)), len(temporal.idle(rank, rows)))
+    print(temporal.breakdown(rank, rows, kinds)["idle_pct"], len(kernels.by_name(rank, rows, kinds)))
+    print(len(kernels.by_type(rank, rows, kinds)), len(temporal.idle(rank, rows)))
 """
 THEIRS = """
 import sys, logging, warnings
@@ -43,7 +44,8 @@ from hta.trace_analysis import TraceAnalysis
 import os
 found = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=os.path.dirname(sys.argv[1]))
 print(float(found.get_temporal_breakdown(visualize=False)["idle_time_pctg"].iloc[0]))
-found.get_comm_comp_overlap(visualize=False); found.get_gpu_kernel_breakdown(visualize=False); found.get_idle_time_breakdown(ranks=[0], visualize=False)
+found.get_comm_comp_overlap(visualize=False); found.get_gpu_kernel_breakdown(visualize=False)
+found.get_idle_time_breakdown(ranks=[0], visualize=False)
 """
 
 

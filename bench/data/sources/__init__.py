@@ -16,20 +16,6 @@ from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
 from bench.paths import REPO
 
-__all__ = [
-    "SOURCES",
-    "CheckFailed",
-    "Dataset",
-    "ShardFile",
-    "check_val_tokens",
-    "chosen",
-    "data_root",
-    "find",
-    "floor_nats",
-    "prepare",
-    "recorded",
-]
-
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
     "pysource": ("pysource", "PySource"),
     "markov": ("markov", "Markov"),
@@ -121,21 +107,23 @@ def check_val_tokens(dataset, val_tokens):
 def _find(origin, say):
     files = origin.files()
     with checked.Facts(data_root()) as facts:
-        found = {split: tuple(_check(origin, file, facts, say) for file in files[split]) for split in ("train", "val")}
-    for split, some in found.items():
-        if not some:
+        of_split = {
+            split: tuple(_check(origin, file, facts, say) for file in files[split]) for split in ("train", "val")
+        }
+    for split, shard_files in of_split.items():
+        if not shard_files:
             raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
-    largest = max(file.max_token for file in found["train"] + found["val"])
+    largest = max(file.max_token for file in of_split["train"] + of_split["val"])
     if origin.vocab_size is None:
-        hint = f"the largest token found is {largest}: give data.vocab_size={largest + 1} or more"
+        hint = f"the largest token is {largest}: give data.vocab_size={largest + 1} or more"
         raise ValueError(f"data.vocab_size is not set: {hint}")
-    for file in found["train"] + found["val"]:
+    for file in of_split["train"] + of_split["val"]:
         if file.max_token >= origin.vocab_size:
             raise CheckFailed(
                 f"{file.path}: largest token {file.max_token}, but data.vocab_size={origin.vocab_size} allows "
                 f"{origin.vocab_size - 1} at most: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
             )
-    return Dataset(origin.name, origin.vocab_size, found["train"], found["val"], origin.floor_source)
+    return Dataset(origin.name, origin.vocab_size, of_split["train"], of_split["val"], origin.floor_source)
 
 
 def _check(origin, expected, facts, say):

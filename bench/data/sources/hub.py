@@ -68,10 +68,8 @@ class Hub(Source):
         if missing:
             raise CheckFailed(f"{missing[0].name} ({len(missing)} missing in all): {self._not_fetched()}")
         wanted = self._wanted(lock)
-        return {
-            split: [Expected(self.folder() / file.name, file.sha256) for file in files]
-            for split, files in wanted.items()
-        }
+        folder = self.folder()
+        return {split: [Expected(folder / file.name, file.sha256) for file in wanted[split]] for split in wanted}
 
     def obtain(self, fetch, say):
         if not fetch:
@@ -140,15 +138,14 @@ class Hub(Source):
 
     def _make_lock(self, say):
         repo, revision = self.data.repo, self.data.revision
-        info = _ask(
-            self.name,
-            lambda hf: hf.HfApi(endpoint=_endpoint()).dataset_info(repo, revision=revision, files_metadata=True),
-        )
-        asked = self.data.revision
-        if asked is not None and COMMIT.fullmatch(asked) and info.sha != asked:
-            raise CheckFailed(
-                f"data.revision={asked}: the hub answered with commit {info.sha}: ask for that one or try again"
-            )
+
+        def ask(hf):
+            return hf.HfApi(endpoint=_endpoint()).dataset_info(repo, revision=revision, files_metadata=True)
+
+        info = _ask(self.name, ask)
+        if revision is not None and COMMIT.fullmatch(revision) and info.sha != revision:
+            why = f"the hub answered with commit {info.sha}"
+            raise CheckFailed(f"data.revision={revision}: {why}: ask for that one or try again")
         files = {
             file.rfilename: {"num_bytes": file.lfs.size, "sha256": file.lfs.sha256}
             for file in info.siblings
@@ -156,8 +153,8 @@ class Hub(Source):
         }
         if not files:
             hint = f"at {info.sha} it has no *_train_*.bin or *_val_*.bin: choose another one"
-            raise CheckFailed(f"data.repo={self.data.repo}: {hint}")
-        lock = {"repo": self.data.repo, "revision": info.sha, "files": dict(sorted(files.items()))}
+            raise CheckFailed(f"data.repo={repo}: {hint}")
+        lock = {"repo": repo, "revision": info.sha, "files": dict(sorted(files.items()))}
         self._lock_path().parent.mkdir(parents=True, exist_ok=True)
         atomic.write_json(self._lock_path(), lock)
         stated = f"commit {info.sha} and {len(files)} hashes as the hub states them"
@@ -174,29 +171,25 @@ class Hub(Source):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise CheckFailed(f"{self.folder()}: somebody is fetching into it: wait for the end of that") from error
+                what = "another process is fetching into it: wait for its end"
+                raise CheckFailed(f"{self.folder()}: {what}") from error
             yield
 
     def _fetch(self, file, revision):
         part = self.folder() / f"{file.name}.part"
         with open(part, "ab") as target:
             if target.tell() > file.num_bytes:
-                raise CheckFailed(
-                    f"{part}: longer than the {file.num_bytes} bytes it should become: {self.remedy(part)}"
-                )
-            _ask(
-                self.name,
-                lambda hf: hf.file_download.http_get(
-                    hf.hf_hub_url(
-                        self.data.repo, file.name, repo_type="dataset", revision=revision, endpoint=_endpoint()
-                    ),
-                    target,
-                    resume_size=target.tell(),
-                    headers=hf.utils.build_hf_headers(),
-                    expected_size=file.num_bytes,
-                    displayed_filename=file.name,
-                ),
-            )
+                what = f"longer than the {file.num_bytes} bytes it should become"
+                raise CheckFailed(f"{part}: {what}: {self.remedy(part)}")
+
+            def get(hf):
+                where = {"repo_type": "dataset", "revision": revision, "endpoint": _endpoint()}
+                url = hf.hf_hub_url(self.data.repo, file.name, **where)
+                about = {"expected_size": file.num_bytes, "displayed_filename": file.name}
+                headers = hf.utils.build_hf_headers()
+                hf.file_download.http_get(url, target, resume_size=target.tell(), headers=headers, **about)
+
+            _ask(self.name, get)
             target.flush()
             os.fsync(target.fileno())
         digest = shards.sha256(part)
@@ -220,11 +213,7 @@ def _ask(name, question):
         raise CheckFailed(f"data={name} needs huggingface_hub ({error}): {hint}") from error
     try:
         return question(huggingface_hub)
-    except (
-        Exception
-    ) as error:  # the hub's own, its HTTP library's and the system's; they differ from release to release
-        why = (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
-        )
-        remedy = "try again, race without network (data=pysource), or read shards that you have (data=shards)"
+    except Exception as error:  # the hub's, its HTTP library's, the system's: they differ from release to release
+        why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+        remedy = "try again, run without network (data=pysource), or read shards that you have (data=shards)"
         raise CheckFailed(f"data={name} could not be fetched from {_endpoint()} ({why}): {remedy}") from error

@@ -40,7 +40,7 @@ class PySource(Made):
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
     def broken_promise(self, knob, promised, found):
-        versions = found_versions(PACKAGES)
+        versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
@@ -62,7 +62,7 @@ def read_packages(packages):
     return documents
 
 
-def found_versions(packages):
+def installed_versions(packages):
     """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
     found = []
     for requirement in packages.values():
@@ -91,8 +91,7 @@ def split(documents, min_val_tokens):
 
 def as_tokens(documents):
     """Bytes of documents -> uint16, token 256 before each."""
-    pieces = []
-    for document in documents:
-        pieces.append(np.array([DOCUMENT], np.uint16))
-        pieces.append(np.frombuffer(document, np.uint8).astype(np.uint16))
-    return np.concatenate(pieces)
+    mark = np.array([DOCUMENT], np.uint16)
+    return np.concatenate(
+        [piece for text in documents for piece in (mark, np.frombuffer(text, np.uint8))], dtype=np.uint16
+    )

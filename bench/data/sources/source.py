@@ -1,4 +1,4 @@
-"""What every source of data does, and the part that all made ones share: make once, under a name that says what it is.
+"""What every source of data does, and what all made ones share: make once, under a name that says what it is.
 
 A made dataset's folder is named after its recipe: all that determines its bytes.  Other settings or inputs give another
 folder, so nothing stale is read; made.json in it holds the sha256 of each file.
@@ -26,7 +26,7 @@ MANIFEST = "made.json"
 
 @dataclass(frozen=True)
 class Expected:
-    """A file that a dataset consists of, and what it must hash to; None where nobody knows: the user's own shards."""
+    """A file that a dataset consists of, and what it must hash to; None if unknown: the user's own shards."""
 
     path: Path
     sha256: str | None
@@ -42,10 +42,8 @@ def need_bytes(folder, num_bytes, what):
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
-        raise CheckFailed(
-            f"{what} needs {format_bytes(num_bytes)} in {folder}, which has {format_bytes(free)} free: "
-            "make room, or name another folder with SPEEDRUN_DATA=/path"
-        )
+        need = f"{what} needs {format_bytes(num_bytes)} in {folder}, which has {format_bytes(free)} free"
+        raise CheckFailed(f"{need}: make room, or name another folder with SPEEDRUN_DATA=/path")
 
 
 class Source:
@@ -63,9 +61,8 @@ class Source:
             if value is not None and field.name not in (*ALWAYS, *self.uses):
                 raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: leave it out")
             if value is None and field.name in self.needs:
-                raise ValueError(
-                    f"data.{field.name} is not set: source {data.source} needs it: give data.{field.name}=VALUE"
-                )
+                need = f"source {data.source} needs it: give data.{field.name}=VALUE"
+                raise ValueError(f"data.{field.name} is not set: {need}")
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: leave it out")
 
@@ -129,7 +126,7 @@ class Made(Source):
             digests = {split: _sha256s(made, split) for split in ("train", "val")}
             self._check_promise(_expected(made, digests))
             atomic.write_json(made / MANIFEST, digests | {"recipe": self.recipe()})
-            with contextlib.suppress(OSError):  # somebody else made the same in the meantime: theirs will do
+            with contextlib.suppress(OSError):  # another process made the same in the meantime: it will do
                 made.rename(folder)
         if not (folder / MANIFEST).exists():
             raise CheckFailed(f"{folder} is in the way of data={self.name}: move or delete that folder")
@@ -152,7 +149,8 @@ class Made(Source):
 def _expected(folder, digests):
     """{"train": {name: sha256}, "val": ...} -> {"train": [Expected], "val": ...}."""
     return {
-        split: [Expected(folder / name, digests[split][name]) for name in digests[split]] for split in ("train", "val")
+        split: [Expected(folder / name, sha256) for name, sha256 in digests[split].items()]
+        for split in ("train", "val")
     }
 
 

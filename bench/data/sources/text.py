@@ -1,7 +1,7 @@
 """Any text files as tokens: a file is a document, its bytes or its GPT-2 tokens, one token that marks it before each.
 
 The made dataset is named after the contents of the files in their order and the tokenizer: a changed, added or removed
-file gives another dataset.  The old one stays in the data root until somebody deletes it.
+file gives another dataset.  The old one stays in the data root until you delete it.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Text(Made):
 def _read(path, digest):
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != digest:
-        raise CheckFailed(f"{path}: it changed while it was read: wait until nobody writes it and try again")
+        raise CheckFailed(f"{path}: it changed while it was read: wait until no program writes it and try again")
     return text
 
 
@@ -88,9 +88,9 @@ def _in_pieces(arrays, length):
     waiting, num_waiting = [], 0
     for array in arrays:
         while num_waiting + len(array) >= length:
-            room = length - num_waiting
-            yield np.concatenate([*waiting, array[:room]])
-            array, waiting, num_waiting = array[room:], [], 0
+            num_missing = length - num_waiting
+            yield np.concatenate([*waiting, array[:num_missing]])
+            array, waiting, num_waiting = array[num_missing:], [], 0
         if len(array):
             waiting.append(array)
             num_waiting += len(array)

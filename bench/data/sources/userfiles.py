@@ -1,6 +1,6 @@
 """The user's own shards: data.train_glob and data.val_glob, read where they lie.
 
-Nobody knows what they should hash to; their sha256 goes into the record.  Also here: the globs, which text shares.
+What they should hash to is not known; their sha256 goes into the record.  Also here: the globs, which text shares.
 """
 
 import glob
@@ -32,15 +32,14 @@ def split_globs(data):
     held_out = {path.resolve() for path in val}
     train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in held_out]
     if not train:
-        raise ValueError(
-            f"data.train_glob={data.train_glob}: all its files are in data.val_glob too: leave some to train on"
-        )
+        why = "all its files are in data.val_glob too"
+        raise ValueError(f"data.train_glob={data.train_glob}: {why}: leave some to train on")
     return {"train": train, "val": val}
 
 
 def _matches(name, pattern):
     pattern = str(of_user(pattern))
-    found = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
-    if not found:
+    paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
+    if not paths:
         raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote it for the shell")
-    return found
+    return paths

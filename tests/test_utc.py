@@ -1,0 +1,28 @@
+"""Times of day: what is written is what is read."""
+
+import pytest
+
+from bench import utc
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-21T03:15:00.123Z",
+        "2026-11-21T03:15:00.123+00:00",
+        "2026-11-21T03:15:00.123",
+        "2026-11-21T04:15:00.123+01:00",
+    ],
+)
+def test_every_way_of_writing_a_moment_is_read_as_the_same_one(text):
+    assert utc.seconds(text) == 1795230900.123
+    assert utc.text(utc.parse(text)) == "2026-11-21T03:15:00.123Z"
+
+
+def test_now_is_a_number_of_seconds_ago():
+    assert utc.seconds(utc.now()) - utc.seconds(utc.now(before_s=60)) == pytest.approx(60, abs=1)
+
+
+def test_what_is_no_time_is_refused():
+    with pytest.raises(ValueError):
+        utc.parse("yesterday")
