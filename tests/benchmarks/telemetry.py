@@ -1,7 +1,7 @@
 """What sampling costs: the share of a core that the sampler's process takes, .
 
-Eight GPUs of a stand-in for the driver's library (tests/fake_nvml.c; its calls cost next to nothing, a real driver's come
-on top), this machine's own GPUs where it has some, and its host.
+Eight GPUs of a stand-in for the driver's library (tests/fake_nvml.c; its calls cost next to nothing, a real driver's
+come on top), this machine's own GPUs where it has some, and its host.
 """
 
 import contextlib

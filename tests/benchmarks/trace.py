@@ -4,7 +4,7 @@
 SPEEDRUN_BENCH_MB=400,1500 (the default: 400), SPEEDRUN_BENCH_TRACE=a real trace to repeat
 
 HTA 0.6.1 is installed (PyPI: traceinsight) into a folder of its own under the data folder, once.  Both parse the file
-and do the temporal, kernel, idle and overlap breakdowns; ours reads device and runtime rows, as these four need no other.
+and do the temporal, kernel, idle and overlap breakdowns; ours reads device and runtime rows: these four need no other.
 """
 
 import gzip
