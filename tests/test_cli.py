@@ -60,6 +60,7 @@ def test_help_and_the_composed_config_show_the_choices(results):
     assert "arch: modern" in text and "num_layers: 4" in text
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
     sweep = ["run", "-m", *racing.SHORT, "goal.num_steps=20", "optim.grad_clip_norm=null"]
     done = racing.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018")
@@ -145,6 +146,7 @@ def test_the_table_lists_every_run_with_what_it_found(finished_run, tmp_path):
     assert row["seed"] == 5
 
 
+@pytest.mark.slow
 def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     words = ["speedrun", *racing.SHORT, "track.repeats=2", "goal.target_val_loss=5.5"]
     done = racing.bench(tmp_path, *words)

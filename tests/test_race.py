@@ -91,6 +91,7 @@ def test_lines_are_those_of_modded_nanogpt(results, finished_run):
     assert re.fullmatch(rf"step:6/6 val_loss:{number} train_time:{number}ms step_avg:{number}ms", lines[-1])
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, finished_run):
     assert racing.losses(racing.race(results, "seed=5")) == racing.losses(finished_run)
     assert racing.losses(racing.race(results, "seed=6")) != racing.losses(finished_run)
@@ -167,6 +168,7 @@ def test_the_losses_are_the_same_for_more_ranks(results, finished_run, num_proce
     assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_the_losses_of_muon_are_the_same_for_two_ranks(results):
     """It works in bfloat16 and shows more of the rounding."""
     alone = racing.race(results, "seed=5", "optim=muon")

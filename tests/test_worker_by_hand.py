@@ -51,6 +51,7 @@ def test_no_variable_says_who_started_a_worker(tmp_path):
             assert not [name for name in names if name.startswith(("SPEEDRUN_LAUNCH", "SPEEDRUN_AGENT"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only_inputs", [False, True])
 def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_path, temp, only_inputs):
     original, folder = two_rank_run, tmp_path / "try"
@@ -71,6 +72,7 @@ def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_pa
     assert '"launch_s": null' in (folder / run_folder.RESULT).read_text()
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_that_was_killed_with_its_launcher_is_no_launch(two_rank_run, tmp_path, temp):
     folder = tmp_path / "try"
     shutil.copytree(two_rank_run, folder)
