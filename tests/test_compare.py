@@ -217,7 +217,7 @@ def test_the_terminal_shows_comparability_differences_numbers_verdict_and_where_
     assert max(len(line) for line in shown.splitlines() if "verdict" not in line and "  - " not in line) <= 110
 
 
-def test_config_yaml_and_environment_json_tell_what_differs(arms, capsys):
+def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
     for folder in arms[1]:
         config = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(config.replace("lr: 0.003", "lr: 0.001"))

@@ -14,7 +14,7 @@ from models.schedules import cosine
 RECORDS = Path(__file__).parent / "records"
 
 
-def test_the_default_is_the_newcomers_race():
+def test_the_default_is_the_newcomers_run():
     config = compose.compose([])
     assert (config.track.name, config.model.arch, config.optim.name, config.data.source) == (
         "cpu_nano",

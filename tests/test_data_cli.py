@@ -128,7 +128,7 @@ def test_without_network_fetch_is_exit_code_1_and_one_line(capsys, monkeypatch, 
     from bench.data.sources import hub
 
     monkeypatch.setattr(hub, "LOCKS", root)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no server listens there
     code, out, err = call(capsys, "fetch", "finewebedu10B")
     assert (code, out) == (1, "")
     assert "could not be fetched" in err and "data=pysource" in err and err.count("\n") == 1

@@ -127,7 +127,7 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (logs / "whole.txt").write_text(f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nUsing seed=7\n{LOG}")
     for words in ([str(logs / "*.*")] * 2, [f"{logs}/console.log,{logs}/whole.txt"] * 2):
         (arm, _) = selection.of_words(words)
-        assert [row["seed"] for row in arm.rows] == [7]  # the file that tells more
+        assert [row["seed"] for row in arm.rows] == [7]  # the file that says more
 
 
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):

@@ -284,7 +284,7 @@ def test_a_race_that_was_not_won_is_refused(raced):
     assert list(failed(raced(pct=5))) == ["it is faster than its baseline"]
 
 
-def test_a_peeked_race_is_refused_whichever_way_it_is_named(results, raced, capsys):
+def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, raced, capsys):
     folder = raced("--show")
     runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
     for words in ([folder], runs):
@@ -394,8 +394,8 @@ def test_a_claim_folder_without_its_claim_is_none(results, tmp_path, capsys):
 
 def test_a_claimed_number_that_is_not_the_number_of_runs_is_refused(results, tmp_path, capsys):
     folder = claim_of(results, [*three(results), results.add(3)], tmp_path / "claim")
-    told = yaml.safe_load((folder / "claim.yaml").read_text())
-    (folder / "claim.yaml").write_text(yaml.safe_dump(told | {"n": 20}))
+    content = yaml.safe_load((folder / "claim.yaml").read_text())
+    (folder / "claim.yaml").write_text(yaml.safe_dump(content | {"n": 20}))
     assert failed(folder) == {"the claimed runs are all there": "20 claimed, 4 there"}
 
 
@@ -403,8 +403,8 @@ def test_a_run_taken_out_of_a_claim_folder_shows_in_its_ledger_even_with_the_num
     folder = claim_of(results, [*three(results), results.add(3, val_loss=2.9)], tmp_path / "claim")
     (lost,) = folder.glob("cpu_nano/*-s3")
     shutil.rmtree(lost)
-    told = yaml.safe_load((folder / "claim.yaml").read_text())
-    (folder / "claim.yaml").write_text(yaml.safe_dump(told | {"n": 3}))
+    content = yaml.safe_load((folder / "claim.yaml").read_text())
+    (folder / "claim.yaml").write_text(yaml.safe_dump(content | {"n": 3}))
     assert set(failed(folder)) == {"no run was dropped", "the table says what the runs say"}
 
 

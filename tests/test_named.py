@@ -1,4 +1,4 @@
-"""What a word of the user's means, in whatever verb it stands."""
+"""What a word of the user's means, the same in every verb."""
 
 import json
 import shutil

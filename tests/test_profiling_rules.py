@@ -150,7 +150,7 @@ def test_what_cannot_run_is_refused_with_what_the_value_and_what_to_try(changes,
         chosen(**changes)
 
 
-def test_a_race_is_refused_before_it_starts():
+def test_a_run_is_refused_before_it_starts():
     with pytest.raises(ValueError, match="instruments.window: instruments.stages profiles too"):
         composed("profile=window", "instruments=[stages]")
     with pytest.raises(
@@ -171,13 +171,13 @@ def test_windows_of_different_ranks_are_no_overlap():
         windows(windows=[{"name": "a", "ranks": [0]}, {"name": "b"}])
 
 
-def test_a_window_that_is_not_enabled_is_in_nobodys_way():
+def test_a_window_that_is_not_enabled_disturbs_no_other():
     off = chosen(window={"enable": False}, stages={})
     assert kempner_window(off["window"]) is None
 
 
 def test_an_experiment_may_name_some_settings_only():
-    """What it leaves out is filled in from the instrument's yaml, so that the record names all."""
+    """Settings that it omits are filled in from the instrument's yaml, so that the record has all of them."""
     settings = chosen(trace={"first_step": 7})["trace"]
     assert settings["first_step"] == 7 and settings["warmup_steps"] == 2
 

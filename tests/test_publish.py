@@ -187,7 +187,7 @@ def test_what_is_there_is_never_written_over(house, results, capsys):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_a_run_or_a_race_that_is_not_over_is_refused(house, results, raced, capsys):
+def test_a_run_or_a_race_that_has_not_ended_is_refused(house, results, raced, capsys):
     assert "status=running: wait" in refused(house, capsys, _running(results))
     (raced / "race.json").unlink()
     assert "has not ended" in refused(house, capsys, raced.name)

@@ -154,7 +154,7 @@ def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
     assert found.at_peak == {sites.NO_STACK: 10}
 
 
-def test_a_snapshot_that_contradicts_itself_is_told():
+def test_a_snapshot_that_contradicts_itself_is_reported():
     snapshot = snapshots.training()
     snapshot["segments"] = snapshot["segments"][1:]  # where the weights are, and blocks of the trace
     assert timeline.of_device(snapshot, 0).unexplained_bytes == 0  # the weights are not known, and the rest was freed
@@ -179,7 +179,7 @@ def test_sampling_keeps_the_peak_and_the_sums():
     assert points[-1][2] == found.end_bytes == 0
 
 
-def test_fullness_tells_rounding_gaps_and_whole_free_segments_apart():
+def test_fullness_separates_rounding_gaps_and_whole_free_segments():
     """20 MiB segments: one with 12 MiB, a gap of 4, 3 MiB + 100 bytes (rounded up by 412); one freed altogether."""
     gpu = Allocator()
     gpu.alloc(12 * MIB)
