@@ -29,7 +29,7 @@ def test_ranks_that_answer_report_software_and_bandwidth():
     assert collective.found == "4 ranks agree; all-reduce of 64 MiB 2.00 ms, 46.9 GiB/s a rank"
     assert {software.status, collective.status, speed.status} == {"ok"}
     assert [check.name for check in probe.judge("cpu", [answer(), answer()])] == ["software", "collective"]
-    assert probe.judge("cuda", [answer(all_reduce_ms=None)])[1].found == "one process: no other to talk to"
+    assert probe.judge("cuda", [answer(all_reduce_ms=None)])[1].found == "one process: nothing to communicate with"
 
 
 @pytest.mark.parametrize(("rate", "status"), [(680.0, "ok"), (678.0, "warn")])
@@ -115,7 +115,7 @@ def test_what_is_asked_wrongly_is_refused(monkeypatch):
     monkeypatch.setattr(doctor.gpus, "num_visible", lambda: 0)
     with pytest.raises(ValueError, match="hardware.device=cuda: this machine shows no NVIDIA GPU"):
         doctor.main(["hardware=cuda", "--quick", "hardware.num_processes=1"])
-    with pytest.raises(ValueError, match="is no override"):
+    with pytest.raises(ValueError, match="is not an override"):
         doctor.main(["fast"])
     with pytest.raises(ValueError, match="--timeout-s=-5: use a number of seconds above 0"):
         doctor.main(["--timeout-s=-5"])

@@ -551,6 +551,6 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
 def test_an_unknown_format_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(ValueError, match="choose from modded-nanogpt"):
         importers.read(tmp_path, "wandb")
-    with pytest.raises(ValueError, match="there is no such file or folder"):
+    with pytest.raises(ValueError, match="no such file or folder"):
         importers.files([tmp_path / "nowhere"])
     assert steps.read(tmp_path) == []

@@ -199,7 +199,7 @@ def test_time_that_the_track_does_not_allow_to_be_untimed_is_refused(results):
 
 
 def test_too_few_runs_and_runs_whose_times_do_not_count_are_refused(results):
-    assert "2 valid of 2 runs, the track asks 3" in failed(*three(results)[:2])["there are enough runs"]
+    assert "2 valid of 2 runs, the track needs 3" in failed(*three(results)[:2])["there are enough runs"]
 
 
 def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
@@ -211,7 +211,7 @@ def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
         results.add(seed, val_loss=2.74 + 0.01 * seed, change=suspect if seed == 1 else None) for seed in range(3)
     ]
     assert failed(*folders) == {
-        "there are enough runs": "2 valid of 3 runs, the track asks 3; suspect: other programs used 0.90 CPU cores"
+        "there are enough runs": "2 valid of 3 runs, the track needs 3; suspect: other programs used 0.90 CPU cores"
     }
 
 
@@ -233,7 +233,7 @@ def test_runs_of_other_code_are_no_repeats(results):
 def test_runs_of_two_tracks_are_no_claim(results):
     other = results.add(5)
     edit(other, lambda run: run.update(track="free"))
-    with pytest.raises(ValueError, match="runs of 2 tracks, cpu_nano, free: a claim is made on one"):
+    with pytest.raises(ValueError, match="runs of 2 tracks, cpu_nano, free: name runs of one track"):
         failed(*three(results), other)
 
 

@@ -150,7 +150,7 @@ def test_persistence_mode_off_is_warned_of_and_unknown_is_not():
         (
             gpu_checks.slowed,
             {"clocks_event_reasons": ["gpu_idle", "hw_thermal"]},
-            "held down: GPU 1: hw_thermal at 31 C",
+            "slowed down: GPU 1: hw_thermal at 31 C",
         ),
         (gpu_checks.ecc, {"ecc_uncorrected": 2}, "GPU 1: 2 uncorrected errors since the driver was loaded"),
         (gpu_checks.ecc, {"remap_pending": True}, "GPU 1: a memory row waits to be replaced"),

@@ -316,7 +316,7 @@ def test_a_window_keeps_to_its_size(tmp_path):
     summary, _, spy = traced(tmp_path, ONE | {"with_stack": True, "max_mib": 0.1, "gzip": False})
     assert (tmp_path / "traces" / "trace_rank0.pt.trace.json").stat().st_size <= 0.1 * 2**20
     assert summary["trace"]["left_out"]["python_function"] > 0
-    assert "events left out for max_mib" in spy.said[1]
+    assert "events dropped to keep max_mib" in spy.said[1]
     assert len(step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json"))) == 3
 
 
@@ -383,7 +383,7 @@ def test_ranges_close_from_the_inside_out():
 def test_what_cannot_be_recorded_here_is_said():
     if torch.cuda.is_available():
         pytest.skip("here it can be")
-    with pytest.raises(ValueError, match=r"activities=\['cuda'\]: this torch records none of them here"):
+    with pytest.raises(ValueError, match=r"activities=\['cuda'\]: this torch can record none of them here"):
         Recording("gpu", Options(activities=("cuda",)), "cpu", 0, 1)
 
 
@@ -421,7 +421,7 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
     ],
 )
 def test_ranks_that_the_run_does_not_have_are_refused(instruments):
-    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: leave 5 out"):
+    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: remove 5"):
         check_ranks(instruments, 2)
     check_ranks(instruments, 6)
 

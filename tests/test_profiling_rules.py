@@ -127,7 +127,7 @@ def test_both_programs_take_nanochats_word(capsys):
         ({"trace": {"max_mib": 0}}, "max_mib=0: use a number of MiB above 0"),
         ({"trace": {"windows": [5]}}, r"trace.windows=\[5\]: give a list, e.g. \[{name:early,"),
         ({"trace": {"windows": [{"frist_step": 5}]}}, r"unknown setting instruments.trace.windows\[0\].frist_step=5"),
-        ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows are called so"),
+        ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows have this name"),
         (
             {"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
             "window b, steps 9 to 11 after warm-up from step 7: "

@@ -236,7 +236,10 @@ def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(result
     go(results, monkeypatch, "A=", "B=", "n=3", hurt={5: "interrupt"})
     assert race.main(["--look"]) == 0
     captured = capsys.readouterr()
-    assert "NOT planned: the race's verdict is no evidence" in captured.err and "not-at-a-planned-look" in captured.out
+    assert (
+        "NOT planned: from now on the race's verdict is not evidence" in captured.err
+        and "not-at-a-planned-look" in captured.out
+    )
     race.main(["--resume"])
     found = race_json(results)
     assert found["peeked"] and [look["planned"] for look in found["looks"]] == [False]
@@ -269,7 +272,7 @@ def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(resu
 def test_two_races_at_once_are_refused(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
     (first,) = state.unfinished(results.folder)
-    with state.locked(first), pytest.raises(ValueError, match="is being raced at this moment"):
+    with state.locked(first), pytest.raises(ValueError, match="is running at this moment"):
         go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
     assert race.main(["--resume", first.name]) == 0
 
@@ -368,18 +371,18 @@ def test_a_name_that_leads_out_of_the_folder_is_no_race(results, race_id):
 def test_a_race_is_not_resumed_while_it_runs(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", hurt={1: "interrupt"})
     (folder,) = (results.folder / "races").iterdir()
-    with state.locked(folder), pytest.raises(ValueError, match="another process is racing it"):
+    with state.locked(folder), pytest.raises(ValueError, match="another process runs this race"):
         race.main(["--resume"])
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "what shall be raced"),
+        ([], "no arms are given"),
         (["A="], "a race needs two arms"),
         (["A=", "B=optim.lrr=1", "track=cpu_nano"], "B: unknown setting"),
         (["A.rev=nosuchrevision", "B="], "nosuchrevision: this repository has no such revision"),
-        (["--resume", "never"], "never: is no folder"),
+        (["--resume", "never"], "never: is not a folder"),
     ],
 )
 def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, message):

@@ -197,7 +197,7 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
         "a/deep/run1",
         "b/run2",
     ]
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         list(run_folder.find_runs([tmp_path / "nowhere"]))
 
 
@@ -401,7 +401,7 @@ def test_lines_of_one_step_become_one_row(tmp_path):
         {"step": 0, "train_loss": None, "val_loss": 5.5, "step_ms": None},
         {"step": 1, "train_loss": 5.0, "val_loss": 4.5, "step_ms": 50.0},
     ]
-    with pytest.raises(ValueError, match="line 4 is damaged or there twice"):
+    with pytest.raises(ValueError, match="line 4 is damaged or repeated"):
         step_files.read(tmp_path, strict=True)
 
 

@@ -416,7 +416,7 @@ def test_energies_of_the_steps_add_up_to_that_of_the_run():
 
 
 def test_a_step_has_the_share_of_it_in_which_the_worst_gpu_was_slowed_down():
-    """gpu1 is held down from its second sample to its third; of the time between two samples that differ, half."""
+    """gpu1 is slowed down from its second sample to its third; of the time between two samples that differ, half."""
     rows = gpu_rows([100] * 5, throttle_reasons="sw_power_cap")
     reasons = ["none", "hw_thermal", "sw_power_cap|hw_thermal", "none", "none"]
     rows += [row | {"device": "gpu1", "throttle_reasons": reason} for row, reason in zip(gpu_rows([100] * 5), reasons)]

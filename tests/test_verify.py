@@ -165,7 +165,7 @@ def test_a_step_that_is_there_twice_is_found(folder):
     lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     (folder / "steps.csv").write_text("".join([*lines, lines[-1]]))
     listed_again(folder)
-    assert "there twice" in failed_rules(folder)["steps are without gaps"]
+    assert "repeated" in failed_rules(folder)["steps are without gaps"]
 
 
 def test_tokens_that_do_not_add_up_are_found(folder):

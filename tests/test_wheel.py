@@ -101,7 +101,7 @@ def test_help_and_messages_name_the_command(installed):
     assert "run.sh" not in done.stdout and "  test " not in done.stdout
     assert installed.speedrun("table", "--help").stdout.startswith("usage: speedrun table [-h]")
     unknown = installed.speedrun("tset")
-    assert unknown.returncode == 2 and "no such verb" in unknown.stderr and "test" not in unknown.stderr[4:]
+    assert unknown.returncode == 2 and "unknown verb" in unknown.stderr and "test" not in unknown.stderr[4:]
 
 
 def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
