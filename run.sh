@@ -5,7 +5,7 @@
 # build of torch.  To start over: rm -rf .venv.  Settings, all optional:
 #   SPEEDRUN_PYTHON=python3        run with this Python and the packages it has; make no .venv
 #   SPEEDRUN_BOOTSTRAP_PYTHON=...  make .venv with this Python
-#   SPEEDRUN_TORCH=cpu or cuda     the build of torch, whatever this machine looks like
+#   SPEEDRUN_TORCH=cpu or cuda     the build of torch, instead of the one for this machine
 #   SPEEDRUN_TORCH_INDEX=...       where the CPU build is looked for when pip's own index lacks it
 set -euo pipefail
 unset CDPATH
@@ -197,7 +197,7 @@ fail() { # which program failed; .venv/log holds what it said
     die "$1 failed: its last lines are above, all of them in $PWD/.venv/log."
 }
 
-# ---- somebody else's environment -------------------------------------------------------------------------------------
+# ---- an environment of the user's own --------------------------------------------------------------------------------
 
 CHECK='
 import sys

@@ -17,15 +17,15 @@ NOT_OURS = (
     errno.ENAMETOOLONG,
 )  # of a file: a sentence is enough
 VERBS = {  # verb: (module in bench/cli/, what it does)
-    "run": ("run", "race once, or a sweep with -m (the default verb)"),
+    "run": ("run", "run once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
     "race": ("race", "which of several is faster? planned, interleaved, judged"),
     "compare": ("compare", "is B faster than A? runs, races or logs"),
-    "calibrate": ("calibrate", "how fine this machine can measure"),
+    "calibrate": ("calibrate", "the smallest difference this machine can measure"),
     "table": ("table", "the results table"),
     "analyze": ("analyze", "what Kineto traces say: time, kernels, gaps, ranks, and what changed"),
     "report": ("report", "pages and pictures of a run, a race or all results"),
-    "memory": ("memory", "who held the memory: a page of each memory snapshot"),
+    "memory": ("memory", "what held the memory: a page for each memory snapshot"),
     "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
     "publish": ("publish", "runs, a race or a claim as evidence for git: results/published/"),
@@ -45,7 +45,7 @@ HELP = """usage: ./run.sh [verb] [...]
 {verbs}
 
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
-Exit codes: 0 fine, 1 a check or a race was lost, 2 wrong use or not comparable."""
+Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
 
 
 def main(argv):
@@ -59,7 +59,7 @@ def main(argv):
         known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
         near = difflib.get_close_matches(argv[0], known, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
-        print(f"{argv[0]}: there is no such verb; {guess}choose from {', '.join(known)}", file=sys.stderr)
+        print(f"{argv[0]}: unknown verb; {guess}choose from {', '.join(known)}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:

@@ -25,8 +25,8 @@ def _device_type():
 class CUDATimer:
     """Milliseconds between start() and stop(), added up until reset(); also a context manager.
 
-    elapsed_ms() waits for the last stop on the device; 0.0 before the first.  RuntimeError for two starts in a row, or
-    a stop without a start.
+    elapsed_ms() waits for the last stop on the device; 0.0 before the first.  RuntimeError for a second start
+    without a stop, or a stop without a start.
     """
 
     def __init__(self, marks=None):

@@ -34,7 +34,7 @@ def results_root():
 
 
 def published_root():
-    """Where publications lie, a results folder each: in project_folder(), whatever SPEEDRUN_RESULTS says."""
+    """Where publications lie, a results folder each: in project_folder(), also if SPEEDRUN_RESULTS is set."""
     return project_folder() / "results" / PUBLISHED
 
 

@@ -34,7 +34,7 @@ def printable(text):
 
 
 def line(text, is_md=False):
-    """Somebody's words as a part of our text."""
+    """Foreign text as a part of our own."""
     return _escaped(printable(text)) if is_md else printable(text)
 
 

@@ -1,4 +1,4 @@
-"""The only place where a unit is converted or printed.
+"""The only file that converts or prints a unit.
 
 Inside the harness: seconds, milliseconds, bytes and GiB (2**30), each in the name of its number.  GB (1e9) is not used.
 Every format_* gives "" for None: nothing measured, nothing shown.

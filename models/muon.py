@@ -11,7 +11,7 @@ torch.optim.Muon (torch 2.13) with adjust_lr_fn="original".  For a matrix W of R
 5. W <- W - muon_lr * sqrt(max(1, R / C)) * update
 
 The square root of the fifth line is Jordan's: it makes up for a tall matrix spreading its step over more outputs.
-So muon_lr is about the spectral norm of one step on a square matrix, whatever its size, where AdamW's lr is about the
+So muon_lr is about the spectral norm of one step on a square matrix, of any size, where AdamW's lr is about the
 size of one weight's step.
 
 The work is shared out among the ranks: each keeps the momentum of its share of the matrices and does steps 1 to 3 for

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-import racing
+import real_runs
 
 # Before torch is imported, and for every process that a test starts: threads that spin while they wait make steps 10 to
 # 90 times slower as soon as something else wants the core.
@@ -28,7 +28,7 @@ def results_dir(tmp_path):
     return folder
 
 
-# ---- finished runs that tests share.  To be read only: a test that changes one copies it first (racing.copy_of).
+# ---- finished runs that tests share.  To be read only: a test that changes one copies it first (real_runs.copy_of).
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +43,8 @@ def shared_run(tmp_path_factory):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not base.exists():
                 base.mkdir()
-                racing.finish(base, *overrides)
-        (folder,) = racing.folders(base / "results")
+                real_runs.finish(base, *overrides)
+        (folder,) = real_runs.folders(base / "results")
         return folder
 
     return folder_of
@@ -65,13 +65,13 @@ def bare_run(shared_run):
 @pytest.fixture(scope="session")
 def two_rank_run(shared_run):
     """The same on two ranks."""
-    return shared_run("two_rank", "seed=5", *racing.TWO)
+    return shared_run("two_rank", "seed=5", *real_runs.TWO)
 
 
 @pytest.fixture(scope="session")
 def every_instrument_run(shared_run):
     """The same with all instruments but window and stages: each is a profiler, and two at once crash a process."""
-    every = sorted(path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml"))
+    every = sorted(path.stem for path in (real_runs.REPO / "conf" / "instruments").glob("*.yaml"))
     chosen = [name for name in every if name not in ("window", "stages")]
     trace = ["instruments.trace.first_step=3", "instruments.trace.warmup_steps=1", "instruments.trace.active_steps=2"]
     words = [f"instruments=[{','.join(chosen)}]", *trace, "instruments.memory_history.first_step=3"]

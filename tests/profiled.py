@@ -1,4 +1,5 @@
-"""A race without a race, for the profiler's tests: a small model that shows instruments the edges of a real one."""
+"""Training without a run's processes and record, for tests of the profiler: a small model, a run's calls of the
+instruments."""
 
 import gzip
 import json
@@ -48,7 +49,7 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
 
 
-def race(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
+def train_under(watch, num_steps=12, num_micro_steps=2, fail_at=None, stop_after=None):
     """The edges in the order of bench/training/loop.py and bench/training/trainer.py.  Returns the losses.
 
     fail_at: row whose backward raises.  stop_after: row after which the target is reached.

@@ -11,7 +11,7 @@ def row(step, step_ms=100.0, **columns):
     return {"step": step, "t_ns": step * 1000 * MS, "step_ms": step_ms, **columns}
 
 
-def race(odd_ms, **odd):
+def rows_of(odd_ms, **odd):
     """Steps 1 to 20 of 100 ms and their columns; step 10 takes odd_ms, its columns are given."""
     usual = {
         "data_ms": 1.0,
@@ -36,7 +36,7 @@ def event(name, ms, step=10, **facts):
 
 
 def test_a_collection_in_the_step_is_named_with_its_milliseconds():
-    stall = explained(race(200.0, cpu_ms=188.0, forward_ms=139.0), event("gc", 98.0), event("gc", 70.0, step=11))
+    stall = explained(rows_of(200.0, cpu_ms=188.0, forward_ms=139.0), event("gc", 98.0), event("gc", 70.0, step=11))
     assert (stall["what"], stall["ms"], stall["rank"]) == ("gc", 100.0, None)
     assert stall["causes"] == [{"what": "gc", "ms": 98.0}]
     assert stall["where"] == {"forward_ms": 100.0}
@@ -44,7 +44,7 @@ def test_a_collection_in_the_step_is_named_with_its_milliseconds():
 
 def test_events_of_several_ranks_count_once_by_the_rank_that_lost_most():
     found = [event("gc", 30.0, rank=0), event("gc", 20.0, rank=1), event("gc", 25.0, rank=1)]
-    assert explained(race(200.0, cpu_ms=190.0), *found)["causes"][1] == {"what": "gc", "ms": 45.0}
+    assert explained(rows_of(200.0, cpu_ms=190.0), *found)["causes"][1] == {"what": "gc", "ms": 45.0}
 
 
 def test_an_event_without_a_step_is_joined_by_time():
@@ -52,8 +52,8 @@ def test_an_event_without_a_step_is_joined_by_time():
         {"event": "recompile", "t_ns": 10_150 * MS, "ms": 60.0},
         {"event": "recompile", "t_ns": 10_201 * MS, "ms": 60.0},
     )
-    assert explained(race(200.0), inside)["what"] == "recompile"
-    assert explained(race(200.0), after)["what"] == "waiting"
+    assert explained(rows_of(200.0), inside)["what"] == "recompile"
+    assert explained(rows_of(200.0), after)["what"] == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_an_event_without_a_step_is_joined_by_time():
     ],
 )
 def test_columns_say_what_the_process_did(odd, what, ms):
-    stall = explained(race(200.0, **odd))
+    stall = explained(rows_of(200.0, **odd))
     assert stall["causes"] == [{"what": what, "ms": ms}]
     assert stall["what"] == what
 
 
 def test_the_longest_cause_leads_and_small_ones_are_not_named():
     stall = explained(
-        race(200.0, data_ms=31.0, cpu_ms=150.0, runqueue_ms=6.0), event("gc", 50.0), event("recompile", 9.0)
+        rows_of(200.0, data_ms=31.0, cpu_ms=150.0, runqueue_ms=6.0), event("gc", 50.0), event("recompile", 9.0)
     )
     assert [cause["what"] for cause in stall["causes"]] == ["gc", "loader_wait"]
 
@@ -103,7 +103,7 @@ def test_the_first_step_is_said_to_be_the_first():
 def test_a_late_rank_is_named_where_its_own_work_took_longer():
     """Both ranks' steps take 180 ms, since they wait for each other; only rank 1's forward took 80 ms longer."""
     own = [dict.fromkeys(range(1, 21), 40.0), {step: 120.0 if step == 10 else 40.0 for step in range(1, 21)}]
-    stall = explained(race(180.0, cpu_ms=90.0), by_rank={"step_ms": [{}, {}], "own_ms": own})
+    stall = explained(rows_of(180.0, cpu_ms=90.0), by_rank={"step_ms": [{}, {}], "own_ms": own})
     assert (stall["what"], stall["rank"]) == ("late_rank", 1)
     assert stall["causes"] == [{"what": "late_rank", "ms": 80.0}]
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import racing
+import real_runs
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,13 @@ def results(tmp_path_factory):
         (["run", "optim/schedule=wavy"], "there is no optim/schedule 'wavy'; choose from constant, cosine, trapezoid"),
         (["run", "optim.warmup_frac=0"], "optim.warmup_frac=0: did you mean optim.schedule.warmup_frac?"),
         (["run", "optim.name=sgd"], "optim.name=sgd: there is no models/optimizers/sgd.py; choose from adamw, muon"),
-        (["run", "model.arch=base"], "model.arch=base: there is no such model; choose from gpt2, modern"),
-        (["run", "instruments=[regions,wandb]"], "wandb is an exporter, no instrument: write exporters=[wandb]"),
+        (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
+        (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
         (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
-        (["rnu"], "rnu: there is no such verb; did you mean run? choose from run, speedrun, "),
+        (["rnu"], "rnu: unknown verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
-        (["run", "track=free", "track.name=../../out"], "track.name=../../out: there is no such track"),
+        (["run", "track=free", "track.name=../../out"], "track.name=../../out: unknown track"),
         (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
         (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
@@ -44,43 +44,43 @@ def results(tmp_path_factory):
     ],
 )
 def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):
-    done = racing.bench(results, *words)
+    done = real_runs.bench(results, *words)
     assert done.returncode == 2, done.stdout
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert racing.folders(results) == []  # nothing was started
+    assert real_runs.folders(results) == []  # nothing was started
 
 
 def test_help_and_the_composed_config_show_the_choices(results):
-    text = racing.bench(results, "run", "--help").stdout
+    text = real_runs.bench(results, "run", "--help").stdout
     assert "model=gpt2 | modern" in text
     assert "track=cpu_floor | cpu_nano | free | gpt2_small" in text
-    text = racing.bench(results, "run", "--cfg", "job", "track=cpu_nano", "model=modern").stdout
+    text = real_runs.bench(results, "run", "--cfg", "job", "track=cpu_nano", "model=modern").stdout
     assert "arch: modern" in text and "num_layers: 4" in text
 
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
-    sweep = ["run", "-m", *racing.SHORT, "goal.num_steps=20", "optim.grad_clip_norm=null"]
-    done = racing.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018")
+    sweep = ["run", "-m", *real_runs.SHORT, "goal.num_steps=20", "optim.grad_clip_norm=null"]
+    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018")
     assert done.returncode == 1
     assert "1 of 2 complete" in done.stdout
-    runs = sorted(map(racing.run_json, racing.folders(tmp_path)), key=lambda run: run["started_at"])
+    runs = sorted(map(real_runs.run_json, real_runs.folders(tmp_path)), key=lambda run: run["started_at"])
     assert [run["status"] for run in runs] == ["failed", "complete"]
-    once_more = racing.bench(tmp_path, *sweep, "optim.lr=0.0018")
+    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018")
     assert once_more.returncode == 0
     assert once_more.stdout.count("complete before") == 1
     assert "1 of 1 complete" in once_more.stdout
 
 
-def test_a_race_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
+def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     from bench.data import shards
     from bench.launch.prepare import prepare
 
     odd = tmp_path / "my 'own' (shards)"
     odd.mkdir()
-    tokens = shards.check(prepare(racing.SHORT).dataset.val[0].path).tokens()  # made where they are not there yet
+    tokens = shards.check(prepare(real_runs.SHORT).dataset.val[0].path).tokens()  # made where they are not there yet
     shards.write(odd / "a_train.bin", tokens[:60000])
     shards.write(odd / "val.bin", tokens[60000:])
     words = [
@@ -90,30 +90,30 @@ def test_a_race_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
         "data.vocab_size=257",
         "goal.num_steps=1",
     ]
-    done = racing.bench(tmp_path, "run", *racing.SHORT, *words, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *words, SPEEDRUN_CWD=str(odd), HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = racing.folders(tmp_path)
+    (folder,) = real_runs.folders(tmp_path)
     assert str(tmp_path) not in (folder / "run.json").read_text()  # the home folder is ~ there
-    assert [file["file"] for file in racing.run_json(folder)["data"]["train"]] == ["~/my 'own' (shards)/a_train.bin"]
+    assert [file["file"] for file in real_runs.run_json(folder)["data"]["train"]] == ["~/my 'own' (shards)/a_train.bin"]
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_race_passes_verify_until_one_byte_of_it_changes(finished_run, tmp_path):
+def test_a_run_passes_verify_until_one_byte_of_it_changes(finished_run, tmp_path):
     results = tmp_path / "results"
-    folder = racing.copy_of(finished_run, results)
-    done = racing.bench(results, "verify", str(folder))
+    folder = real_runs.copy_of(finished_run, results)
+    done = real_runs.bench(results, "verify", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     steps = bytearray((folder / "steps.csv").read_bytes())
     steps[-3] ^= 1
     (folder / "steps.csv").write_bytes(steps)
-    done = racing.bench(results, "verify", str(folder))
+    done = real_runs.bench(results, "verify", str(folder))
     assert done.returncode == 1
     assert "FAIL" in done.stdout and "steps.csv" in done.stdout
 
 
 def test_the_table_lists_every_run_with_what_it_found(finished_run, tmp_path):
-    racing.copy_of(finished_run, tmp_path / "results")
-    rows = json.loads(racing.bench(tmp_path / "results", "table", "--json").stdout)
+    real_runs.copy_of(finished_run, tmp_path / "results")
+    rows = json.loads(real_runs.bench(tmp_path / "results", "table", "--json").stdout)
     needed = [
         "run_id",
         "track",
@@ -148,21 +148,21 @@ def test_the_table_lists_every_run_with_what_it_found(finished_run, tmp_path):
 
 @pytest.mark.slow
 def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
-    words = ["speedrun", *racing.SHORT, "track.repeats=2", "goal.target_val_loss=5.5"]
-    done = racing.bench(tmp_path, *words)
+    words = ["speedrun", *real_runs.SHORT, "track.repeats=2", "goal.target_val_loss=5.5"]
+    done = real_runs.bench(tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict  mean val_loss" in done.stdout and "n=2" in done.stdout
-    runs = [racing.run_json(folder) for folder in racing.folders(tmp_path)]
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
 
 
 def test_a_corrupt_shard_is_refused_by_name(tmp_path):
     data = tmp_path / "data"
-    assert racing.bench(tmp_path, "data", "make", "pysource", SPEEDRUN_DATA=str(data)).returncode == 0
+    assert real_runs.bench(tmp_path, "data", "make", "pysource", SPEEDRUN_DATA=str(data)).returncode == 0
     (shard,) = data.rglob("val_000000.bin")
     shard.write_bytes(shard.read_bytes()[:-1])
-    done = racing.bench(tmp_path, "run", *racing.SHORT, SPEEDRUN_DATA=str(data))
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, SPEEDRUN_DATA=str(data))
     assert done.returncode == 2
     assert "val_000000.bin" in done.stderr
-    assert racing.folders(tmp_path) == []
+    assert real_runs.folders(tmp_path) == []

@@ -72,7 +72,7 @@ def test_a_run_that_two_globs_name_counts_once(arms, capsys):
     [
         (
             ["nothing-like-it", "bbbbbbbb"],
-            "nothing-like-it: is no folder, no glob that fits, no race and no part of a run id",
+            "nothing-like-it: is not a folder, a glob that matches, a race or a part of a run id",
         ),
         (["aaaaaaaa"], "that is one group of runs; give two, A B, or the folder of a race"),
         (["aaaaaaaa", "vs"], "write runs on both sides of vs"),
@@ -217,7 +217,7 @@ def test_the_terminal_shows_comparability_differences_numbers_verdict_and_where_
     assert max(len(line) for line in shown.splitlines() if "verdict" not in line and "  - " not in line) <= 110
 
 
-def test_config_yaml_and_environment_json_tell_what_differs(arms, capsys):
+def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
     for folder in arms[1]:
         config = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(config.replace("lr: 0.003", "lr: 0.001"))
@@ -388,7 +388,7 @@ def test_copies_of_a_log_count_once_and_in_both_arms_not_at_all(results, capsys)
 
 def test_a_folder_without_runs_and_logs_is_the_users_mistake(results):
     (results / "empty").mkdir()
-    with pytest.raises(ValueError, match="no run folder and no training log is in there"):
+    with pytest.raises(ValueError, match="it holds no run folder and no training log"):
         compare.main(["empty", "empty"])
 
 

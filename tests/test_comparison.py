@@ -1,4 +1,4 @@
-"""The verdict: what may be said of two groups of runs, and what not."""
+"""The verdict: what may be concluded from two groups of runs, and what not."""
 
 import json
 import math
@@ -159,7 +159,7 @@ def test_an_arm_without_a_complete_run_is_not_comparable():
     assert "B has no complete run with a time among 1" in found["reasons"][0]
 
 
-# ---- runs left out
+# ---- excluded runs
 
 
 def suspect(run, because="other programs used 0.80 CPU cores during the run (limit 0.1)", instrument=None):

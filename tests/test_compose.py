@@ -14,7 +14,7 @@ from models.schedules import cosine
 RECORDS = Path(__file__).parent / "records"
 
 
-def test_the_default_is_the_newcomers_race():
+def test_the_default_is_the_newcomers_run():
     config = compose.compose([])
     assert (config.track.name, config.model.arch, config.optim.name, config.data.source) == (
         "cpu_nano",
@@ -58,7 +58,7 @@ def test_instruments_are_a_list():
         ("hydra.run.dir=x", "hydra.run.dir=x: Hydra only composes here"),
         ("instruments=[wattmetre]", "instruments=.*there is no instruments 'wattmetre'"),
         ("track=cpu_nono", r"did you mean cpu_nano\?"),
-        ("seed", "'seed' is no override: write key=value"),
+        ("seed", "'seed' is not an override: write key=value"),
         ("model/size=huge", "model/size=huge: there is no model/size 'huge'.*choose from medium, nano, small"),
         ("goal.num_steps=", "goal.num_steps=: "),
         ("seed=1,2", "seed=1,2: "),

@@ -132,7 +132,7 @@ def test_more_processes_than_gpus_are_refused(values):
         resolved(values, NODE, hardware__num_processes=9)
 
 
-def test_a_value_that_nobody_gave_is_named(values):
+def test_a_value_that_is_not_set_is_named(values):
     del values["goal"]["num_steps"]
     with pytest.raises(ValueError, match="goal.num_steps is not set"):
         resolved(values)

@@ -1,4 +1,4 @@
-"""Costs from a run folder: what is counted, of which rank, and what is told as an event."""
+"""Costs from a run folder: what is counted, of which rank, and what is written as an event."""
 
 import json
 
@@ -39,19 +39,19 @@ def run(*instruments):
     return {"instruments": dict.fromkeys(instruments, {})}
 
 
-def test_a_kind_is_told_only_if_somebody_looked(folder):
+def test_a_kind_is_there_only_if_it_was_measured(folder):
     assert set(event_costs.of(folder, run(), rows())["costs"]) == {"stall", "non_finite_loss"}
     assert set(event_costs.of(folder, run("garbage"), rows())["costs"]) == {"stall", "gc", "non_finite_loss"}
 
 
-def test_a_cost_is_that_of_the_rank_that_lost_most_by_its_own_total_where_it_told_one(folder):
+def test_a_cost_is_that_of_the_rank_that_lost_most_by_its_own_total_where_it_wrote_one(folder):
     found = event_costs.of(folder, run("garbage", "recompiles"), rows())["costs"]
     assert found["gc"] == {"count": 700, "ms": 31.0}
     assert found["recompile"] == {"count": 0, "ms": 0.0}
     assert found["graph_break"] == {"count": 0, "ms": None}
 
 
-def test_stalls_are_counted_and_told_with_their_time(folder):
+def test_stalls_are_counted_and_written_with_their_time(folder):
     found = event_costs.of(folder, run(), rows())
     assert found["costs"]["stall"] == {"count": 1, "ms": 50.0}
     (event,) = found["events"]
@@ -64,11 +64,11 @@ def test_late_ranks_cost_what_the_others_waited(folder):
     own = [dict.fromkeys(range(1, 12), 10.0), {num: 35.0 if num == 7 else 11.0 for num in range(1, 12)}]
     step_files.write_by_rank(folder, {"step_ms": own, "own_ms": own})
     found = event_costs.of(folder, run(), rows())
-    assert found["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that nobody minds, and 25 ms
+    assert found["costs"]["late_rank"] == {"count": 1, "ms": 35.0}  # 10 * 1 ms that are below the threshold, and 25 ms
     assert found["skew"]["own_ms"]["late_steps_by_rank"] == [0, 1]
-    stall, told = found["events"]
+    stall, late = found["events"]
     assert (stall["rank"], stall["what"]) == (1, "late_rank")
-    assert (told["event"], told["late_ms_max"], told["t_ns"]) == ("rank_skew", 25.0, 11_000 * MS)
+    assert (late["event"], late["late_ms_max"], late["t_ns"]) == ("rank_skew", 25.0, 11_000 * MS)
 
 
 def test_what_ranks_measured_is_read_as_it_was_written(tmp_path):

@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
-from racing import SHORT, bench, folders, run_json
+from real_runs import SHORT, bench, folders, run_json
 
 from bench.cli import dashboard
 from bench.exporters import dashboards, reading
@@ -138,7 +138,7 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
     assert ok, words
 
 
-def test_an_export_after_the_race_that_hangs_or_fails_is_said_and_never_raised(run, monkeypatch):
+def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(run, monkeypatch):
     said = []
     monkeypatch.setattr(dashboards.importlib.util, "find_spec", lambda name: True if name == "mlflow" else None)
     chosen = {"instruments": {"regions": {}}, "exporters": {"mlflow": {}, "wandb": {}}}
@@ -157,7 +157,7 @@ def test_an_export_after_the_race_that_hangs_or_fails_is_said_and_never_raised(r
     )
 
 
-def test_a_race_that_is_running_and_what_is_no_exporter_are_refused(run, monkeypatch):
+def test_a_run_that_has_not_ended_and_what_is_no_exporter_are_refused(run, monkeypatch):
     with pytest.raises(ValueError, match="--to excel: choose from mlflow, tensorboard, wandb"):
         dashboard.main([str(run), "--to", "excel"])
     with pytest.raises(ValueError, match="--set colour=red: wandb has project, entity, mode"):

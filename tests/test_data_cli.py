@@ -97,7 +97,7 @@ def test_data_that_are_not_there_are_exit_code_1(capsys):
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["make", "nonsense"], "nonsense: there is no such data; choose from fineweb10B, finewebedu10B, markov"),
+        (["make", "nonsense"], "nonsense: unknown data; choose from fineweb10B, finewebedu10B, markov"),
         (["make"], "name one of fineweb10B"),
         (["make", "markov", "pysource"], "name one of fineweb10B"),
         (["make", "fineweb10B"], "it is not made but fetched: ./run.sh data fetch fineweb10B"),
@@ -106,8 +106,8 @@ def test_data_that_are_not_there_are_exit_code_1(capsys):
         (["make", "markov", "data.train_tokens"], "a setting is data.KEY=VALUE"),
         (["make", "markov", "data.markov_lags=[1"], "data.markov_lags=[1: the value is not yaml"),
         (["make", "markov", "data.train_glob=x"], "it has no effect with source markov"),
-        (["show", "data.train_glob=x"], "say whose settings these are"),
-        (["show", "nonsense"], "nonsense: there is no such data"),
+        (["show", "data.train_glob=x"], "name the data that these settings are for"),
+        (["show", "nonsense"], "nonsense: unknown data"),
     ],
 )
 def test_wrong_use_is_exit_code_2(capsys, words, complaint):
@@ -128,7 +128,7 @@ def test_without_network_fetch_is_exit_code_1_and_one_line(capsys, monkeypatch, 
     from bench.data.sources import hub
 
     monkeypatch.setattr(hub, "LOCKS", root)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no server listens there
     code, out, err = call(capsys, "fetch", "finewebedu10B")
     assert (code, out) == (1, "")
     assert "could not be fetched" in err and "data=pysource" in err and err.count("\n") == 1

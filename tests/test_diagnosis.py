@@ -53,7 +53,7 @@ def test_time_outside_of_all_regions_is_named_too():
     assert "in other: +2.000 ms" in found["words"][0]
 
 
-def test_one_stalled_run_moves_no_region_and_is_told_as_a_stall():
+def test_one_stalled_run_moves_no_region_and_is_reported_as_a_stall():
     """Medians over the runs, step by step: 200 ms lost in one step of one of three runs."""
     stalled = [40.0] * 20 + [240.0] + [40.0] * 19
     found = between_runs.of_runs([run([40.0] * 40)] * 3, [run([40.0] * 40), run(stalled), run([40.0] * 40)])
@@ -70,7 +70,7 @@ def test_what_the_record_says_of_costs_is_compared():
     assert found["words"] == ["gc: not watched in A, 4 a run costing 12 ms in B"]
 
 
-def test_the_race_in_quarters_shows_where_along_it_the_change_lies():
+def test_the_run_in_quarters_shows_where_along_it_the_change_lies():
     found = between_runs.of_runs([run([40.0] * 8)], [run([40.0] * 6 + [50.0] * 2)])
     assert [(one["first_step"], one["last_step"], one["change_ms"]) for one in found["stretches"]] == [
         (1, 2, 0.0),

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-import racing
+import real_runs
 
 from bench.cli import doctor
 from bench.config import schema
@@ -22,14 +22,14 @@ def answer(**facts):
     return fine | facts
 
 
-def test_ranks_that_answer_tell_software_and_bandwidth():
+def test_ranks_that_answer_report_software_and_bandwidth():
     """Four ranks, 64 MiB in the slowest rank's 2 ms: 2 * 3/4 * 64 MiB / 2 ms, or 0.09375 GiB / 0.002 s."""
     software, collective, speed = probe.judge("cuda", [answer(all_reduce_ms=ms) for ms in (1.0, 2.0, 1.5, 1.0)])
     assert software.found == "torch 2.13.0, CUDA 13.0, cuDNN 92000, NCCL 2.29.7"
     assert collective.found == "4 ranks agree; all-reduce of 64 MiB 2.00 ms, 46.9 GiB/s a rank"
     assert {software.status, collective.status, speed.status} == {"ok"}
     assert [check.name for check in probe.judge("cpu", [answer(), answer()])] == ["software", "collective"]
-    assert probe.judge("cuda", [answer(all_reduce_ms=None)])[1].found == "one process: no other to talk to"
+    assert probe.judge("cuda", [answer(all_reduce_ms=None)])[1].found == "one process: nothing to communicate with"
 
 
 @pytest.mark.parametrize(("rate", "status"), [(680.0, "ok"), (678.0, "warn")])
@@ -64,7 +64,9 @@ def test_a_missing_driver_is_a_failure_where_gpus_are_wanted():
 
 
 def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
-    done = racing.bench(tmp_path / "results", "doctor", "hardware=cpu", "--json", TMPDIR=str(racing.temp_in(tmp_path)))
+    done = real_runs.bench(
+        tmp_path / "results", "doctor", "hardware=cpu", "--json", TMPDIR=str(real_runs.temp_in(tmp_path))
+    )
     found = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["fit"] is True
@@ -72,7 +74,7 @@ def test_a_visit_starts_ranks_lets_them_talk_and_says_fit(tmp_path):
     assert checks["software"]["found"].startswith("torch 2.")
     assert checks["collective"]["found"].startswith("2 ranks agree; all-reduce of 1 MiB")
     assert all(bool(check["remedy"]) == (check["status"] != "ok") for check in found["checks"])
-    assert racing.left_in_temp(tmp_path) == []
+    assert real_runs.left_in_temp(tmp_path) == []
 
 
 def test_ranks_that_hang_end_within_the_timeout_and_leave_nothing(tmp_path, monkeypatch):
@@ -113,7 +115,7 @@ def test_what_is_asked_wrongly_is_refused(monkeypatch):
     monkeypatch.setattr(doctor.gpus, "num_visible", lambda: 0)
     with pytest.raises(ValueError, match="hardware.device=cuda: this machine shows no NVIDIA GPU"):
         doctor.main(["hardware=cuda", "--quick", "hardware.num_processes=1"])
-    with pytest.raises(ValueError, match="is no override"):
+    with pytest.raises(ValueError, match="is not an override"):
         doctor.main(["fast"])
     with pytest.raises(ValueError, match="--timeout-s=-5: use a number of seconds above 0"):
         doctor.main(["--timeout-s=-5"])

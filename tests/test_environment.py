@@ -93,7 +93,7 @@ def machine(monkeypatch):
 # ---- the facts
 
 
-def test_the_environment_names_software_and_machine_and_nobody():
+def test_the_environment_names_software_and_machine_and_no_person():
     env = environment.environment()
     assert env["python"].count(".") == 2
     assert env["num_cpus"] == len(os.sched_getaffinity(0))
@@ -199,7 +199,7 @@ def test_the_summary_has_the_gpus_that_the_run_used_by_rank(machine):
     assert (found["driver"], found["num_threads"]) == ("575.57.08", 1)
 
 
-def test_the_summary_of_a_cpu_race_on_a_machine_with_gpus_has_none(machine):
+def test_the_summary_of_a_cpu_run_on_a_machine_with_gpus_has_none(machine):
     machine(["A"])
     hardware = schema.HardwareConfig(device="cpu", num_processes=1, num_threads=2)
     assert environment.summary(environment.environment(), hardware)["gpus"] == []

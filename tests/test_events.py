@@ -59,11 +59,11 @@ def test_collections_in_a_step_are_events_with_generation_and_time(context, emit
     gc.collect()  # between steps, where a validation may be
     watch.on_run_end()
     gc.collect()
-    full, young, told = emitted
+    full, young, total = emitted
     assert (full["event"], full["step"], full["generation"]) == ("gc", 5, 2)
     assert before_ns <= full["t_ns"] and full["t_ns"] + full["ms"] * 1e6 <= after_ns
     assert (young["generation"], young["step"]) == (0, 5)
-    assert told == {"event": "gc_total", "count": 2, "ms": pytest.approx(full["ms"] + young["ms"])}
+    assert total == {"event": "gc_total", "count": 2, "ms": pytest.approx(full["ms"] + young["ms"])}
     summary = garbage.summary()
     assert (summary["num_collections"], summary["num_by_generation"]) == (2, {"0": 1, "1": 0, "2": 1})
     assert summary["max_pause_ms"] == pytest.approx(full["ms"])
@@ -82,7 +82,7 @@ def test_short_collections_are_counted_but_are_no_events(context, emitted, colle
     assert emitted[0]["count"] == 1
 
 
-def test_a_failed_race_leaves_no_callback_behind(context):
+def test_a_failed_run_leaves_no_callback_behind(context):
     watch, garbage = made(context, garbage={"min_event_ms": 1.0})
     watch.on_run_start()
     watch.close()
@@ -111,7 +111,7 @@ def test_a_recompile_and_a_graph_break_in_a_step_are_events_and_a_doubt(context,
         call()
         watch.on_step_end(step)
     watch.on_run_end()
-    compiled(torch.ones(5))  # after the race: nobody listens
+    compiled(torch.ones(5))  # after the run: the listener is gone
     assert [(event["event"], event["step"]) for event in emitted] == [
         ("recompile", 2),
         ("recompile", 3),
@@ -129,7 +129,7 @@ def test_a_recompile_and_a_graph_break_in_a_step_are_events_and_a_doubt(context,
     assert doubt.startswith("torch.compile worked 3 time(s), ") and "step 2, doubled" in doubt
 
 
-def test_a_race_that_compiles_nothing_has_no_doubt(context, emitted):
+def test_a_run_that_compiles_nothing_has_no_doubt(context, emitted):
     watch, recompiles = made(context, recompiles={})
     watch.on_run_start()
     watch.on_step_start(0)
@@ -154,7 +154,7 @@ def test_the_default_instruments_import_nothing_that_takes_long():
     assert done.stdout == "[] [] False\n"
 
 
-def test_the_host_tells_computing_from_waiting(context):
+def test_the_host_distinguishes_computing_from_waiting(context):
     watch, host = made(context, host={})
     watch.on_run_start()
     watch.on_step_start(0)
@@ -191,7 +191,7 @@ def test_what_others_do_between_two_steps_is_in_neither(context):
     assert max(host.columns()["cpu_ms"].values()) < 25
 
 
-def test_the_host_tells_when_another_program_had_its_core(context):
+def test_the_host_shows_when_another_program_had_its_core(context):
     """Another process spins on the one core that this thread may use: half of the time is spent waiting for it."""
     ours = os.sched_getaffinity(0)
     core = min(ours)
@@ -331,7 +331,7 @@ def test_binary_dumps_stay_as_they_are_when_logs_lose_their_private_paths(tmp_pa
     assert (tmp_path / "logs" / "rank0.log").read_text() == "in ./bench\n"
 
 
-def test_what_an_instrument_could_not_do_is_said_after_the_race():
+def test_what_an_instrument_could_not_do_is_reported_after_the_run():
     warned = [
         {"rank": rank, "instrument": name, "error": "needs a package"}
         for name in ("wandb", "mlflow", "tensorboard", "telemetry")

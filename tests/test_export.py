@@ -63,7 +63,7 @@ def test_parquet_is_read_back(tmp_path, capsys):
 
 
 def test_wrong_use_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="say where with --out"):
+    with pytest.raises(ValueError, match="name a file with --out"):
         export.main([str(COMPLETE), "--to", "parquet"])
     with pytest.raises(ValueError, match="there is no run.json in or below it"):
         export.main([str(tmp_path), "--to", "csv"])

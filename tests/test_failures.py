@@ -16,7 +16,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def told(folder, rank, kind, message, at_s, step=7):
+def report(folder, rank, kind, message, at_s, step=7):
     found = failures.failure(kind, message, rank, step) | {"failed_at_s": at_s, "traceback": "..."}
     (folder / "logs" / f"rank{rank}.failure.json").write_text(json.dumps(found))
 
@@ -31,34 +31,34 @@ def test_a_good_end_is_no_failure(folder):
 
 
 def test_the_killed_rank_is_the_cause_not_those_who_lost_it(folder):
-    told(folder, 0, "exception", "RuntimeError: [../gloo/transport/tcp/pair.cc] Connection closed by peer", 100.0)
+    report(folder, 0, "exception", "RuntimeError: [../gloo/transport/tcp/pair.cc] Connection closed by peer", 100.0)
     agent(folder, (0, 1, 100.0), (1, -9, 100.0))
     found = failures.classify(folder, 1)
     assert (found["kind"], found["rank"], found["signal"], found["exit_code"]) == ("rank_killed", 1, "SIGKILL", -9)
 
 
 def test_a_kill_by_the_agent_long_after_the_first_failure_is_no_cause(folder):
-    told(folder, 0, "collective_timeout", "RuntimeError: Timed out waiting 5000ms", 100.0)
+    report(folder, 0, "collective_timeout", "RuntimeError: Timed out waiting 5000ms", 100.0)
     agent(folder, (0, 1, 100.0), (1, -9, 131.0))
     assert (failures.classify(folder, 1)["kind"], failures.classify(folder, 1)["rank"]) == ("collective_timeout", 0)
 
 
 def test_the_rank_that_failed_first_is_the_cause(folder):
-    told(folder, 0, "exception", "RuntimeError: Connection reset", 100.0)
-    told(folder, 1, "out_of_memory", "RuntimeError: can't allocate memory", 100.2)
-    told(folder, 2, "non_finite_loss", "NonFiniteLoss: train_loss=nan at step 9", 100.1, step=9)
+    report(folder, 0, "exception", "RuntimeError: Connection reset", 100.0)
+    report(folder, 1, "out_of_memory", "RuntimeError: can't allocate memory", 100.2)
+    report(folder, 2, "non_finite_loss", "NonFiniteLoss: train_loss=nan at step 9", 100.1, step=9)
     found = failures.classify(folder, 1)
     assert (found["kind"], found["rank"], found["step"]) == ("non_finite_loss", 2, 9)
     assert "failed_at_s" not in found and "traceback" not in found
 
 
-def test_a_crash_in_native_code_is_told_from_a_kill(folder):
+def test_a_crash_in_native_code_is_distinguished_from_a_kill(folder):
     agent(folder, (3, -11, 100.0))
     found = failures.classify(folder, 1)
     assert (found["kind"], found["signal"], found["rank"]) == ("rank_crashed", "SIGSEGV", 3)
 
 
-def test_an_agent_that_says_nothing_is_told_as_that(folder):
+def test_an_agent_that_says_nothing_is_reported_as_that(folder):
     assert "exit code 1" in failures.classify(folder, 1)["message"]
 
 

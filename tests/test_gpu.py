@@ -1,9 +1,9 @@
-"""The same road on a GPU: compiled, bfloat16, timed by CUDA events.  Each has a CPU sister in test_race.py."""
+"""The same road on a GPU: compiled, bfloat16, timed by CUDA events.  Each has a CPU sister in test_run.py."""
 
 import json
 
 import pytest
-import racing
+import real_runs
 
 pytestmark = pytest.mark.gpu
 ON_GPU = [
@@ -21,18 +21,18 @@ def results(tmp_path_factory):
     return tmp_path_factory.mktemp("results")
 
 
-def race(results, *overrides):
-    before = set(racing.folders(results))
-    done = racing.bench(results, "run", *ON_GPU, *overrides, timeout_s=600)
-    assert done.returncode == 0, done.stdout + done.stderr + racing.logs(results)
-    (folder,) = set(racing.folders(results)) - before
+def new_run(results, *overrides):
+    before = set(real_runs.folders(results))
+    done = real_runs.bench(results, "run", *ON_GPU, *overrides, timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr + real_runs.logs(results)
+    (folder,) = set(real_runs.folders(results)) - before
     return folder
 
 
 @pytest.mark.parametrize("model", ["gpt2", "modern"])
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
-def test_a_compiled_race_leaves_a_complete_record(results, model, optim):
-    run = racing.run_json(race(results, f"model={model}", f"optim={optim}"))
+def test_a_compiled_run_leaves_a_complete_record(results, model, optim):
+    run = real_runs.run_json(new_run(results, f"model={model}", f"optim={optim}"))
     assert run["status"] == "complete"
     assert run["measured"]["dtype"] == "bfloat16"
     assert run["metrics"]["compile_s"] > 0
@@ -42,18 +42,18 @@ def test_a_compiled_race_leaves_a_complete_record(results, model, optim):
 
 
 def test_regions_by_cuda_events_fill_the_step(results):
-    for row in racing.steps(race(results))[2:]:
+    for row in real_runs.steps(new_run(results))[2:]:
         parts = sum(float(row[name]) for name in ("data_ms", "forward_ms", "backward_ms", "optimizer_ms"))
         assert 0.8 * float(row["step_ms"]) < parts <= 1.01 * float(row["step_ms"])
 
 
 def test_instruments_change_no_bit(results):
     plain = ["hardware.compile=false", "hardware.deterministic=true", "seed=5"]
-    assert racing.losses(race(results, *plain)) == racing.losses(race(results, *plain, "instruments=[]"))
+    assert real_runs.losses(new_run(results, *plain)) == real_runs.losses(new_run(results, *plain, "instruments=[]"))
 
 
 def test_the_doctor_finds_this_machine_fit(results):
-    done = racing.bench(results, "doctor", "--json", timeout_s=300)
+    done = real_runs.bench(results, "doctor", "--json", timeout_s=300)
     found = json.loads(done.stdout)
     assert (done.returncode, found["fit"]) == (0, True), done.stdout + done.stderr
     checks = {check["name"]: check["found"] for check in found["checks"]}
@@ -62,7 +62,7 @@ def test_the_doctor_finds_this_machine_fit(results):
 
 
 def test_nothing_is_compiled_in_the_timed_region(results):
-    run = racing.run_json(race(results))
+    run = real_runs.run_json(new_run(results))
     assert run["costs"]["recompile"] == {"count": 0, "ms": 0.0}
     assert run["instrument_summaries"]["recompiles"]["num_graph_breaks_before"] == 0
     assert run["measured"]["compile_cache"] in ("cold", "warm")
@@ -70,20 +70,20 @@ def test_nothing_is_compiled_in_the_timed_region(results):
 
 def test_the_gpu_agrees_with_the_cpu(results):
     exact = ["hardware.dtype=float32", "hardware.compile=false", "seed=5"]
-    on_gpu = [float(loss) for row in racing.losses(race(results, *exact)) for loss in row[1:] if loss]
-    on_cpu = [float(loss) for row in racing.losses(racing.race(results, "seed=5")) for loss in row[1:] if loss]
+    on_gpu = [float(loss) for row in real_runs.losses(new_run(results, *exact)) for loss in row[1:] if loss]
+    on_cpu = [float(loss) for row in real_runs.losses(real_runs.run(results, "seed=5")) for loss in row[1:] if loss]
     assert on_gpu == pytest.approx(on_cpu, rel=1e-3)
 
 
 def test_energy_and_clocks_are_the_gpus_own(results):
-    folder = race(
+    folder = new_run(
         results, "goal.num_steps=2000", "goal.val_every_steps=1000"
     )  # seconds: power is sampled ten times in one
-    run = racing.run_json(folder)
-    told = run["instrument_summaries"]["telemetry"]
-    assert told["source"] == "nvml" and set(told["by_device"]) == {"gpu0"}
-    assert told["mean_sm_clock_mhz"] <= told["limits"]["gpu0"]["max_sm_clock_mhz"]
-    assert told["foreign_processes"] == {}
+    run = real_runs.run_json(folder)
+    summary = run["instrument_summaries"]["telemetry"]
+    assert summary["source"] == "nvml" and set(summary["by_device"]) == {"gpu0"}
+    assert summary["mean_sm_clock_mhz"] <= summary["limits"]["gpu0"]["max_sm_clock_mhz"]
+    assert summary["foreign_processes"] == {}
     if run["metrics"]["energy_j"] is not None:
-        in_steps = sum(float(row["energy_j"]) for row in racing.steps(folder)[1:])
+        in_steps = sum(float(row["energy_j"]) for row in real_runs.steps(folder)[1:])
         assert in_steps == pytest.approx(run["metrics"]["energy_j"]) and run["metrics"]["mean_power_w"] > 10

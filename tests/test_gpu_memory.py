@@ -4,7 +4,8 @@ import time
 import warnings
 
 import pytest
-from racing import race, run_json, steps
+import real_runs
+from real_runs import run_json, steps
 
 from bench.memory import recording as memory_recording
 from bench.memory.snapshot import page, pickles, segments, timeline
@@ -82,9 +83,9 @@ def test_out_of_memory_is_seen_before_anything_is_given_back(recording, tmp_path
     assert "Out of memory: 65536.0 GiB" in page.of_snapshot(found, "oom")
 
 
-def test_a_race_tells_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
+def test_a_run_records_its_phases_and_leaves_a_snapshot_with_the_models_lines(results_dir):
     with warnings.catch_warnings():
-        folder = race(
+        folder = real_runs.run(
             results_dir,
             "hardware=cuda",
             "hardware.num_processes=1",

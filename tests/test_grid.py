@@ -8,7 +8,7 @@ def test_a_table_for_the_terminal():
     assert shown == "name        n\n---------  --\na          10\nlong name   5"
 
 
-def test_a_table_in_markdown_keeps_its_shape_whatever_a_cell_says():
+def test_a_table_in_markdown_keeps_its_shape_with_any_text_in_a_cell():
     shown = text_table.render(["name"], [["a|b\n<i>"]], form="github")
     assert shown.splitlines() == ["| name       |", "|------------|", "| a\\|b \\<i\\> |"]
 

@@ -41,7 +41,7 @@ def test_dense_bf16_peak_by_full_name(name, bf16_t):
         None,
         "",
         "NVIDIA H100",  # SXM, PCIe or NVL: unknown
-        "NVIDIA H800",  # 989 or 756, depending on a form factor that the name does not tell
+        "NVIDIA H800",  # 989 or 756, depending on a form factor that the name does not show
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA A100-SXM-64GB",  # a custom A100 with more cores
         "NVIDIA GeForce RTX 4090 Laptop GPU",

@@ -90,7 +90,7 @@ def test_what_is_there_and_right_is_not_fetched_again(hub):
     assert fetched(hub) == [TWO]
 
 
-def test_later_fetches_take_the_locked_commit_whatever_the_hub_has_now(hub):
+def test_later_fetches_take_the_locked_commit_also_when_the_hub_has_another(hub):
     fetch(hub)
     hub.requests.clear()
     hub.commit = "f" * 40  # the repository has moved on
@@ -204,7 +204,7 @@ def test_more_shards_than_there_are_are_refused(hub):
 
 
 def test_without_network_one_sentence_says_what_to_do(hub, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no server listens there
     with pytest.raises(CheckFailed, match=r"data=tiny10B could not be fetched .*data=pysource.*data=shards") as refusal:
         fetch(hub)
     assert "\n" not in str(refusal.value)

@@ -276,7 +276,7 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
     assert f"of identity version 1 (whether it is the same code is unknown): cpu_nano/{old.name} (complete)" in evidence
 
 
-def test_a_claim_of_two_identity_versions_is_refused_because_nobody_knows_whether_the_code_is_the_same(results, code):
+def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_whether_the_code_is_the_same(results, code):
     folders = [results.add(0), add(results, code, 1), add(results, code, 2)]
     ((_, claim),) = judge._claims([str(folder) for folder in folders])
     passed, evidence = rules.runs.the_runs_share_config_and_code(claim)

@@ -62,10 +62,10 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
     }
     assert [line.removeprefix(f"import: {logs}/") for line in err.splitlines()] == [
         "empty.txt: no run: the file is empty",
-        "noise.log: no run: the file is no text",
-        "other.log: no run: it has no step's line of modded-nanogpt, but some of nanogpt: ./run.sh import "
+        "noise.log: no run: the file is not text",
+        "other.log: no run: it has no step lines of modded-nanogpt, but some of nanogpt: ./run.sh import "
         f"nanogpt {logs}/other.log",
-        "words.txt: no run: it has no step's line",
+        "words.txt: no run: it has no step lines",
     ]
 
 
@@ -77,11 +77,11 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs
     assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()
     assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == [
-        "is no file",
-        "has 0.0 GiB, whi",
-        "is no file",
+        "is not a file",
+        "is 0.0 GiB, too ",
+        "is not a file",
     ]
-    with pytest.raises(ValueError, match="which no training log has"):
+    with pytest.raises(ValueError, match="too large for a training log"):
         import_logs.main(["modded-nanogpt", "huge.txt"])
 
 
@@ -93,11 +93,7 @@ def test_globs_are_understood_and_folders_without_logs_refused(logs, capsys):
     assert (found["files"], found["runs"], found["duplicates"]) == (2, 2, 1)
     (logs / "none").mkdir()
     (logs / "none" / "read.me").write_text(LOG)
-    for word, what in (
-        ("none", "there is no log in there"),
-        ("*.csv", "there is no such file"),
-        ("missing", "there is no such file"),
-    ):
+    for word, what in (("none", "it holds no log"), ("*.csv", "no such file"), ("missing", "no such file")):
         with pytest.raises(ValueError, match=what):
             import_logs.main(["modded-nanogpt", word])
     assert import_logs.main(["modded-nanogpt", "none/read.me", "--dry-run"]) == 0
@@ -127,7 +123,7 @@ def test_two_files_of_one_run_are_reported_and_count_once(logs, capsys):
     (logs / "whole.txt").write_text(f"Running PyTorch 2.10.0 compiled for CUDA 12.8\nUsing seed=7\n{LOG}")
     for words in ([str(logs / "*.*")] * 2, [f"{logs}/console.log,{logs}/whole.txt"] * 2):
         (arm, _) = selection.of_words(words)
-        assert [row["seed"] for row in arm.rows] == [7]  # the file that tells more
+        assert [row["seed"] for row in arm.rows] == [7]  # the file that says more
 
 
 def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
@@ -147,7 +143,7 @@ def test_logs_without_code_or_a_track_are_grouped_by_name(logs):
         ),
         (
             "[METRICS] step: 269  |  loss: 4.01\n",
-            "no run: it has no step's line of modded-nanogpt; another program's are in it: '[METRICS] step: 269  "
+            "no run: it has no step lines of modded-nanogpt; it has lines of another program: '[METRICS] step: 269  "
             "|  loss: 4.01'",
         ),
     ],

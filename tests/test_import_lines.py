@@ -15,7 +15,7 @@ TRAIN = "step:{step}/{total} train_time:{ms}ms step_avg:100.00ms\n"
 VAL = "step:{step}/{total} val_loss:{loss:.4f} train_time:{ms}ms step_avg:100.00ms\n"
 
 
-def race(total=4, loss=3.2793):
+def run_lines(total=4, loss=3.2793):
     """Validations at 0 and at the end, 100 ms a step."""
     text = VAL.format(step=0, total=total, loss=10.8258, ms=0) + "".join(
         TRAIN.format(step=step, total=total, ms=100 * step) for step in range(1, total + 1)
@@ -36,7 +36,7 @@ def record_of(run, num_runs=1):
 
 
 def test_a_log_cut_anywhere_in_its_last_line_never_gives_a_number_that_was_not_printed():
-    text = HEAD + race()
+    text = HEAD + run_lines()
     start = text.rindex("step:")
     for stop in range(start + 1, len(text)):
         (run,), facts = read(text[:stop])
@@ -60,7 +60,7 @@ def test_llm_c_lines_end_in_a_number_and_one_with_fewer_decimals_was_cut(stop, l
 
 def test_lines_torn_by_another_ranks_output_are_reported_with_their_numbers():
     torn = "step:2/4 train_time:2[rank3]: W0630 warning\n00ms step_avg:100.00ms\n"
-    (run,), facts = read(HEAD + race().replace("step:2/4 train_time:200ms step_avg:100.00ms\n", torn))
+    (run,), facts = read(HEAD + run_lines().replace("step:2/4 train_time:200ms step_avg:100.00ms\n", torn))
     assert facts["unmatched"] == [(7, "step:2/4 train_time:2[rank3]: W0630 warning"), (8, "00ms step_avg:100.00ms")]
     assert run.columns["train_time_ms"].tolist() == [0.0, 100.0, 300.0, 400.0, 400.0] and run.complete
 
@@ -90,7 +90,7 @@ def test_lines_torn_by_another_ranks_output_are_reported_with_their_numbers():
     ],
 )
 def test_a_line_that_looks_like_a_metric_line_and_is_none_is_reported_with_its_number(line):
-    (run,), facts = read(HEAD + race().replace("step:2/4 train_time:200ms step_avg:100.00ms", line))
+    (run,), facts = read(HEAD + run_lines().replace("step:2/4 train_time:200ms step_avg:100.00ms", line))
     assert facts["unmatched"] == [(7, line[:200])]
     assert sorted(set(run.columns["step"].tolist())) == [0, 1, 3, 4] and run.val_loss == 3.2793
 
@@ -107,7 +107,7 @@ def test_a_line_that_looks_like_a_metric_line_and_is_none_is_reported_with_its_n
     ],
 )
 def test_words_that_are_no_metric_line_are_left_alone(line):
-    (run,), facts = read(HEAD + race().replace("step:2/4 train", f"{line}\nstep:2/4 train"))
+    (run,), facts = read(HEAD + run_lines().replace("step:2/4 train", f"{line}\nstep:2/4 train"))
     assert facts["unmatched"] == [] and run.complete
 
 
@@ -115,7 +115,7 @@ def test_words_that_are_no_metric_line_are_left_alone(line):
 
 
 def test_a_line_that_comes_twice_in_a_row_is_one_line():
-    doubled = "".join(line * 2 for line in race().splitlines(keepends=True))
+    doubled = "".join(line * 2 for line in run_lines().splitlines(keepends=True))
     (run,), facts = read(HEAD + doubled)
     assert (run.num_steps, run.complete, facts["unmatched"], facts["num_repeated"], len(run.columns["step"])) == (
         4,
@@ -131,7 +131,9 @@ def test_the_lines_of_other_ranks_are_reported_and_make_no_runs(num_ranks):
     def of_rank(line, rank):
         return re.sub(r"train_time:(\d+)ms", lambda found: f"train_time:{int(found[1]) + rank}ms", line)
 
-    recorded = "".join(of_rank(line, rank) for line in race().splitlines(keepends=True) for rank in range(num_ranks))
+    recorded = "".join(
+        of_rank(line, rank) for line in run_lines().splitlines(keepends=True) for rank in range(num_ranks)
+    )
     (run,), facts = read(HEAD + recorded)
     assert (run.num_steps, run.train_time_ms, run.complete, len(facts["unmatched"])) == (
         4,
@@ -160,7 +162,9 @@ LOOKALIKE = (
 def test_lines_of_the_code_that_look_like_results_are_code(before):
     import hashlib
 
-    (run,), facts = read(f"{before}{LOOKALIKE}{RULE}\nRunning PyTorch 2.6.0 compiled for CUDA 12.6\n{RULE}\n{race()}")
+    (run,), facts = read(
+        f"{before}{LOOKALIKE}{RULE}\nRunning PyTorch 2.6.0 compiled for CUDA 12.6\n{RULE}\n{run_lines()}"
+    )
     assert (run.val_loss, run.declared_steps, len(run.columns["step"]), run.facts["torch"], facts["unmatched"]) == (
         3.2793,
         4,
@@ -175,7 +179,7 @@ def test_lines_of_the_code_that_look_like_results_are_code(before):
     "before", ["", "# srun on host\n", "Running PyTorch 2.6.0 compiled for CUDA 12.6\n", f"{RULE}\n"]
 )
 def test_results_before_a_rule_are_no_code(before):
-    (run,), facts = read(f"{before}{race()}{RULE}\npeak memory allocated: 100 MiB\n")
+    (run,), facts = read(f"{before}{run_lines()}{RULE}\npeak memory allocated: 100 MiB\n")
     assert (run.val_loss, run.complete, run.source_sha256, run.facts["peak_mib"], facts["unmatched"]) == (
         3.2793,
         True,
@@ -203,7 +207,7 @@ def test_code_without_an_end_and_without_results_is_no_run():
 def test_each_run_of_a_file_has_what_stands_around_it():
     smi = "Sat Jan 10 23:36:1{n} 2026\n|   0  NVIDIA H{n}00  On  |  x |\n| N/A | 116W /  700W | x |\n"
     logs = [
-        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{race(loss=3 + n / 10)}peak "
+        f"{HEAD.replace('2.10.0', f'2.1{n}.0')}{smi.format(n=n)}Using seed={n}\n{run_lines(loss=3 + n / 10)}peak "
         f"memory allocated: {n}00 MiB\n"
         for n in (1, 2)
     ]
@@ -223,8 +227,8 @@ def test_each_run_of_a_file_has_what_stands_around_it():
 
 def test_later_trials_of_one_process_have_its_machine_and_no_seed_start_or_peak_of_their_own():
     runs, _ = read(
-        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{race()}{race(loss=3.1)}peak memory "
-        "allocated: 100 MiB\n"
+        f"{HEAD}Using seed=7\nRun UTC timestamp=2026-05-06T02:35:44+00:00\n{run_lines()}{run_lines(loss=3.1)}"
+        "peak memory allocated: 100 MiB\n"
     )
     recorded = [
         (
@@ -247,7 +251,7 @@ def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
         f"|   {n}  NVIDIA H100 80GB HBM3          On  |   00000000:8D:00.0 Off |                    0 |\n"
         for n in range(8)
     )
-    (run,), _ = read(f"{HEAD}{smi}{smi}{race()}")
+    (run,), _ = read(f"{HEAD}{smi}{smi}{run_lines()}")
     assert run.facts["num_gpus"] == 8
 
 
@@ -256,7 +260,7 @@ def test_a_table_of_nvidia_smi_that_stands_there_twice_is_of_the_same_gpus():
 
 def test_a_drivers_summary_of_a_run_is_no_other_run_and_one_that_began_like_it_is():
     """It prints the validations again after each run; a run that broke off has another last line."""
-    first, second = race(loss=3.1), race(loss=3.2)
+    first, second = run_lines(loss=3.1), run_lines(loss=3.2)
     again = [text.splitlines(True)[0] + text.splitlines(True)[-1] for text in (first, second)]
     runs, facts = read(
         f"BEGIN 1\n{first}peak memory allocated: 5 MiB\n{again[0]}PASS 1\nBEGIN 2\n{second}peak memory allocated: "
@@ -313,7 +317,7 @@ def test_steps_that_the_clock_left_out_are_in_no_average():
 def test_lines_of_a_step_without_its_loss_or_time_are_kept_as_they_are():
     others = ["step:2/4 qnorm:15.9 ema_a:0", "val_step:1/2 val_loss:3.2904 val_time:51547ms step_avg:51546.60ms"]
     text = "\n".join(
-        [others[0], race().rstrip().replace(" val_loss:3.2793", " val_loss:3.2793 val_time: 105380ms"), others[1]]
+        [others[0], run_lines().rstrip().replace(" val_loss:3.2793", " val_loss:3.2793 val_time: 105380ms"), others[1]]
     )
     (run,), facts = read(text + "\nstep:3/4 val_lo\n")
     recorded = record_of(run)[0]["imported"]
@@ -327,9 +331,9 @@ def test_lines_of_a_step_without_its_loss_or_time_are_kept_as_they_are():
 
 
 def test_a_word_behind_a_line_is_kept_and_half_a_word_before_its_end_is_not():
-    (run,), facts = read(race().rstrip() + " final_eval\n")
+    (run,), facts = read(run_lines().rstrip() + " final_eval\n")
     assert (run.val_loss, run.extras, facts["unmatched"]) == (3.2793, {"4": {"final_eval": ""}}, [])
-    (run,), facts = read(race().rstrip().removesuffix(" step_avg:100.00ms") + " step\n")
+    (run,), facts = read(run_lines().rstrip().removesuffix(" step_avg:100.00ms") + " step\n")
     assert run.val_loss == 10.8258 and len(facts["unmatched"]) == 1
 
 
@@ -347,7 +351,7 @@ def test_a_word_behind_a_line_is_kept_and_half_a_word_before_its_end_is_not():
     ],
 )
 def test_other_words_for_the_same_facts(text, name, value):
-    (run,), _ = read(f"{text}\n{race()}{text}\n" if name == "peak_mib" else f"{text}\n{race()}")
+    (run,), _ = read(f"{text}\n{run_lines()}{text}\n" if name == "peak_mib" else f"{text}\n{run_lines()}")
     assert run.facts[name] == value
 
 
@@ -384,7 +388,7 @@ def test_llm_c_that_diverged_says_so():
     "text", ["Run UTC timestamp=yesterday", "Sat Foo 99 99:99:99 9999", "Sat Jan 10 29:36:12 2026"]
 )
 def test_a_date_that_is_none_is_unknown(text):
-    (run,), _ = read(f"{HEAD}{text}\n{race()}")
+    (run,), _ = read(f"{HEAD}{text}\n{run_lines()}")
     assert (run.facts["started_at"], run.facts["started_zone"]) == (None, None)
 
 
@@ -490,7 +494,9 @@ def test_every_line_that_looks_like_a_metric_line_is_in_the_columns_or_reported(
 def test_no_bytes_make_the_importer_fail(seed):
     draw = random.Random(seed)
     whole = bytearray(
-        (HEAD + race(20) + "s:1 trl:2.0\ntailavg step:3 x:1\npeak memory allocated: 1 MiB\n" + RULE + "\n").encode()
+        (
+            HEAD + run_lines(20) + "s:1 trl:2.0\ntailavg step:3 x:1\npeak memory allocated: 1 MiB\n" + RULE + "\n"
+        ).encode()
     )
     for _ in range(draw.randrange(1, 60)):
         at = draw.randrange(len(whole))

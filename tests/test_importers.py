@@ -73,7 +73,7 @@ def test_a_public_log_is_read_as_expected(row):
         assert value == (float(row[name]) if row[name] else None), name
     assert (run.step_avg_meaning or "") == row["step_avg_semantics"]
     assert (run.facts["gpu_name"] or "") == row["gpu_name"] and str(run.complete) == row["complete"]
-    if row["torch_version"]:  # two logs say "Running pytorch 2.4.1" between their rules, which the list left out
+    if row["torch_version"]:  # two logs say "Running pytorch 2.4.1" between their rules, which the list does not have
         assert run.facts["torch"] == row["torch_version"]
 
 
@@ -551,6 +551,6 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
 def test_an_unknown_format_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(ValueError, match="choose from modded-nanogpt"):
         importers.read(tmp_path, "wandb")
-    with pytest.raises(ValueError, match="there is no such file or folder"):
+    with pytest.raises(ValueError, match="no such file or folder"):
         importers.files([tmp_path / "nowhere"])
     assert steps.read(tmp_path) == []

@@ -203,7 +203,7 @@ def test_few_runs_leave_no_index_behind(tmp_path):
     assert not index_file(tmp_path).exists()
 
 
-def test_a_broken_run_is_told_and_left_out_cold_and_warm(results):
+def test_a_broken_run_is_reported_and_skipped_cold_and_warm(results):
     broken = results / "cpu_nano" / "broken"
     broken.mkdir()
     (broken / "run.json").write_text("{")
@@ -215,7 +215,7 @@ def test_a_broken_run_is_told_and_left_out_cold_and_warm(results):
 
 
 def test_a_path_that_is_no_folder_is_the_users_mistake(tmp_path):
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         index.read_rows([tmp_path / "nothing"])
 
 

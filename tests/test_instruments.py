@@ -57,7 +57,7 @@ def test_a_failing_instrument_becomes_a_warning_and_the_others_go_on(context):
     assert watch.collect("summary") == {"seeing": {}}
 
 
-def test_what_is_essential_may_end_the_race(context):
+def test_what_is_essential_may_end_the_run(context):
     watch = InstrumentSet([], essential=Failing(context))
     with pytest.raises(OSError, match="the sensor is gone"):
         watch.on_step_start(0)

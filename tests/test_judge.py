@@ -199,7 +199,7 @@ def test_time_that_the_track_does_not_allow_to_be_untimed_is_refused(results):
 
 
 def test_too_few_runs_and_runs_whose_times_do_not_count_are_refused(results):
-    assert "2 valid of 2 runs, the track asks 3" in failed(*three(results)[:2])["there are enough runs"]
+    assert "2 valid of 2 runs, the track needs 3" in failed(*three(results)[:2])["there are enough runs"]
 
 
 def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
@@ -211,7 +211,7 @@ def test_a_suspect_run_keeps_its_loss_and_its_time_does_not_count(results):
         results.add(seed, val_loss=2.74 + 0.01 * seed, change=suspect if seed == 1 else None) for seed in range(3)
     ]
     assert failed(*folders) == {
-        "there are enough runs": "2 valid of 3 runs, the track asks 3; suspect: other programs used 0.90 CPU cores"
+        "there are enough runs": "2 valid of 3 runs, the track needs 3; suspect: other programs used 0.90 CPU cores"
     }
 
 
@@ -233,7 +233,7 @@ def test_runs_of_other_code_are_no_repeats(results):
 def test_runs_of_two_tracks_are_no_claim(results):
     other = results.add(5)
     edit(other, lambda run: run.update(track="free"))
-    with pytest.raises(ValueError, match="runs of 2 tracks, cpu_nano, free: a claim is made on one"):
+    with pytest.raises(ValueError, match="runs of 2 tracks, cpu_nano, free: name runs of one track"):
         failed(*three(results), other)
 
 
@@ -284,7 +284,7 @@ def test_a_race_that_was_not_won_is_refused(raced):
     assert list(failed(raced(pct=5))) == ["it is faster than its baseline"]
 
 
-def test_a_peeked_race_is_refused_whichever_way_it_is_named(results, raced, capsys):
+def test_a_race_with_an_unplanned_look_is_refused_whichever_way_it_is_named(results, raced, capsys):
     folder = raced("--show")
     runs = [results.folder / run for run in json.loads((folder / "race.json").read_text())["arms"]["B"]["runs"]]
     for words in ([folder], runs):
@@ -394,8 +394,8 @@ def test_a_claim_folder_without_its_claim_is_none(results, tmp_path, capsys):
 
 def test_a_claimed_number_that_is_not_the_number_of_runs_is_refused(results, tmp_path, capsys):
     folder = claim_of(results, [*three(results), results.add(3)], tmp_path / "claim")
-    told = yaml.safe_load((folder / "claim.yaml").read_text())
-    (folder / "claim.yaml").write_text(yaml.safe_dump(told | {"n": 20}))
+    content = yaml.safe_load((folder / "claim.yaml").read_text())
+    (folder / "claim.yaml").write_text(yaml.safe_dump(content | {"n": 20}))
     assert failed(folder) == {"the claimed runs are all there": "20 claimed, 4 there"}
 
 
@@ -403,8 +403,8 @@ def test_a_run_taken_out_of_a_claim_folder_shows_in_its_ledger_even_with_the_num
     folder = claim_of(results, [*three(results), results.add(3, val_loss=2.9)], tmp_path / "claim")
     (lost,) = folder.glob("cpu_nano/*-s3")
     shutil.rmtree(lost)
-    told = yaml.safe_load((folder / "claim.yaml").read_text())
-    (folder / "claim.yaml").write_text(yaml.safe_dump(told | {"n": 3}))
+    content = yaml.safe_load((folder / "claim.yaml").read_text())
+    (folder / "claim.yaml").write_text(yaml.safe_dump(content | {"n": 3}))
     assert set(failed(folder)) == {"no run was dropped", "the table says what the runs say"}
 
 

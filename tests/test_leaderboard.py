@@ -108,9 +108,9 @@ def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(resul
     (_, first, _), (second, before, against) = records[0], records[-1]
     assert (len(records), first, second.status, before.status) == (2, None, "record", "was a record")
     (path,) = (results.folder / "races").glob("*/race.json")
-    told = json.loads(path.read_text())["result"]["against"]["B"]["time"]
-    assert against["change_pct"] == told["change_pct"]
-    assert against["measured"] == f"raced, 95 % {told['ci95_pct'][0]:+.2f} to {told['ci95_pct'][1]:+.2f}"
+    time = json.loads(path.read_text())["result"]["against"]["B"]["time"]
+    assert against["change_pct"] == time["change_pct"]
+    assert against["measured"] == f"raced, 95 % {time['ci95_pct'][0]:+.2f} to {time['ci95_pct'][1]:+.2f}"
 
 
 def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, capsys):

@@ -31,7 +31,7 @@ def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "harm, told",
+    "harm, message",
     [
         (lambda lines: lines[:1] + lines[2:], "line 2 names a line before it that is not there"),
         (lambda lines: lines[1:], "line 1 names a line before it that is not there"),
@@ -42,10 +42,10 @@ def test_no_ledger_has_no_lines_and_no_faults(tmp_path):
         (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1 names a line before it that is not there"),
     ],
 )
-def test_a_line_that_was_removed_changed_doubled_or_moved_shows(tmp_path, harm, told):
+def test_a_line_that_was_removed_changed_doubled_or_moved_shows(tmp_path, harm, message):
     fill(tmp_path)
     (tmp_path / ledger.NAME).write_bytes(b"\n".join(harm(lines_of(tmp_path))) + b"\n")
-    assert told in " ".join(ledger.read(tmp_path).faults)
+    assert message in " ".join(ledger.read(tmp_path).faults)
 
 
 def test_a_line_rewritten_with_its_own_hash_breaks_the_one_after_it(tmp_path):

@@ -194,7 +194,7 @@ def test_refuses_a_batch_that_cannot_be_divided(counting):
 
 @pytest.mark.parametrize("micro_batch_seqs", [1, 2, 3, 100])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_validation_reads_exactly_val_tokens_whatever_the_world_size(counting, world_size, micro_batch_seqs):
+def test_validation_reads_exactly_val_tokens_at_every_world_size(counting, world_size, micro_batch_seqs):
     ranks = [
         list(val_batches(counting, 48, 3, micro_batch_seqs, rank, world_size, "cpu")) for rank in range(world_size)
     ]

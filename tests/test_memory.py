@@ -2,8 +2,9 @@
 
 import fake_cuda
 import pytest
+import real_runs
 from fake_cuda import context
-from racing import TWO, race, run_json, steps
+from real_runs import TWO, run_json, steps
 
 from bench.instruments import memory
 from bench.instruments.base import Instrument, InstrumentSet
@@ -103,7 +104,7 @@ def run_phases(instrument, cuda, train_gib, val_gib, num_rounds=2):
     return watch
 
 
-def test_each_phase_has_its_own_peak_and_the_races_peak_stays_known(cuda, tmp_path):
+def test_each_phase_has_its_own_peak_and_the_peak_of_the_run_stays_known(cuda, tmp_path):
     where, events, _ = context(tmp_path, peaks=CudaPeaks(0))
     instrument = memory.INSTRUMENT(where)
     run_phases(instrument, cuda, train_gib=3, val_gib=5)
@@ -115,12 +116,12 @@ def test_each_phase_has_its_own_peak_and_the_races_peak_stays_known(cuda, tmp_pa
     assert where.peaks.whole_gib()["allocated"] == 5.0  # of the run: what run.py records, without the warm-up
 
 
-def test_a_retry_is_told_with_its_step_and_what_that_step_took_longer(cuda, tmp_path, monkeypatch):
+def test_a_retry_is_reported_with_its_step_and_what_that_step_took_longer(cuda, tmp_path, monkeypatch):
     now_ns = 0
     monkeypatch.setattr(memory.time, "perf_counter_ns", lambda: now_ns)
     where, events, _ = context(tmp_path, num_steps=20, peaks=CudaPeaks(0))
     instrument = memory.INSTRUMENT(where)
-    cuda.stats["num_alloc_retries"] = 7  # of the warm-up: not told again
+    cuda.stats["num_alloc_retries"] = 7  # of the warm-up: not reported again
     instrument.on_run_start()
     reads = cuda.num_reads
     for step in range(20):
@@ -134,7 +135,7 @@ def test_a_retry_is_told_with_its_step_and_what_that_step_took_longer(cuda, tmp_
     assert instrument.summary()["train_num_alloc_retries"] == 2 and len(events) == 1
 
 
-def test_a_retry_in_a_step_that_was_not_slow_is_told_without_a_step(cuda, tmp_path):
+def test_a_retry_in_a_step_that_was_not_slow_is_reported_without_a_step(cuda, tmp_path):
     where, events, _ = context(tmp_path, peaks=CudaPeaks(0))
     instrument = memory.INSTRUMENT(where)
     instrument.on_run_start()
@@ -143,7 +144,7 @@ def test_a_retry_in_a_step_that_was_not_slow_is_told_without_a_step(cuda, tmp_pa
     assert events == [{"event": "allocator_retry", "step": None, "count": 1, "ms": None}]
 
 
-def test_over_ranks_the_largest_and_the_smallest_peak_are_told_and_counts_added_up(cuda, tmp_path):
+def test_over_ranks_the_largest_and_the_smallest_peak_are_reported_and_counts_added_up(cuda, tmp_path):
     instrument = memory.INSTRUMENT(context(tmp_path)[0])
     of_rank = {"what": "CUDA allocator", "total_gib": 80.0, "train_num_ooms": 1}
     ranks = [{**of_rank, "train_peak_allocated_gib": gib} for gib in (3.0, 5.0, 4.0)]
@@ -158,7 +159,7 @@ def test_over_ranks_the_largest_and_the_smallest_peak_are_told_and_counts_added_
     assert instrument.merge([{}, {}]) == {}
 
 
-def test_when_the_race_fails_what_each_phase_needed_is_an_event(cuda, tmp_path):
+def test_when_the_run_fails_what_each_phase_needed_is_an_event(cuda, tmp_path):
     where, events, _ = context(tmp_path, peaks=CudaPeaks(0))
     instrument = memory.INSTRUMENT(where)
     instrument.on_run_start()
@@ -167,7 +168,7 @@ def test_when_the_race_fails_what_each_phase_needed_is_an_event(cuda, tmp_path):
     assert events[0]["event"] == "memory_at_failure" and events[0]["train_peak_allocated_gib"] == 79.0
 
 
-def test_a_merge_that_fails_is_a_warning_and_rank_0_is_told(tmp_path):
+def test_a_merge_that_fails_is_a_warning_that_reaches_rank_0(tmp_path):
     class Odd(Instrument):
         def merge(self, summaries):
             raise RuntimeError("no")
@@ -180,11 +181,11 @@ def test_a_merge_that_fails_is_a_warning_and_rank_0_is_told(tmp_path):
     assert watch.warnings == [{"instrument": "odd", "edge": "merge", "error": "RuntimeError: no"}]
 
 
-# ---- a real race
+# ---- a real run
 
 
-def test_a_race_on_two_cpu_ranks_tells_both_and_is_the_same_race(results_dir, two_rank_run):
-    folder = race(results_dir, "seed=5", *TWO, "instruments=[memory,memory_history]")
+def test_on_two_cpu_ranks_both_are_recorded_and_no_loss_changes(results_dir, two_rank_run):
+    folder = real_runs.run(results_dir, "seed=5", *TWO, "instruments=[memory,memory_history]")
     run = run_json(folder)
     assert [row["train_loss"] for row in steps(folder)] == [row["train_loss"] for row in steps(two_rank_run)]
     found = run["instrument_summaries"]["memory"]

@@ -114,7 +114,7 @@ def run_step(watch, cuda, step, fails=False):
     watch.on_step_end(step)
 
 
-def test_the_history_rests_in_the_race_but_for_its_window(cuda, tmp_path):
+def test_the_history_is_off_in_the_run_but_for_its_window(cuda, tmp_path):
     instrument, watch, events, said = history(tmp_path)
     build_and_warm_up(watch, cuda)
     assert not cuda.is_recording
@@ -161,7 +161,7 @@ def test_several_windows_are_recorded_each_for_itself_and_one_out_of_reach_is_sa
     assert set(instrument.flags()) == {1, 2, 4, 5}
 
 
-def test_a_race_that_stops_within_a_window_writes_what_there_is(cuda, tmp_path):
+def test_a_run_that_stops_within_a_window_writes_what_there_is(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path, active_steps=50)
     build_and_warm_up(watch, cuda)
     for step in range(3):
@@ -172,14 +172,14 @@ def test_a_race_that_stops_within_a_window_writes_what_there_is(cuda, tmp_path):
     assert (tmp_path / "memory" / "steps_rank0.pickle").exists() and set(instrument.flags()) == {2, 3}
 
 
-def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_told_together(cuda, tmp_path):
+def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_reported_together(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path, rank=1, ranks=[0])
     build_and_warm_up(watch, cuda)
     for step in range(5):
         run_step(watch, cuda, step)
     watch.on_run_end()
     assert instrument.flags() == {} and instrument.summary()["windows"] == []
-    told = {
+    recorded = {
         "window": "steps",
         "status": "recorded",
         "file": "memory/steps_rank0.pickle",
@@ -187,12 +187,16 @@ def test_ranks_that_are_not_asked_record_nothing_and_windows_of_all_ranks_are_to
         "dump_ms": 1.0,
     }
     silent = {"window": "steps", "status": "not recorded: busy"}
-    ranks = [{"what": "x", "windows": [one], "num_ooms": 1} for one in (silent, told, told | {"dump_ms": 5.0})] + [{}]
+    ranks = [
+        {"what": "x", "windows": [one], "num_ooms": 1} for one in (silent, recorded, recorded | {"dump_ms": 5.0})
+    ] + [{}]
     merged = instrument.merge(ranks)
-    assert merged["windows"] == [told | {"num_bytes": 20, "dump_ms": 5.0, "ranks": [1, 2]}] and merged["num_ooms"] == 3
+    assert (
+        merged["windows"] == [recorded | {"num_bytes": 20, "dump_ms": 5.0, "ranks": [1, 2]}] and merged["num_ooms"] == 3
+    )
 
 
-def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_without_one_in_the_race(cuda, tmp_path):
+def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_without_one_in_the_run(cuda, tmp_path):
     instrument, watch, events, said = history(tmp_path)
     watch.on_build_start()
     cuda.gpu.alloc(3000, FORWARD)
@@ -216,7 +220,7 @@ def test_out_of_memory_is_written_at_once_with_its_history_in_the_build_and_with
     assert instrument.summary()["num_ooms"] == 2
 
 
-def test_the_whole_race_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path):
+def test_the_whole_run_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path):
     instrument, watch, _, _ = history(tmp_path, whole_race=True)
     build_and_warm_up(watch, cuda)
     for step in range(5):
@@ -232,7 +236,7 @@ def test_the_whole_race_can_be_recorded_and_then_no_step_is_timed(cuda, tmp_path
     )
 
 
-def test_an_observer_that_fails_never_hides_the_races_own_error(cuda, capsys):
+def test_an_observer_that_fails_never_hides_the_runs_own_error(cuda, capsys):
     def fails(*args):
         raise OSError("the disk is full")
 
@@ -281,14 +285,14 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
         ("active_steps=0", "active_steps=0"),
         ("stacks=cpp", "stacks=cpp: choose from python, all"),
         ("name=../x", "name=../x: it becomes part of a file's name"),
-        ("name=oom", "name=oom: it begins the names of files: no oom in front"),
+        ("name=oom", "name=oom: file names begin with it: no dot in it"),
         ("ranks=[-1]", "ranks=\\[-1\\]: give a list of ranks"),
         ("max_entries=0", "max_entries=0"),
         (
             "windows=[{name:a,first_step:2,active_steps:5},{name:b,first_step:6}]",
             "b begins at step 6 and a ends at step 6",
         ),
-        ("windows=[{first_step:2},{first_step:9}]", "two are called steps"),
+        ("windows=[{first_step:2},{first_step:9}]", "two windows are called steps"),
         (
             "windows=[{step:2}]",
             r"unknown setting instruments.memory_history.windows\[0\].step=2: a window has name, first_step",
@@ -296,7 +300,7 @@ def test_a_failing_dump_ends_the_recording_and_becomes_a_warning(cuda, tmp_path,
         ("windows=[3]", "windows=\\[3\\]: give a list"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_the_race(override, says):
+def test_settings_that_cannot_be_are_refused_before_the_run(override, says):
     with pytest.raises(ValueError, match=says):
         asked(["instruments=[regions,memory_history]", f"instruments.memory_history.{override}"])
 

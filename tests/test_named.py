@@ -1,4 +1,4 @@
-"""What a word of the user's means, in whatever verb it stands."""
+"""What a word of the user's means, the same in every verb."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(results):
 
 
 def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
-    words = "nothing-like-it: is no folder, no glob that fits, no race and no part of a run id: ./run.sh table lists"
+    words = "nothing-like-it: is not a folder, a glob that matches, a race or a part of a run id: ./run.sh table lists"
     for verb in (judge.main, lambda argv: race.main(["--resume", *argv]), lambda argv: named.folder(*argv)):
         with pytest.raises(ValueError, match=words):
             verb(["nothing-like-it"])

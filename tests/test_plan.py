@@ -71,12 +71,12 @@ def test_a_look_is_due_when_every_arm_has_that_many_runs():
     [
         ({"n": 1}, "n=1: one run has no spread"),
         ({"names": "A"}, "A: a race needs two arms"),
-        ({"looks": [6]}, "looks=5,6: each is a number of runs, 2 to n=5"),
+        ({"looks": [6]}, "looks=5,6: give numbers of runs from 2 to n=5"),
         ({"looks": [1]}, "looks=1,5"),
         ({"alpha": 0.0}, "alpha=0.0"),
         ({"loss_margin_nats": 0}, "margin=0"),
         ({"first_seed": -1}, "seed=-1"),
-        ({"names": ["A", "b"]}, "b: an arm's name is a capital letter"),
+        ({"names": ["A", "b"]}, "b: an arm's name begins with a capital letter"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_what_would_be_right(settings, words):
@@ -122,7 +122,7 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
     "word, words",
     [
         ("A", "'A': write key=value"),
-        ("B=seed=3", "the race gives the seeds"),
+        ("B=seed=3", "the race sets the seeds"),
         ("n=many", "n=many: it must be a number"),
         ("looks=3;5", "looks=3;5: it must be numbers of runs"),
         ("A='open", "No closing quotation"),

@@ -92,7 +92,7 @@ def test_load_of_other_programs(hardware, foreign_cores, num_cpus, status):
     ],
 )
 def test_busy_threads_against_cores(hardware, num_cpus, quota, status):
-    """The CPU race has 2 x 1 busy threads, the wide one 2 x 2; on GPUs each of the 2 processes has one."""
+    """The CPU run has 2 x 1 busy threads, the wide one 2 x 2; on GPUs each of the 2 processes has one."""
     assert check_host.threads(hardware, num_cpus, quota).status == status
 
 
@@ -104,13 +104,13 @@ def test_spinning_threads_are_warned_of_only_where_there_are_threads_that_could(
     assert check_host.waiting_threads(CPU, {"OMP_WAIT_POLICY": "active"}).status == "ok"
 
 
-def test_a_cpu_race_is_not_asked_about_gpus(tmp_path):
+def test_a_cpu_run_is_not_checked_for_gpus(tmp_path):
     found = preflight.checks(CPU, 0, env([gpu(0)]), tmp_path, foreign_cpu_cores=0.0)
     assert names(found) == ["disk", "memory", "cpu load", "threads", "governor", "cpu quota", "openmp"]
 
 
-def test_a_gpu_race_is_asked_about_the_gpus_it_uses(tmp_path):
-    """GPU 2 is not raced on: that it is busy and of another model is no matter."""
+def test_a_gpu_run_is_checked_for_the_gpus_it_uses(tmp_path):
+    """GPU 2 is not used by the run: that it is busy and of another model does not matter."""
     gpus = [gpu(0), gpu(1), gpu(2, name="NVIDIA L4", num_compute_processes=3), gpu(None, persistence=False)]
     found = preflight.checks(GPU, 0, env(gpus), tmp_path, foreign_cpu_cores=0.0)
     assert names(found)[6:] == [
@@ -150,7 +150,7 @@ def test_persistence_mode_off_is_warned_of_and_unknown_is_not():
         (
             gpu_checks.slowed,
             {"clocks_event_reasons": ["gpu_idle", "hw_thermal"]},
-            "held down: GPU 1: hw_thermal at 31 C",
+            "slowed down: GPU 1: hw_thermal at 31 C",
         ),
         (gpu_checks.ecc, {"ecc_uncorrected": 2}, "GPU 1: 2 uncorrected errors since the driver was loaded"),
         (gpu_checks.ecc, {"remap_pending": True}, "GPU 1: a memory row waits to be replaced"),
@@ -220,7 +220,7 @@ def test_the_report_has_a_line_for_each_check_and_one_for_each_remedy():
     ]
 
 
-def test_a_gpu_race_that_compiles_wants_a_c_compiler(monkeypatch, tmp_path):
+def test_a_gpu_run_that_compiles_needs_a_c_compiler(monkeypatch, tmp_path):
     monkeypatch.setattr(check_host.shutil, "which", lambda name: None)
     monkeypatch.setattr(check_host.sysconfig, "get_path", lambda name: str(tmp_path))
     found = check_host.compiler()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from profiled import Spy, names, outside_of_steps, race, read, step_names, watch_of
+from profiled import Spy, names, outside_of_steps, read, step_names, train_under, watch_of
 
 from bench.cli import analyze
 from bench.config.profiler_windows import Options
@@ -20,7 +20,7 @@ def traced(folder, settings=ONE, instrument="trace", **kwargs):
     """Race under one instrument -> (its summary, its flags, Spy)."""
     spy = Spy()
     watch = watch_of(folder, {instrument: dict(settings)}, spy=spy)
-    race(watch, **kwargs)
+    train_under(watch, **kwargs)
     summary, flags = watch.collect("summary")[instrument], watch.collect("flags")[instrument]
     watch.close()
     assert not watch.warnings
@@ -75,10 +75,10 @@ def test_a_validation_between_recorded_steps_is_recorded_as_one(tmp_path):
 
 
 def test_losses_are_the_same_bit_for_bit_with_any_profiler(tmp_path):
-    plain = race(watch_of(tmp_path, {}))
+    plain = train_under(watch_of(tmp_path, {}))
     for chosen in ({"trace": {"with_stack": True, "profile_memory": True}}, {"window": {}}, {"stages": {}}):
         watch = watch_of(tmp_path, chosen)
-        assert race(watch) == plain
+        assert train_under(watch) == plain
         watch.close()
 
 
@@ -106,14 +106,14 @@ def test_a_window_that_is_not_reached_is_a_status_and_no_file(tmp_path):
 
 def test_a_window_whose_warmup_alone_is_reached_leaves_no_file_and_no_profiler(tmp_path):
     watch = watch_of(tmp_path, {"trace": {"first_step": 9, "warmup_steps": 3}})
-    race(watch, stop_after=7)
+    train_under(watch, stop_after=7)
     assert recording._holder is None  # nothing is in the way of the next
     assert watch.collect("summary")["trace"]["trace"]["status"] == "not reached"
     assert sorted(watch.collect("flags")["trace"]) == [6, 7]
     assert not (tmp_path / "traces").exists() and not watch.warnings
 
 
-def test_a_race_that_reaches_its_target_in_the_midst_cuts_the_window_short(tmp_path):
+def test_a_run_that_reaches_its_target_in_the_midst_cuts_the_window_short(tmp_path):
     summary, _, _ = traced(tmp_path, ONE, stop_after=6)
     assert (summary["trace"]["status"], summary["trace"]["steps"]) == ("cut short", [5, 6])
     assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
@@ -122,10 +122,10 @@ def test_a_race_that_reaches_its_target_in_the_midst_cuts_the_window_short(tmp_p
     ]
 
 
-def test_a_race_that_fails_keeps_what_was_recorded(tmp_path):
+def test_a_run_that_fails_keeps_what_was_recorded(tmp_path):
     watch = watch_of(tmp_path, {"trace": dict(ONE)})
     with pytest.raises(RuntimeError) as failure:
-        race(watch, fail_at=6)
+        train_under(watch, fail_at=6)
     watch.on_failure(failure.value)
     watch.close()
     assert step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json.gz")) == [
@@ -138,13 +138,13 @@ def test_a_race_that_fails_keeps_what_was_recorded(tmp_path):
 def test_a_rank_that_is_not_asked_flags_the_steps_and_records_nothing(tmp_path):
     settings = ONE | {"ranks": [1]}
     watch = watch_of(tmp_path, {"trace": dict(settings)}, rank=0, world_size=2)
-    race(watch)
+    train_under(watch)
     # two ranks: the step after the window waits for the rank that writes its trace
     assert sorted(watch.collect("flags")["trace"]) == [3, 4, 5, 6, 7, 8]
     assert watch.collect("summary")["trace"]["trace"]["status"] == "recorded"
     assert not (tmp_path / "traces").exists()
     watch = watch_of(tmp_path, {"trace": dict(settings)}, rank=1, world_size=2)
-    race(watch)
+    train_under(watch)
     watch.collect("summary")
     assert read(tmp_path / "traces" / "trace_rank1.pt.trace.json.gz")["distributedInfo"] == {
         "backend": None,
@@ -259,7 +259,7 @@ def test_no_temporary_file_is_left(tmp_path):
     assert [path.name for path in tmp_path.rglob(".*")] == []
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_trace(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_no_half_trace(tmp_path, monkeypatch):
     """libkineto writes what fits and says nothing."""
 
     class Profile:
@@ -316,7 +316,7 @@ def test_a_window_keeps_to_its_size(tmp_path):
     summary, _, spy = traced(tmp_path, ONE | {"with_stack": True, "max_mib": 0.1, "gzip": False})
     assert (tmp_path / "traces" / "trace_rank0.pt.trace.json").stat().st_size <= 0.1 * 2**20
     assert summary["trace"]["left_out"]["python_function"] > 0
-    assert "events left out for max_mib" in spy.said[1]
+    assert "events dropped to keep max_mib" in spy.said[1]
     assert len(step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json"))) == 3
 
 
@@ -354,7 +354,7 @@ def test_an_instrument_that_meets_another_profiler_is_dropped_with_a_warning(tmp
     watch = watch_of(tmp_path, {"trace": dict(ONE)})
     other.start()
     try:
-        race(watch)
+        train_under(watch)
     finally:
         other.stop()
     assert [warning["edge"] for warning in watch.warnings] == ["on_step_start"]
@@ -383,11 +383,11 @@ def test_ranges_close_from_the_inside_out():
 def test_what_cannot_be_recorded_here_is_said():
     if torch.cuda.is_available():
         pytest.skip("here it can be")
-    with pytest.raises(ValueError, match=r"activities=\['cuda'\]: this torch records none of them here"):
+    with pytest.raises(ValueError, match=r"activities=\['cuda'\]: this torch can record none of them here"):
         Recording("gpu", Options(activities=("cuda",)), "cpu", 0, 1)
 
 
-def test_what_ranks_recorded_of_a_window_is_told_together():
+def test_what_ranks_recorded_of_a_window_is_reported_together():
     def one(rank, **more):
         return {
             "status": "recorded",
@@ -421,14 +421,14 @@ def test_what_ranks_recorded_of_a_window_is_told_together():
     ],
 )
 def test_ranks_that_the_run_does_not_have_are_refused(instruments):
-    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: leave 5 out"):
+    with pytest.raises(ValueError, match="the run has 2 processes, ranks from 0: remove 5"):
         check_ranks(instruments, 2)
     check_ranks(instruments, 6)
 
 
 def test_a_trace_that_was_cut_short_says_the_steps_that_it_has(tmp_path):
     watch = watch_of(tmp_path, {"trace": {"first_step": 3, "active_steps": 9, "gzip": False}})
-    race(watch, stop_after=5)
+    train_under(watch, stop_after=5)
     facts = json.loads((tmp_path / "traces" / "trace_rank0.pt.trace.json").read_text())["speedrun"]
     assert (facts["first_step"], facts["last_step"]) == (3, 5)
 
@@ -439,7 +439,7 @@ def test_the_windows_of_a_run_are_answered_one_by_one(tmp_path, capsys):
         {"name": "early", "first_step": 3, "active_steps": 1},
     ]
     watch = watch_of(tmp_path, {"trace": {"windows": listed}})
-    race(watch)
+    train_under(watch)
     watch.collect("summary")
     assert analyze.main([str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from profiled import model, names, outside_of_steps, race, read, step_names, watch_of
+from profiled import model, names, outside_of_steps, read, step_names, train_under, watch_of
 from torch.autograd import DeviceType
 
 from bench.profiling import breakdown
@@ -180,7 +180,7 @@ def test_kempner_v0_counts_as_the_published_reports_do():
 
 
 def test_the_13b_report_of_kempnerforge_turns_from_balanced_to_bound_by_communication():
-    """Its rows, in milliseconds: benchmarks/profiling/13b_24gpu_profiling.md, the other 14.6 s left out."""
+    """Its rows, in milliseconds: benchmarks/profiling/13b_24gpu_profiling.md, without the other 14.6 s."""
     report = [
         row("record_param_comms", 24_818_600, DeviceType.CPU),
         row("ncclDevKernel_AllGather_RING_LL", 24_751_000),
@@ -235,7 +235,7 @@ def test_the_window_instrument_writes_the_summary_on_rank_0(tmp_path, capfd):
     watch = watch_of(tmp_path, {"window": {}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        race(watch)
+        train_under(watch)
         found = watch.collect("summary")["window"]["window"]
     assert not watch.warnings
     folder = tmp_path / "traces" / "profiler_traces"
@@ -255,6 +255,6 @@ def test_the_window_instrument_writes_the_summary_on_rank_0(tmp_path, capfd):
 
 def test_a_window_that_is_not_enabled_does_nothing(tmp_path):
     watch = watch_of(tmp_path, {"window": {"enable": False}})
-    race(watch)
+    train_under(watch)
     assert watch.collect("summary")["window"] == {} and watch.collect("flags")["window"] == {}
     assert list(tmp_path.iterdir()) == []

@@ -127,7 +127,7 @@ def test_both_programs_take_nanochats_word(capsys):
         ({"trace": {"max_mib": 0}}, "max_mib=0: use a number of MiB above 0"),
         ({"trace": {"windows": [5]}}, r"trace.windows=\[5\]: give a list, e.g. \[{name:early,"),
         ({"trace": {"windows": [{"frist_step": 5}]}}, r"unknown setting instruments.trace.windows\[0\].frist_step=5"),
-        ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows are called so"),
+        ({"trace": {"windows": [{"first_step": 5}, {"first_step": 50}]}}, "name=trace: two windows have this name"),
         (
             {"trace": {"windows": [{"name": "a", "first_step": 5}, {"name": "b", "first_step": 9}]}},
             "window b, steps 9 to 11 after warm-up from step 7: "
@@ -150,7 +150,7 @@ def test_what_cannot_run_is_refused_with_what_the_value_and_what_to_try(changes,
         chosen(**changes)
 
 
-def test_a_race_is_refused_before_it_starts():
+def test_a_run_is_refused_before_it_starts():
     with pytest.raises(ValueError, match="instruments.window: instruments.stages profiles too"):
         composed("profile=window", "instruments=[stages]")
     with pytest.raises(
@@ -171,13 +171,13 @@ def test_windows_of_different_ranks_are_no_overlap():
         windows(windows=[{"name": "a", "ranks": [0]}, {"name": "b"}])
 
 
-def test_a_window_that_is_not_enabled_is_in_nobodys_way():
+def test_a_window_that_is_not_enabled_disturbs_no_other():
     off = chosen(window={"enable": False}, stages={})
     assert kempner_window(off["window"]) is None
 
 
 def test_an_experiment_may_name_some_settings_only():
-    """What it leaves out is filled in from the instrument's yaml, so that the record names all."""
+    """Settings that it omits are filled in from the instrument's yaml, so that the record has all of them."""
     settings = chosen(trace={"first_step": 7})["trace"]
     assert settings["first_step"] == 7 and settings["warmup_steps"] == 2
 

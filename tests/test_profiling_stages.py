@@ -7,7 +7,7 @@ import fake_cuda
 import pytest
 import torch
 from browser import Browser, needs_browser
-from profiled import Spy, names, race, read, watch_of
+from profiled import Spy, names, read, train_under, watch_of
 from snapshots import frames
 
 from bench.paths import REPO
@@ -20,12 +20,12 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
-    """A race under the instrument -> (folder of the stages, summary, flags, Spy)."""
+    """A training under the instrument -> (folder of the stages, summary, flags, Spy)."""
     folder = tmp_path_factory.mktemp("run") / "20261121T042547Z-gpt2-adamw-b95d24bb-s0"
     folder.mkdir()
     spy = Spy()
     watch = watch_of(folder, {"stages": {"step": 2}}, spy=spy)
-    race(watch)
+    train_under(watch)
     summary, flags = watch.collect("summary")["stages"], watch.collect("flags")["stages"]
     watch.close()
     assert not watch.warnings
@@ -84,7 +84,7 @@ def test_a_stage_is_written_before_the_next_begins_and_says_so_in_cyan(staged):
 def test_a_stage_that_is_not_reached_says_so(tmp_path):
     spy = Spy()
     watch = watch_of(tmp_path, {"stages": {"step": 50, "gzip": True, "with_stack": False}}, spy=spy)
-    race(watch)
+    train_under(watch)
     summary = watch.collect("summary")["stages"]
     assert {phase: found["status"] for phase, found in summary.items()} == {
         "model_init": "recorded",
@@ -101,18 +101,18 @@ def test_a_stage_that_is_not_reached_says_so(tmp_path):
 
 def test_a_rank_above_0_records_only_if_asked_and_has_its_number_in_the_names(tmp_path):
     watch = watch_of(tmp_path, {"stages": {}}, rank=1, world_size=2)
-    race(watch)
+    train_under(watch)
     assert {found["status"] for found in watch.collect("summary")["stages"].values()} == {"not this rank: ranks=[0]"}
     assert sorted(watch.collect("flags")["stages"]) == [1, 2]  # in step 2 it waits for rank 0's files
     watch = watch_of(tmp_path, {"stages": {"ranks": None}}, rank=1, world_size=2)
-    race(watch)
+    train_under(watch)
     assert len(list((tmp_path / "traces").rglob("stage*_rank1_trace.json"))) == 4
 
 
-def test_a_race_that_fails_keeps_the_stage_it_was_in(tmp_path):
+def test_a_run_that_fails_keeps_the_stage_it_was_in(tmp_path):
     watch = watch_of(tmp_path, {"stages": {"step": 2}})
     with pytest.raises(RuntimeError) as failure:
-        race(watch, fail_at=2)
+        train_under(watch, fail_at=2)
     watch.on_failure(failure.value)
     watch.close()
     assert len(list((tmp_path / "traces").rglob("stage3-training_microsteps_trace.json"))) == 1
@@ -151,7 +151,7 @@ def test_what_is_alive_is_followed_and_the_peak_is_taken_apart():
     ]
 
 
-def test_the_page_names_what_was_alive_and_runs_nobodys_script():
+def test_the_page_names_what_was_alive_and_runs_no_script_of_the_snapshot():
     """Alive: 1 MiB from 0 on, 3 in the forward phase from 0.5 ms on, 0 from 1 ms on, where the phase ends."""
     hostile = "</title><script>alert(1)</script>"
     points, group = [(0, MIB), (500_000, 3 * MIB), (1_000_000, 0)], ("forward", hostile, "a.py(1): f", 3 * MIB, 7)
@@ -205,7 +205,7 @@ def test_on_a_gpu_the_memory_history_is_on_in_a_stage_off_after_it_and_its_snaps
             None,
         ]
         other = memory_recording.Recording("memory_history")
-        other.start()  # somebody else's history stays on, and is what the stage writes
+        other.start()  # the history of another program stays on, and is what the stage writes
         watch.on_phase("validation")
         watch.on_validation(0, 1.0, 0.0)
     assert other.is_running and cuda.is_recording

@@ -5,7 +5,7 @@ import json
 
 import claimed
 import pytest
-import racing
+import real_runs
 from comparing import a_run, raced, write
 
 from bench.cli import compare, judge, race
@@ -15,7 +15,7 @@ from bench.data import shards
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 INVALID = {"validity": "invalid", "validity_reasons": ["val_loss is below the data's floor"]}
 TARGET = 3.0  # of track cpu_nano
-TRACKS = sorted(path.stem for path in (racing.REPO / "conf" / "track").glob("*.yaml"))
+TRACKS = sorted(path.stem for path in (real_runs.REPO / "conf" / "track").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -104,9 +104,9 @@ def test_a_comparison_calls_a_mean_below_the_target_only_at_p_below_001(results,
 
 def test_no_run_is_there_that_the_ledger_could_not_take(tmp_path):
     (tmp_path / "ledger.jsonl").mkdir()  # nothing can be appended to it, not even by root
-    done = racing.bench(tmp_path, "run", *racing.SHORT)
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT)
     assert done.returncode == 2 and "no record can be written there" in done.stderr
-    assert racing.folders(tmp_path) == []
+    assert real_runs.folders(tmp_path) == []
 
 
 # ---- a failure names no private path
@@ -119,11 +119,11 @@ def test_the_message_of_a_failed_run_names_no_private_path(tmp_path):
     for name in ("train", "val"):
         shards.write(home / f"{name}.bin", [token % 256 for token in range(20000)])
     words = [f"data.train_glob={home}/train.bin", f"data.val_glob={home}/val.bin", "data.vocab_size=257"]
-    with racing.Background(tmp_path / "results", "data=shards", *words, HOME=str(home)) as run:
+    with real_runs.Background(tmp_path / "results", "data=shards", *words, HOME=str(home)) as run:
         run.wait_for_record()
         (home / "train.bin").unlink()
         code, out = run.end()
-        failure = racing.run_json(run.folder)["failure"]
+        failure = real_runs.run_json(run.folder)["failure"]
     assert (code, failure["kind"]) == (1, "bad_data")
     assert "~/train.bin" in failure["message"]
-    assert str(home) not in (run.folder / "run.json").read_text() + racing.logs(tmp_path) + out
+    assert str(home) not in (run.folder / "run.json").read_text() + real_runs.logs(tmp_path) + out

@@ -187,7 +187,7 @@ def test_what_is_there_is_never_written_over(house, results, capsys):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_a_run_or_a_race_that_is_not_over_is_refused(house, results, raced, capsys):
+def test_a_run_or_a_race_that_has_not_ended_is_refused(house, results, raced, capsys):
     assert "status=running: wait" in refused(house, capsys, _running(results))
     (raced / "race.json").unlink()
     assert "has not ended" in refused(house, capsys, raced.name)
@@ -211,7 +211,7 @@ def test_runs_of_two_ledgers_and_no_run_at_all_are_refused(house, results, tmp_p
     assert "each with its own ledger" in refused(house, capsys, results.add(0), other)
     (tmp_path / "empty").mkdir()
     assert "there is no run.json in or below it" in refused(house, capsys, tmp_path / "empty")
-    assert "no part of a run id" in refused(house, capsys, "nothing-like-it")
+    assert "a part of a run id" in refused(house, capsys, "nothing-like-it")
 
 
 def test_what_is_published_is_not_published_again(house, results, capsys):

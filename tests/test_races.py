@@ -13,7 +13,7 @@ import time
 
 import claimed
 import pytest
-import racing
+import real_runs
 
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
@@ -137,7 +137,7 @@ def test_a_warm_up_run_is_kept_and_counts_nowhere(results, monkeypatch, capsys):
     assert (group["n"], group["train_s_mean"] < 11) == (4, True)
 
 
-def test_what_is_measured_stays_hidden_until_the_race_is_over(results, monkeypatch, capsys):
+def test_what_is_measured_stays_hidden_until_the_race_has_ended(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=", "n=2", hurt={4: "interrupt"})
     out = capsys.readouterr().out
     assert "run 4 of 6 complete" in out
@@ -236,7 +236,10 @@ def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(result
     go(results, monkeypatch, "A=", "B=", "n=3", hurt={5: "interrupt"})
     assert race.main(["--look"]) == 0
     captured = capsys.readouterr()
-    assert "NOT planned: the race's verdict is no evidence" in captured.err and "not-at-a-planned-look" in captured.out
+    assert (
+        "NOT planned: from now on the race's verdict is not evidence" in captured.err
+        and "not-at-a-planned-look" in captured.out
+    )
     race.main(["--resume"])
     found = race_json(results)
     assert found["peeked"] and [look["planned"] for look in found["looks"]] == [False]
@@ -253,7 +256,7 @@ def test_a_look_at_nothing_is_none(results, monkeypatch, capsys):
     assert not race_json(results)["peeked"]
 
 
-def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(results, monkeypatch, capsys):
+def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=optim.lr=0.001", "n=2", hurt={4: "interrupt"})
     configs = sorted({path.parent.name.split("-")[-2] for path in results.folder.glob("cpu_nano/*/run.json")})
     globs = [str(results.folder / "cpu_nano" / f"*-{config}-*") for config in configs]
@@ -269,7 +272,7 @@ def test_the_runs_of_a_race_that_is_not_over_are_compared_by_looking_only(result
 def test_two_races_at_once_are_refused(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "name=first", hurt={3: "interrupt"})
     (first,) = state.unfinished(results.folder)
-    with state.locked(first), pytest.raises(ValueError, match="is being raced at this moment"):
+    with state.locked(first), pytest.raises(ValueError, match="is running at this moment"):
         go(results, monkeypatch, "A=", "B=", "n=2", "name=second")
     assert race.main(["--resume", first.name]) == 0
 
@@ -365,27 +368,27 @@ def test_a_name_that_leads_out_of_the_folder_is_no_race(results, race_id):
         race_folder.of(results.folder, race_id)
 
 
-def test_nobody_races_the_same_race_at_once(results, monkeypatch):
+def test_a_race_is_not_resumed_while_it_runs(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", hurt={1: "interrupt"})
     (folder,) = (results.folder / "races").iterdir()
-    with state.locked(folder), pytest.raises(ValueError, match="another process is racing it"):
+    with state.locked(folder), pytest.raises(ValueError, match="another process runs this race"):
         race.main(["--resume"])
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     [
-        ([], "what shall be raced"),
+        ([], "no arms are given"),
         (["A="], "a race needs two arms"),
         (["A=", "B=optim.lrr=1", "track=cpu_nano"], "B: unknown setting"),
         (["A.rev=nosuchrevision", "B="], "nosuchrevision: this repository has no such revision"),
-        (["--resume", "never"], "never: is no folder"),
+        (["--resume", "never"], "never: is not a folder"),
     ],
 )
-def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, told):
+def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, message):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(results.folder))
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         race.main(words)
     assert ledger.read(results.folder).lines == []
 
@@ -442,8 +445,8 @@ def slow_down(copy, seconds):
 
 
 def start(checkout, *words, **options):
-    env = racing.environment(
-        checkout / "results", SPEEDRUN_DATA=os.environ.get("SPEEDRUN_DATA", str(racing.REPO / ".data"))
+    env = real_runs.environment(
+        checkout / "results", SPEEDRUN_DATA=os.environ.get("SPEEDRUN_DATA", str(real_runs.REPO / ".data"))
     )
     return subprocess.Popen(
         [sys.executable, "-m", "bench", "race", *words],

@@ -7,11 +7,11 @@ import subprocess
 import time
 
 import pytest
-import racing
+import real_runs
 
 from bench.record import run_folder, step_files
 
-TWO = [*racing.TWO, "hardware.collective_timeout_s=20"]
+TWO = [*real_runs.TWO, "hardware.collective_timeout_s=20"]
 HURRIED = """
 import sys
 if "run" in sys.orig_argv:
@@ -22,12 +22,12 @@ if "run" in sys.orig_argv:
 
 
 def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
-    with racing.Background(tmp_path, *TWO) as race:
-        race.wait_for_step(3)
-        os.kill(race.rank_pid(1), signal.SIGKILL)
-        code, out = race.end()
-        assert race.all_gone()
-        run = racing.run_json(race.folder)
+    with real_runs.Background(tmp_path, *TWO) as running:
+        running.wait_for_step(3)
+        os.kill(running.rank_pid(1), signal.SIGKILL)
+        code, out = running.end()
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
     assert code == 1
     assert (run["status"], run["validity"]) == ("failed", "invalid")
     failure = run["failure"]
@@ -39,76 +39,76 @@ def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
     )
     assert failure["step"] >= 3
     assert "rank_killed" in out and failure["hint"] in out
-    rows = step_files.read(race.folder)  # what was written before is kept
+    rows = step_files.read(running.folder)  # what was written before is kept
     assert len(rows) > 3 and rows[3]["step"] == 3
 
 
 def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path):
-    with racing.Background(tmp_path / "results", *TWO, TMPDIR=str(racing.temp_in(tmp_path))) as race:
-        race.wait_for_step(3)
-        race.process.kill()
-        race.process.wait()
-        assert race.all_gone()
-        run = racing.run_json(race.folder)
-        left = [path.name for path in race.folder.iterdir()]
-        logs = racing.logs(tmp_path)
+    with real_runs.Background(tmp_path / "results", *TWO, TMPDIR=str(real_runs.temp_in(tmp_path))) as running:
+        running.wait_for_step(3)
+        running.process.kill()
+        running.process.wait()
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
+        left = [path.name for path in running.folder.iterdir()]
+        logs = real_runs.logs(tmp_path)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
     assert run["failure"]["step"] >= 3
     assert not any(name.startswith(".") for name in left)
-    assert str(racing.REPO) not in logs
-    assert racing.left_in_temp(tmp_path) == []
+    assert str(real_runs.REPO) not in logs
+    assert real_runs.left_in_temp(tmp_path) == []
 
 
 def test_when_everything_is_killed_the_reader_says_so(tmp_path):
-    with racing.Background(tmp_path, *TWO) as race:
-        race.wait_for_step(3)
-        workers = race.all_pids()
+    with real_runs.Background(tmp_path, *TWO) as running:
+        running.wait_for_step(3)
+        workers = running.all_pids()
         for pid in workers:  # all at once: none may see the others go
             os.kill(pid, signal.SIGSTOP)
-        race.process.kill()
+        running.process.kill()
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
-        race.process.wait()
-        assert race.all_gone()
-        assert racing.run_json(race.folder)["status"] == "running"  # nobody was left to write
-        run = run_folder.read(race.folder)
+        running.process.wait()
+        assert running.all_gone()
+        assert real_runs.run_json(running.folder)["status"] == "running"  # no process was left to write it
+        run = run_folder.read(running.folder)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "launcher_killed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_a_clean_end(tmp_path, number):
-    with racing.Background(tmp_path / "results", TMPDIR=str(racing.temp_in(tmp_path))) as race:
-        race.wait_for_step(3)
-        race.process.send_signal(number)
-        code, out = race.end()
-        assert race.all_gone()
-        run = racing.run_json(race.folder)
+    with real_runs.Background(tmp_path / "results", TMPDIR=str(real_runs.temp_in(tmp_path))) as running:
+        running.wait_for_step(3)
+        running.process.send_signal(number)
+        code, out = running.end()
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
     assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("aborted", "interrupted", number.name)
     assert run["failure"]["step"] >= 3
     assert code == 1
     assert "aborted: interrupted" in out
     assert {artifact["path"] for artifact in run["artifacts"]} >= {"steps.csv", "config.yaml"}
-    assert racing.left_in_temp(tmp_path) == []
+    assert real_runs.left_in_temp(tmp_path) == []
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
-    folder, (code, text) = diverged_run, racing.said(diverged_run)
+    folder, (code, text) = diverged_run, real_runs.said(diverged_run)
     assert code == 1
-    failure = racing.run_json(folder)["failure"]
+    failure = real_runs.run_json(folder)["failure"]
     assert failure["kind"] == "non_finite_loss"
     assert failure["rank"] == 0
     assert 1 <= failure["step"] < 10
     (event,) = [event for event in step_files.read_events(folder) if event["event"] == "non_finite_loss"]
     assert (event["rank"], event["step"]) == (0, failure["step"])
-    assert racing.run_json(folder)["costs"]["non_finite_loss"] == {"count": 1, "ms": None}
+    assert real_runs.run_json(folder)["costs"]["non_finite_loss"] == {"count": 1, "ms": None}
     assert "lower optim.lr" in text
 
 
 def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
-    done = racing.bench(tmp_path, "run", *racing.SHORT, "model.vocab_size=4000000000")  # 2 TB of embedding
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, "model.vocab_size=4000000000")  # 2 TB of embedding
     assert done.returncode == 1
-    (folder,) = racing.folders(tmp_path)
-    failure = racing.run_json(folder)["failure"]
+    (folder,) = real_runs.folders(tmp_path)
+    failure = real_runs.run_json(folder)["failure"]
     assert failure["kind"] == "out_of_memory"
     assert "micro_batch_seqs" in failure["hint"]
 
@@ -117,16 +117,16 @@ def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
 def timed_out(tmp_path_factory):
     """A run that takes too long, with a heartbeat whenever the launcher looks -> (exit code, run.json in time)."""
     hook, results = tmp_path_factory.mktemp("hook"), tmp_path_factory.mktemp("results")
-    (hook / "sitecustomize.py").write_text(HURRIED.format(repo=str(racing.REPO)))
+    (hook / "sitecustomize.py").write_text(HURRIED.format(repo=str(real_runs.REPO)))
     seen = []
-    with racing.Background(results, "hardware.wall_timeout_s=4", PYTHONPATH=str(hook)) as race:
-        race.wait_for_record()
-        while race.process.poll() is None:
-            seen.append(racing.run_json(race.folder))
+    with real_runs.Background(results, "hardware.wall_timeout_s=4", PYTHONPATH=str(hook)) as running:
+        running.wait_for_record()
+        while running.process.poll() is None:
+            seen.append(real_runs.run_json(running.folder))
             time.sleep(0.1)
-        code, _ = race.end()
-        assert race.all_gone()
-        return code, [*seen, racing.run_json(race.folder)]
+        code, _ = running.end()
+        assert running.all_gone()
+        return code, [*seen, real_runs.run_json(running.folder)]
 
 
 def test_a_run_that_takes_too_long_is_ended(timed_out):
@@ -143,22 +143,22 @@ def test_a_running_run_says_that_it_lives(timed_out):
 
 @pytest.mark.slow
 def test_a_stopped_rank_ends_the_run_within_the_timeout_and_the_record_says_where_each_rank_stood(tmp_path):
-    with racing.Background(tmp_path, *TWO[:2], "hardware.collective_timeout_s=3") as race:
-        race.wait_for_step(3)
-        os.kill(race.rank_pid(1), signal.SIGSTOP)
+    with real_runs.Background(tmp_path, *TWO[:2], "hardware.collective_timeout_s=3") as running:
+        running.wait_for_step(3)
+        os.kill(running.rank_pid(1), signal.SIGSTOP)
         started_s = time.monotonic()
-        code, _ = race.end(timeout_s=60)
+        code, _ = running.end(timeout_s=60)
         assert (
             time.monotonic() - started_s < 25
         )  # torch's agent alone would wait 30 s before it kills what does not end
-        assert race.all_gone()
-        run = racing.run_json(race.folder)
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
     assert code == 1
     assert (run["status"], run["failure"]["kind"], run["failure"]["rank"]) == ("failed", "collective_timeout", 0)
-    flight = json.loads((race.folder / "logs" / "rank0.flight.json").read_text())
+    flight = json.loads((running.folder / "logs" / "rank0.flight.json").read_text())
     assert flight["entries"][-1]["profiling_name"].startswith("gloo:")
     assert "logs/rank0.flight.json" in {artifact["path"] for artifact in run["artifacts"]}
-    stack = (race.folder / "logs" / "rank1.log").read_text()  # woken, it left this before it ended
+    stack = (running.folder / "logs" / "rank1.log").read_text()  # woken, it left this before it ended
     assert "most recent call first" in stack and "./bench/training/worker.py" in stack
 
 
@@ -179,12 +179,12 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_still_gets_its_record(small_disk):
-    with racing.Background(small_disk) as race:
-        race.wait_for_step(3)
+    with real_runs.Background(small_disk) as running:
+        running.wait_for_step(3)
         fill(small_disk / "other_program.bin")
-        code, out = race.end(timeout_s=90)
-        assert race.all_gone()
-        run = racing.run_json(race.folder)
+        code, out = running.end(timeout_s=90)
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
     assert code == 1
     assert (run["status"], run["failure"]["kind"]) == ("failed", "disk_full")
     assert run["failure"]["rank"] == 0

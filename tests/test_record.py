@@ -157,7 +157,7 @@ def test_this_process_is_found_and_a_dead_one_is_not():
     deadline_s = time.monotonic() + 10
     while processes.start_ticks(child.pid) is not None and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert processes.start_ticks(child.pid) is None  # ended, though nobody has waited for it: a zombie
+    assert processes.start_ticks(child.pid) is None  # ended, though its parent has not waited for it: a zombie
     child.wait()
     assert processes.start_ticks(child.pid) is None
 
@@ -165,7 +165,7 @@ def test_this_process_is_found_and_a_dead_one_is_not():
 # ---- where records are
 
 
-def test_a_run_id_tells_time_name_config_and_seed():
+def test_a_run_id_has_time_name_config_and_seed():
     utc = datetime(2026, 11, 21, 3, 15, 0, tzinfo=UTC)
     assert run_folder.run_id(utc, "gpt2-adamw", "1a2b3c4d", 0) == "20261121T031500Z-gpt2-adamw-1a2b3c4d-s0"
 
@@ -197,17 +197,17 @@ def test_runs_are_found_at_any_depth_and_hidden_folders_are_left_alone(tmp_path)
         "a/deep/run1",
         "b/run2",
     ]
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         list(run_folder.find_runs([tmp_path / "nowhere"]))
 
 
 def test_reading_all_leaves_out_what_cannot_be_read_and_says_so(folder):
     (folder.parent / "broken").mkdir()
     (folder.parent / "broken" / "run.json").write_text("no")
-    told = []
-    assert [run["seed"] for run in run_folder.read_all([folder.parent, "/no/such/folder"], told.append)] == [0]
-    assert len(told) == 1
-    assert "broken" in told[0]
+    reported = []
+    assert [run["seed"] for run in run_folder.read_all([folder.parent, "/no/such/folder"], reported.append)] == [0]
+    assert len(reported) == 1
+    assert "broken" in reported[0]
 
 
 # ---- atomic writing
@@ -395,13 +395,13 @@ def test_no_steps_file_means_no_steps(tmp_path):
 
 
 def test_lines_of_one_step_become_one_row(tmp_path):
-    """A race in progress writes a step's validation on a line of its own."""
+    """A run in progress writes a step's validation on a line of its own."""
     (tmp_path / "steps.csv").write_text("step,train_loss,val_loss,step_ms\n0,,5.5,\n1,5.0,,50.0\n1,,4.5,\n")
     assert step_files.read(tmp_path) == [
         {"step": 0, "train_loss": None, "val_loss": 5.5, "step_ms": None},
         {"step": 1, "train_loss": 5.0, "val_loss": 4.5, "step_ms": 50.0},
     ]
-    with pytest.raises(ValueError, match="line 4 is damaged or there twice"):
+    with pytest.raises(ValueError, match="line 4 is damaged or repeated"):
         step_files.read(tmp_path, strict=True)
 
 
@@ -447,7 +447,7 @@ def test_private_paths_and_names_are_taken_out(text, clean):
     assert private.redact(text, "/home/ada/race", home="/home/ada", user="ada", host="gpu-box7") == clean
 
 
-def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_nobody():
+def test_a_host_with_an_ordinary_or_short_name_and_the_user_root_hide_no_text():
     for host in ("node", "vm-1"):
         text = f"{host} /data/root/x"
         assert private.redact(text, "/srv/race", home="/root", user="root", host=host) == text

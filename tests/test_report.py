@@ -1,4 +1,4 @@
-"""Pages of records: what they say, that nobody's text runs in them, and what a person's clicks do."""
+"""Pages of records: what they say, that no text of a record runs as code in them, and what a user's clicks do."""
 
 import base64
 import hashlib
@@ -58,7 +58,7 @@ def with_snapshots(results):
 # ---- what is drawn
 
 
-def test_a_step_ends_when_the_steps_before_it_and_the_validations_are_over():
+def test_a_step_ends_when_the_steps_before_it_and_the_validations_have_ended():
     """Start at 1 s; validation until 2 s; two steps of 100 and 200 ms; validation until 4 s; a step of 300 ms."""
     rows = [{"step": 0}, {"step": 1, "step_ms": 100.0}, {"step": 2, "step_ms": 200.0}, {"step": 3, "step_ms": 300.0}]
     events = [
@@ -131,7 +131,7 @@ def test_a_failed_run_says_how_it_ended_and_what_to_try(results):
 
 
 def test_a_run_that_recorded_its_memory_says_who_held_it(results):
-    """The damaged one is said to be, and of what does not fit the number is told."""
+    """The damaged one is named, and of what does not fit the number is shown."""
     html = run_page.html(with_snapshots(results))
     shown = html[html.index("<h2>Memory</h2>") : html.index("Where and with what")]
     assert re.findall(r"<h3>(.*?)</h3>", shown) == ["alike_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
@@ -190,7 +190,7 @@ def test_the_history_is_the_best_so_far_of_runs_that_count(results):
     assert site.history("cpu_nano", rows)["series"][0]["y"] == [5.0, 4.5, 4.5]
     assert site.history("free", rows) is None
     warm_up = rows[0] | {"train_s": 1.0, "discarded": True}  # of a race's arm: no record
-    of_a_log = rows[0] | {"train_s": 1.0, "started_at": None}  # whose start nobody knows: it has no place in time
+    of_a_log = rows[0] | {"train_s": 1.0, "started_at": None}  # whose start is unknown: it is on no axis of time
     assert site.history("cpu_nano", [*rows, warm_up, of_a_log])["series"][0]["y"] == [5.0, 4.5, 4.5]
     assert (site._shown(warm_up, "status"), site._shown(rows[0], "status")) == ("warm-up", "complete")
 
@@ -198,7 +198,7 @@ def test_the_history_is_the_best_so_far_of_runs_that_count(results):
 def test_wrong_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no run in it yet"):
         site.write(tmp_path, tmp_path / "site")
-    with pytest.raises(ValueError, match="nowhere: is no folder"):
+    with pytest.raises(ValueError, match="nowhere: is not a folder"):
         cli.main([str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="it is for one run or race; name one"):
         cli.main([str(tmp_path), "--png"])

@@ -35,8 +35,8 @@ TOOLS = [
     "touch",
 ]
 
-# A Python for the tests.  Questions (-c) are answered by the real one, after FAKE_HEAD told it what to believe; what
-# it is told to install or to run is only written down.
+# A Python for the tests.  Questions (-c) are answered by the real one, after FAKE_HEAD set what it believes; what
+# it is asked to install or to run is only written down.
 PYTHON = r"""#!/usr/bin/env bash
 echo "$(basename "$0") ${*%%$'\n'*}" >>"$CALLS"
 case "$*" in

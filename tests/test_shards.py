@@ -1,4 +1,4 @@
-"""The .bin shard: what is written is what is read, and whatever is not a whole shard is refused by its name."""
+"""The .bin shard: what is written is what is read, and a file that is not a whole shard is refused by its name."""
 
 import hashlib
 import os

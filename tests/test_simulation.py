@@ -1,4 +1,4 @@
-"""Races that never were: does the verdict cry wolf, does it see what it should, can it be gamed?
+"""Simulated races: does the verdict cry wolf, does it see what it should, can it be gamed?
 
 A run's time is the sum of its steps.  Steps are autocorrelated, AR(1) with 0.6 and 1 % each, and every run has an
 effect of its own of 0.08 %, as measured between repeats on one machine.  Seeds are fixed: these tests never flicker.
@@ -124,17 +124,17 @@ def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_eithe
 def test_looking_after_every_run_cries_wolf_and_the_plan_does_not_let_it():
     """Stopping at the first p < 0.05 from 3 to 20 runs a side: over 12 in 100.  A plan of n = 20 decides at 20."""
     times_s = simulated_s(numpy.random.default_rng(5), 300, 2, 20)
-    peeked = [any(p_of(a[:n], b[:n]) < 0.05 for n in range(3, 21)) for a, b in times_s]
-    assert numpy.mean(peeked) > 0.12
+    significant = [any(p_of(a[:n], b[:n]) < 0.05 for n in range(3, 21)) for a, b in times_s]
+    assert numpy.mean(significant) > 0.12
     plan = {"n": 20}
-    tempted = [pair for pair, was_peeked in zip(times_s, peeked, strict=True) if was_peeked][:8]
+    tempted = [pair for pair, was_significant in zip(times_s, significant, strict=True) if was_significant][:8]
     assert all(verdict(a[:n], b[:n], plan) == "inconclusive" for a, b in tempted for n in range(3, 20))
     planned = [verdict(a, b, plan) in ("faster", "slower") for a, b in times_s]
     assert numpy.mean(planned) <= 0.07
 
 
 def test_running_on_until_it_is_significant_is_caught_too():
-    """n = 5 was planned; the runs after it give no verdict, whatever they show."""
+    """n = 5 was planned; the runs after it give no verdict."""
     times_s = simulated_s(numpy.random.default_rng(6), 20, 2, 12)
     assert all(verdict(a[:n], 1.01 * b[:n], {"n": 5}) == "inconclusive" for a, b in times_s for n in (6, 8, 12))
 

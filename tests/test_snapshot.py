@@ -36,7 +36,7 @@ class Evil:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path, capsys, protocol):
     path = saved(tmp_path, {"segments": [], "device_traces": [], "x": Evil()}, protocol)
-    with pytest.raises(ValueError, match=r"is no memory snapshot \(it asks for (builtins|__builtin__).print"):
+    with pytest.raises(ValueError, match=r"is not a memory snapshot \(it asks for (builtins|__builtin__).print"):
         pickles.load(path)
     assert capsys.readouterr().out == ""
 
@@ -44,9 +44,9 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path,
 @pytest.mark.parametrize(
     "content, says",
     [
-        (b"", "is no memory snapshot"),
-        (b"\x80\x04\x95", "is no memory snapshot"),
-        (b"not a pickle", "is no memory snapshot"),
+        (b"", "is not a memory snapshot"),
+        (b"\x80\x04\x95", "is not a memory snapshot"),
+        (b"not a pickle", "is not a memory snapshot"),
         (pickle.dumps(3), "no segments and device_traces"),
         (pickle.dumps({"segments": {}, "device_traces": []}), "segments: not a list"),
         (pickle.dumps({"segments": [{"blocks": []}], "device_traces": []}), "segment 0 has no total_size"),
@@ -64,7 +64,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path,
         ),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1, "addr": [1]}]]}),
-            "no number as its address",
+            "an address or a time that is not a number",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_without_segments_as_from_a_cpu_profiler_it_begins_at_nothing():
     assert found.at_peak == {sites.NO_STACK: 10}
 
 
-def test_a_snapshot_that_contradicts_itself_is_told():
+def test_a_snapshot_that_contradicts_itself_is_reported():
     snapshot = snapshots.training()
     snapshot["segments"] = snapshot["segments"][1:]  # where the weights are, and blocks of the trace
     assert timeline.of_device(snapshot, 0).unexplained_bytes == 0  # the weights are not known, and the rest was freed
@@ -179,7 +179,7 @@ def test_sampling_keeps_the_peak_and_the_sums():
     assert points[-1][2] == found.end_bytes == 0
 
 
-def test_fullness_tells_rounding_gaps_and_whole_free_segments_apart():
+def test_fullness_separates_rounding_gaps_and_whole_free_segments():
     """20 MiB segments: one with 12 MiB, a gap of 4, 3 MiB + 100 bytes (rounded up by 412); one freed altogether."""
     gpu = Allocator()
     gpu.alloc(12 * MIB)

@@ -1,4 +1,4 @@
-"""Where tokens come from: made once, checked before every race, refused by name with a remedy; and pysource's bytes."""
+"""Where tokens come from: made once, checked before every run, refused by name with a remedy; and pysource's bytes."""
 
 import hashlib
 import json
@@ -88,7 +88,7 @@ def test_a_file_is_read_again_only_when_it_changed(monkeypatch):
 
 
 def test_the_cache_is_not_what_a_file_is_compared_with(root):
-    """Whoever writes the hash of other bytes into the cache gets a refusal, not other bytes."""
+    """The hash of other bytes, written into the cache, gives a refusal, not other bytes."""
     dataset = sources.prepare(small_markov(), **QUIET)
     cache = json.loads((root / ".checked.json").read_text())
     cache[str(dataset.val[0].path)]["sha256"] = "0" * 64
@@ -133,7 +133,7 @@ def test_a_promised_hash_is_kept_or_refused():
         sources.prepare(small_markov(train_tokens=6000, train_sha256="abc"), **QUIET)
 
 
-def test_a_race_needs_one_val_token_more_than_it_predicts():
+def test_a_run_needs_one_val_token_more_than_it_predicts():
     dataset = sources.prepare(small_markov(), **QUIET)
     sources.check_val_tokens(dataset, 257 * 4096 - 1)
     with pytest.raises(ValueError, match="goal.val_tokens=1052672: the val shards of data=markov hold 1052672 tokens"):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-import racing
+import real_runs
 
 from bench import instruments
 from bench.instruments.base import Context, InstrumentSet
@@ -72,7 +72,7 @@ class Sampling:
         job = {"path": str(self.path), **paces, "uuids": uuids, "num_devices": len(uuids), "root_pid": os.getpid()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job)],
-            cwd=racing.REPO,
+            cwd=real_runs.REPO,
             text=True,
             bufsize=1,
             stdin=subprocess.PIPE,
@@ -180,7 +180,7 @@ def test_an_old_driver_without_the_newest_names_is_asked_by_the_older_ones(tmp_p
         "from bench.machine import gpus; gpu, = gpus.nvml_facts()['gpus'];"
         "print(gpu['num_compute_processes'], gpu['clocks_event_reasons'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=racing.REPO, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=real_runs.REPO, env=env, capture_output=True, text=True)
     assert done.stdout == "2 ['sw_power_cap']\n", done.stderr
 
 
@@ -253,7 +253,7 @@ def test_reasons_add_up_to_a_slowdown_and_a_power_cap_is_none():
     assert throttling.doubts(join.summary(rows, spans, *ENDS) | {"foreign_processes": {}}) == []
 
 
-def test_a_power_limit_changed_in_the_race_is_a_doubt_and_rounding_is_none():
+def test_a_power_limit_changed_in_the_run_is_a_doubt_and_rounding_is_none():
     rows = gpu_rows([1] * 4, power_limit_w=700.0)
     rows[0]["power_limit_w"] = 699.5
     found = {"foreign_processes": {}}
@@ -308,7 +308,7 @@ def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path,
         "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=racing.REPO, stdout=subprocess.PIPE, text=True, pass_fds=[read_end]
+        [sys.executable, "-c", code], cwd=real_runs.REPO, stdout=subprocess.PIPE, text=True, pass_fds=[read_end]
     )
     sampler = int(parent.stdout.readline())
     parent.kill()
@@ -321,7 +321,7 @@ def test_the_sampler_ends_with_its_parent_though_its_pipe_is_held_open(tmp_path,
 
 
 def is_gone(pid, timeout_s=20):
-    """Ended, or a zombie that nobody has reaped."""
+    """Ended, or a zombie: its parent has not waited for it."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         try:
@@ -358,7 +358,7 @@ def test_power_is_integrated_by_trapezoids_and_cut_at_the_ends():
     assert curve.integral(S // 2, S) == 125  # from 200 to 300 W in half a second
     assert curve.mean(S // 2, S) == 250
     assert curve.integral(-S, 3 * S) == 100 + 500 + 300  # a little beyond its ends it is what it was there
-    assert curve.integral(0, 60 * S) is None  # nobody knows what it drew in the last minute
+    assert curve.integral(0, 60 * S) is None  # what it drew in the last minute is unknown
 
 
 def test_an_integral_does_not_depend_on_where_the_clock_began():
@@ -376,7 +376,7 @@ def test_beyond_its_samples_a_curve_goes_on_for_a_second_or_three_of_its_longest
     assert slow.integral(0, 10 * S) == 1000 and slow.integral(0, 10 * S + 1) is None
 
 
-def test_new_memory_errors_are_those_since_the_race_began():
+def test_new_memory_errors_are_those_since_the_run_began():
     rows = gpu_rows([100] * 4)
     for row, count in zip(rows, (7.0, 7.0, 9.0, 9.0)):
         row["ecc_uncorrected"], row["remapped_rows"] = count, 3.0
@@ -416,7 +416,7 @@ def test_energies_of_the_steps_add_up_to_that_of_the_run():
 
 
 def test_a_step_has_the_share_of_it_in_which_the_worst_gpu_was_slowed_down():
-    """gpu1 is held down from its second sample to its third; of the time between two samples that differ, half."""
+    """gpu1 is slowed down from its second sample to its third; of the time between two samples that differ, half."""
     rows = gpu_rows([100] * 5, throttle_reasons="sw_power_cap")
     reasons = ["none", "hw_thermal", "sw_power_cap|hw_thermal", "none", "none"]
     rows += [row | {"device": "gpu1", "throttle_reasons": reason} for row, reason in zip(gpu_rows([100] * 5), reasons)]
@@ -608,16 +608,16 @@ def test_an_interval_that_no_driver_can_follow_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, library, bare_run):
-    """And a race on the CPU is one also where NVML shows GPUs that torch does not see."""
+def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, library, bare_run):
+    """A run on the CPU stays one where NVML shows GPUs that torch does not see."""
     scenario = tmp_path / "gpus.txt"
     scenario.write_text("".join(f"GPU-{name} {' '.join(map(str, USUAL.values()))}\n" for name in "ab"))
     more = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(scenario)}
-    seen = racing.race(
+    seen = real_runs.run(
         tmp_path, "seed=5", "instruments=[regions,telemetry]", "instruments.telemetry.host_interval_ms=50", **more
     )
-    assert racing.losses(bare_run) == racing.losses(seen)
-    run = racing.run_json(seen)
+    assert real_runs.losses(bare_run) == real_runs.losses(seen)
+    run = real_runs.run_json(seen)
     assert len(json.loads((seen / "environment.json").read_text())["gpus"]) == 2
     summary = run["instrument_summaries"]["telemetry"]
     assert summary["source"] == "host" and run["environment"]["gpus"] == []
@@ -630,12 +630,12 @@ def test_a_race_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libr
 
 @pytest.mark.slow
 def test_a_killed_worker_leaves_no_sampler_behind(tmp_path):
-    with racing.Background(tmp_path, "instruments=[telemetry]") as race:
-        race.wait_for_step(2)
-        (sampler,) = race.pids("bench.telemetry.sampler")
-        os.kill(race.rank_pid(0), signal.SIGKILL)
+    with real_runs.Background(tmp_path, "instruments=[telemetry]") as running:
+        running.wait_for_step(2)
+        (sampler,) = running.pids("bench.telemetry.sampler")
+        os.kill(running.rank_pid(0), signal.SIGKILL)
         assert is_gone(sampler)
-        assert samples.read(race.folder / "telemetry.csv")
+        assert samples.read(running.folder / "telemetry.csv")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")

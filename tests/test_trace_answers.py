@@ -268,7 +268,7 @@ def test_advice_on_item_counts_only_reads_of_the_device(tmp_path):
     )
 
 
-def test_the_profilers_own_synchronisation_at_the_end_is_nobodys_fault(tmp_path):
+def test_the_profilers_own_synchronisation_at_the_end_is_no_finding(tmp_path):
     rows = [
         step(1, 0, 1000),
         *launched("gemm", 10, 980, 5, 1),

@@ -318,7 +318,7 @@ def test_triton_kernels_whose_operator_has_their_name_and_a_stream(tmp_path):
 
 
 def graph():
-    """One call launches three kernels of a graph, 10 us each from 50, and one launches a kernel by itself."""
+    """One call launches three kernels of a graph, 10 us each from 50, and one launches a single kernel."""
     nodes = [
         event(
             "kernel",
@@ -363,7 +363,7 @@ def test_kernels_of_a_graph_share_one_launch(tmp_path):
 
 
 def test_kernels_without_a_recorded_launch(tmp_path):
-    """Without steps they count; with steps nobody knows of which they are; the external id still tells the operator."""
+    """Without steps they count; with steps their step is unknown; the external id still gives the operator."""
     lost = event("kernel", "lost", 40, 20, pid=0, tid=7, device=0, stream=7, correlation=77, **{"External id": 5})
     found = of(write(tmp_path / "a.json", [*rows(), lost]))
     assert (found["temporal"]["span_us"], found["launches"]["num_unlinked"]) == (125.0, 1)
@@ -458,7 +458,7 @@ def test_odd_words_about_ranks(tmp_path, info):
 
 
 def test_allocations_are_moments(tmp_path):
-    """profile_memory: 100 asked for and 40 given back in mm, 30 asked for by no known operator; not the host's."""
+    """profile_memory: 100 asked for and 40 freed in mm, 30 asked for by no known operator; not the host's."""
 
     def moment(ts, num_bytes, device_type=1):
         return {

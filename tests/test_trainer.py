@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-import racing
+import real_runs
 import torch
 
 from bench.data import shards
@@ -17,7 +17,7 @@ from bench.training.trainer import Trainer
 
 @pytest.fixture(params=["adamw", "muon"])
 def trainer(request):
-    job = prepare([*racing.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
+    job = prepare([*real_runs.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     one = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)

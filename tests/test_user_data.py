@@ -54,7 +54,7 @@ def test_a_file_that_both_globs_name_is_never_trained_on(mine):
 
 
 def test_a_glob_without_a_file_is_refused(mine, tmp_path):
-    with pytest.raises(CheckFailed, match=f"data.val_glob={tmp_path}/other/x: no file has such a name"):
+    with pytest.raises(CheckFailed, match=f"data.val_glob={tmp_path}/other/x: no file matches"):
         sources.find(settings(**mine | {"val_glob": "other/x"}, vocab_size=301), **QUIET)
 
 

@@ -34,7 +34,7 @@ def test_chance_may_bring_a_loss_a_little_below_the_floor():
     assert validity.validity(found) == ("valid", [])
 
 
-def test_other_programs_make_a_cpu_race_suspect():
+def test_other_programs_make_a_cpu_run_suspect():
     kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": 0.25}))
     assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the run (limit 0.1)"])
     assert validity.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
@@ -77,7 +77,7 @@ def test_one_run_gives_no_verdict():
     assert target.of_repeats([row(3.0)], 0.01)["passed"] is None
 
 
-def test_a_failed_run_loses_the_track_whatever_the_others_did():
+def test_a_failed_run_loses_the_track_even_if_all_others_passed():
     answer = target.of_repeats([row(3.0), row(3.0), row(None, status="failed")], 0.01)
     assert answer["passed"] is False
     assert "1 of 3 runs did not complete" in answer["words"]

@@ -165,7 +165,7 @@ def test_a_step_that_is_there_twice_is_found(folder):
     lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     (folder / "steps.csv").write_text("".join([*lines, lines[-1]]))
     listed_again(folder)
-    assert "there twice" in failed_rules(folder)["steps are without gaps"]
+    assert "repeated" in failed_rules(folder)["steps are without gaps"]
 
 
 def test_tokens_that_do_not_add_up_are_found(folder):
@@ -214,13 +214,13 @@ def test_a_clock_that_ran_too_slowly_is_found(folder):
     assert failed_rules(folder) == {"steps fit into the time": "they add up to 0.2180 s, the limit is 0.2100 s"}
 
 
-def test_a_race_longer_than_its_run_is_found(folder):
+def test_a_training_longer_than_its_run_is_found(folder):
     edit(folder, measured__wall_s=0.26)  # 0.22 of training + 0.05 of validation
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
     assert list(failed_rules(folder)) == ["times fit into the wall time"]
 
 
-def test_a_race_that_was_stopped_early_is_found(folder):
+def test_a_run_that_was_stopped_early_is_found(folder):
     lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     (folder / "steps.csv").write_text("".join(lines[:4]))  # steps 0 to 2, with a validation at 2
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))

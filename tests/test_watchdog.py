@@ -22,10 +22,10 @@ def test_a_killed_process_has_ended_even_before_it_is_reaped():
 
 
 def test_the_watch_calls_once_the_process_is_gone():
-    child, told = sleeper(60), threading.Event()
-    processes.when_gone(child.pid, told.set, "test-watch")
+    child, called = sleeper(60), threading.Event()
+    processes.when_gone(child.pid, called.set, "test-watch")
     time.sleep(0.1)
-    assert not told.is_set()
+    assert not called.is_set()
     child.kill()
-    assert told.wait(10)
+    assert called.wait(10)
     child.wait()

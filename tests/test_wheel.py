@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import racing
+import real_runs
 
 pytestmark = pytest.mark.slow
 ROOMS = ("bench", "models", "conf")
@@ -32,7 +32,7 @@ def must(*words, cwd=None):
 def wheel(tmp_path_factory):
     pytest.importorskip("hatchling", reason="needs hatchling to build the wheel: pip install hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    must(sys.executable, "-m", "pip", "wheel", racing.REPO, "--no-deps", "--no-build-isolation", "-w", folder)
+    must(sys.executable, "-m", "pip", "wheel", real_runs.REPO, "--no-deps", "--no-build-isolation", "-w", folder)
     (path,) = folder.iterdir()
     return path
 
@@ -72,15 +72,15 @@ def run(installed):
     """A run by the installed command -> (its folder, what was printed); nothing was written beside the code."""
     before = installed.files()
     done = installed.speedrun("run", "track=free", "experiment=smoke", "hardware=cpu")
-    assert done.returncode == 0, done.stdout + done.stderr + racing.logs(installed.cwd / "results")
+    assert done.returncode == 0, done.stdout + done.stderr + real_runs.logs(installed.cwd / "results")
     assert installed.files() == before
-    (folder,) = racing.folders(installed.cwd / "results")
+    (folder,) = real_runs.folders(installed.cwd / "results")
     return folder, done.stdout
 
 
 def test_the_wheel_holds_every_file_of_the_three_folders_and_no_other_package(wheel):
-    sources = [path for room in ROOMS for path in (racing.REPO / room).rglob("*") if path.is_file()]
-    wanted = {f"{PACKAGE}/{path.relative_to(racing.REPO)}" for path in sources if path.suffix != ".pyc"}
+    sources = [path for room in ROOMS for path in (real_runs.REPO / room).rglob("*") if path.is_file()]
+    wanted = {f"{PACKAGE}/{path.relative_to(real_runs.REPO)}" for path in sources if path.suffix != ".pyc"}
     wanted = wanted - {f"{PACKAGE}/bench/installed.py"} | {f"{PACKAGE}/__init__.py"}
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == wanted
@@ -101,12 +101,12 @@ def test_help_and_messages_name_the_command(installed):
     assert "run.sh" not in done.stdout and "  test " not in done.stdout
     assert installed.speedrun("table", "--help").stdout.startswith("usage: speedrun table [-h]")
     unknown = installed.speedrun("tset")
-    assert unknown.returncode == 2 and "no such verb" in unknown.stderr and "test" not in unknown.stderr[4:]
+    assert unknown.returncode == 2 and "unknown verb" in unknown.stderr and "test" not in unknown.stderr[4:]
 
 
 def test_a_run_is_recorded_in_the_users_folder_and_verified(installed, run):
     folder, printed = run
-    record = racing.run_json(folder)
+    record = real_runs.run_json(folder)
     assert record["status"] == "complete" and record["code"]["files"]
     assert record["code"]["commit"] is None  # the repository around the environment is not the harness's
     assert f"results/free/{folder.name}" in printed and "run.sh" not in printed
@@ -128,7 +128,7 @@ def test_a_run_has_a_page(installed, run):
     done = installed.speedrun("report", folder.name, "--out", "page.html")
     page = installed.cwd / "page.html"
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (racing.REPO / "bench/web/assets/uPlot.min.css").read_text() in page.read_text()
+    assert (real_runs.REPO / "bench/web/assets/uPlot.min.css").read_text() in page.read_text()
     page.unlink()
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-import racing
+import real_runs
 
 from bench.data import sources
 from bench.record import run_folder, step_files
@@ -33,7 +33,7 @@ def worker(folder, **env):
 def started(*words, **env):
     return subprocess.run(
         [sys.executable, "-m", *words],
-        cwd=racing.REPO,
+        cwd=real_runs.REPO,
         env=os.environ | env,
         capture_output=True,
         text=True,
@@ -42,7 +42,7 @@ def started(*words, **env):
 
 
 def test_no_variable_says_who_started_a_worker(tmp_path):
-    with racing.Background(tmp_path, *racing.TWO) as run:
+    with real_runs.Background(tmp_path, *real_runs.TWO) as run:
         run.wait_for_workers(2)
         for pid in run.all_pids():
             with open(f"/proc/{pid}/environ") as file:
@@ -65,7 +65,7 @@ def test_workers_started_by_hand_repeat_the_run_bit_for_bit(two_rank_run, tmp_pa
     done = torchrun(folder, temp)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step:6/6 val_loss:" in done.stdout + done.stderr  # on the terminal, not in a log
-    assert racing.losses(folder) == racing.losses(original)
+    assert real_runs.losses(folder) == real_runs.losses(original)
     names = [event["event"] for event in step_files.read_events(folder)]
     assert (names.count("run_start"), names.count("run_stop")) == (1, 1)  # none of the earlier run's
     assert list((folder / "logs").iterdir()) == []
@@ -79,7 +79,7 @@ def test_a_copy_of_a_run_that_was_killed_with_its_launcher_is_no_launch(two_rank
     (folder / run_folder.LAUNCH).write_text('{"folder": "/gone", "launcher_pid": 1, "started_s": 0.0, "shards": {}}')
     done = torchrun(folder, temp)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert racing.losses(folder) == racing.losses(two_rank_run)
+    assert real_runs.losses(folder) == real_runs.losses(two_rank_run)
 
 
 def test_another_number_of_processes_is_refused(two_rank_run, tmp_path):
@@ -91,12 +91,12 @@ def test_another_number_of_processes_is_refused(two_rank_run, tmp_path):
 
 
 def test_a_record_in_the_results_folder_is_not_overwritten(two_rank_run, tmp_path):
-    folder = racing.copy_of(two_rank_run, tmp_path / "results")
-    before = racing.losses(folder)
+    folder = real_runs.copy_of(two_rank_run, tmp_path / "results")
+    before = real_runs.losses(folder)
     done = worker(folder, SPEEDRUN_RESULTS=str(tmp_path / "results"))
     assert done.returncode == 1
     assert f"ValueError: {folder}: a run by hand would overwrite this record: copy it" in done.stderr
-    assert racing.losses(folder) == before
+    assert real_runs.losses(folder) == before
 
 
 def test_a_folder_of_something_else_is_refused_and_keeps_its_files(tmp_path):
@@ -112,14 +112,14 @@ def test_a_shard_that_is_not_there_is_named_with_the_place_and_what_to_try(finis
     folder, data = tmp_path / "try", tmp_path / "data"
     shutil.copytree(finished_run, folder)
     done = worker(folder, SPEEDRUN_DATA=str(data))
-    name = racing.run_json(folder)["data"]["train"][0]["file"]
+    name = real_runs.run_json(folder)["data"]["train"][0]["file"]
     assert done.returncode == 1
     assert f"CheckFailed: {data / name}: the shard {name} of run.json is not there: ./run.sh data" in done.stderr
     assert "SPEEDRUN_DATA=/path" in done.stderr
 
 
 def test_another_shard_under_the_same_name_is_refused(two_rank_run, tmp_path, monkeypatch):
-    data = racing.run_json(two_rank_run)["data"]
+    data = real_runs.run_json(two_rank_run)["data"]
     for file in data["train"] + data["val"]:
         (tmp_path / file["file"]).parent.mkdir(exist_ok=True)
         shutil.copy(sources.data_root() / file["file"], tmp_path / file["file"])
@@ -135,7 +135,7 @@ def test_another_shard_under_the_same_name_is_refused(two_rank_run, tmp_path, mo
 
 
 def test_shards_outside_the_data_folder_are_found_by_their_redacted_paths(two_rank_run, tmp_path, monkeypatch):
-    data = racing.run_json(two_rank_run)["data"]
+    data = real_runs.run_json(two_rank_run)["data"]
     (file,) = data["val"]
     shutil.copy(sources.data_root() / file["file"], tmp_path / "mine.bin")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -43,7 +43,7 @@ def test_each_revision_has_its_own_code_and_the_working_tree_keeps_its_own(two_c
     assert not (two_commits / ".git" / worktrees.FOLDER).exists()
 
 
-def test_it_is_removed_when_the_race_fails_and_whatever_was_written_into_it(two_commits):
+def test_it_is_removed_when_the_race_fails_and_with_all_that_was_written_into_it(two_commits):
     commit = worktrees.commit_of(two_commits, "HEAD")
     with pytest.raises(RuntimeError), worktrees.of(two_commits, {"a": commit}) as paths:
         (paths["a"] / "left.txt").write_text("by a run")

@@ -96,10 +96,10 @@ def of_folders(folders, book=None) -> Claim:
     book = book or ledger.read(ledger.home(folders))
     runs = [run for run in (_run(book, folder) for folder in folders) if not run.is_discarded]
     if not runs:
-        raise ValueError(f"{folders[0]}: a discarded warm-up run claims nothing: give the runs that count")
+        raise ValueError(f"{folders[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
     tracks = {run.record["track"] for run in runs}
     if len(tracks) > 1:
-        raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: a claim is made on one")
+        raise ValueError(f"runs of {len(tracks)} tracks, {', '.join(sorted(tracks))}: name runs of one track")
     track = tracks.pop()
     claim = Claim(track, track_rules(track), standard(track).data, runs, book)
     for race_id, arm in dict.fromkeys((run.race_id, run.record["race"]["arm"]) for run in runs if run.race_id):
@@ -124,7 +124,7 @@ def tracks():
 def standard(track):
     """A run on this track with nothing changed, as conf/ has it now.  ValueError for a track that it does not have."""
     if track not in tracks():
-        raise ValueError(f"track={track}: there is no such track; choose from {', '.join(tracks())}")
+        raise ValueError(f"track={track}: unknown track; choose from {', '.join(tracks())}")
     return compose.compose([f"track={track}"])
 
 

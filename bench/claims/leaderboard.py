@@ -53,7 +53,7 @@ def text(folders=(), form="github", on_error=None):
     for track, entries in sorted(tracks.items()):
         track_rules = claims.track_rules(track)
         if track_rules.rules.num_runs is None:
-            continue  # nothing to win there
+            continue  # no target there
         records = progression(entries, track_rules, races_of(paths))
         parts += [_heading(track, track_rules, form), _standing(entries, form), _records(records, form)]
     nothing = "no runs yet; ./run.sh table --leaderboard results/published shows the published"

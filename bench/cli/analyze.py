@@ -1,8 +1,9 @@
 """./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
 
-PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, anybody's.  Several files are the
-ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as {PATH: answer}.  Of a
-run folder it also writes analysis.json and summary.md into it, of its first window.  Needs no torch.
+PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also of other programs.
+Several files are the ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as
+{PATH: answer}.  Of a run folder it also writes analysis.json and summary.md into it, of its first window.  Needs no
+torch.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def _answer(words, rules, args):
 
 
 def _jobs(words):
-    """What was named -> lists of what belongs together: all files as the ranks of one job, each folder by itself."""
+    """What was named -> lists of what belongs together: all files as the ranks of one job, each folder alone."""
     files = [word for word in words if of_user(word).is_file()]
     return [files] * bool(files) + [[word] for word in words if word not in files]
 
@@ -69,7 +70,7 @@ def _diff(argv):
     parser.add_argument("b", metavar="B")
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
     parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
-    parser.add_argument("--rank", type=int, help="of a folder with several ranks; the lowest without it")
+    parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
@@ -95,7 +96,7 @@ def _parser():
         prog="./run.sh analyze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", nargs="+", metavar="PATH")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
         "--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories, tried first"
     )

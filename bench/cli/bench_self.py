@@ -59,7 +59,7 @@ def show(rows, as_json=False):
 
 
 def verdict(row):
-    """met, MISSED, or unclear where the interval has the target in it: the machine is too busy to tell."""
+    """met, MISSED, or unclear where the interval has the target in it: the machine is too busy to decide."""
     low, high = row["ci95"] or (row["measured"], row["measured"])
     is_met = [value <= row["target"] if row["sign"] == "<=" else value >= row["target"] for value in (low, high)]
     return "met" if all(is_met) else "unclear" if any(is_met) else "MISSED"

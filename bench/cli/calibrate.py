@@ -1,7 +1,7 @@
-"""How fine can this machine measure?  ./run.sh calibrate [n=5] [overrides]      runs of one and the same code, A B B A
+"""How small a difference can this machine measure?  ./run.sh calibrate [n=5] [overrides]      same code, A B B A
 
 Gives the noise floor of this session, the MDE (minimum detectable effect, 80 % power) of n runs, and how many runs a
-wanted change needs; verdicts of this session use it.
+wanted change needs; the verdicts of this session use it.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def _n_and_overrides(words):
     for word in words:
         if word.startswith("n="):
             if not word[2:].isdigit() or int(word[2:]) < 2:
-                raise ValueError(f"{word}: runs a side, 2 or more")
+                raise ValueError(f"{word}: give a number of runs a side, 2 or more")
             n = int(word[2:])
         else:
             overrides.append(word)
@@ -139,8 +139,10 @@ def _needed(pct, n):
 def _parser():
     parser = argparse.ArgumentParser(prog="./run.sh calibrate", description=__doc__.partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
-    parser.add_argument("--runs", nargs="+", metavar="RUN", help="make none: use these repeats of one config")
-    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also: how many runs show a change of PCT %%")
+    parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
+    parser.add_argument(
+        "--resolution", type=_pct, metavar="PCT", help="also print how many runs show a change of PCT %%"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true")
     form.add_argument("--md", action="store_true", help="Markdown")

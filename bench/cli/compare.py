@@ -101,19 +101,19 @@ def _parser():
         help="exit code 1 if B is slower and by more than that; also inconclusive, loss",
     )
     parser.add_argument(
-        "--force", action="store_true", help="numbers although the runs are not comparable; never a verdict"
+        "--force", action="store_true", help="print numbers even if the runs are not comparable; never a verdict"
     )
     parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
     parser.add_argument(
         "--margin",
         type=float,
         metavar="NATS",
-        help=f"a rise of val_loss that still is no worse; default {LOSS_MARGIN_NATS:g}",
+        help=f"the largest rise of val_loss that counts as not worse; default {LOSS_MARGIN_NATS:g}",
     )
-    parser.add_argument("--no-diagnosis", action="store_true", help="without where the time went")
+    parser.add_argument("--no-diagnosis", action="store_true", help="do not print where the time went")
     parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
-    form.add_argument("--csv", action="store_true", help="the numbers, a metric a line")
+    form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
     return parser

@@ -1,4 +1,4 @@
-"""./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow      finished runs into other people's dashboards
+"""./run.sh dashboard RUN ... --to tensorboard,wandb,mlflow      finished runs into dashboards of other programs
 
 With exporters=[tensorboard] a run is exported as soon as its record is complete; this does the same for any record.
 Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.

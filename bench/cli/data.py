@@ -45,7 +45,7 @@ def known():
 def data_config(name, overrides=()):
     """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
     if name not in known():
-        raise ValueError(f"{name}: there is no such data; choose from {', '.join(known())}, or show a .bin file")
+        raise ValueError(f"{name}: unknown data; choose from {', '.join(known())}, or show a .bin file")
     values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     for override in overrides:
         key, equals, value = override.removeprefix("data.").partition("=")
@@ -64,14 +64,14 @@ def _parse(argv):
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, about in (
-        ("fetch", "take from the network what is not here yet, and check all of it"),
-        ("make", "make it here if that has not been done, and check it"),
+        ("fetch", "download what is missing, and check all of it"),
+        ("make", "make it on this machine if it is missing, and check it"),
         ("show", "what is here, checked; of a .bin file also its header and first tokens"),
     ):
         child = verbs.add_parser(verb, help=about, description=about)
         child.add_argument("words", nargs="*", metavar="NAME or data.KEY=VALUE")
         if verb == "show":
-            child.add_argument("--json", action="store_true", help="for programs")
+            child.add_argument("--json", action="store_true", help="print JSON, for programs")
         child.set_defaults(json=False)
     return parser.parse_args(argv)
 
@@ -87,7 +87,9 @@ def _get(verb, name, overrides):
 
 def _show(names, overrides, as_json):
     if overrides and not names:
-        raise ValueError(f"data show {' '.join(overrides)}: say whose settings these are: one of {', '.join(known())}")
+        raise ValueError(
+            f"data show {' '.join(overrides)}: name the data that these settings are for: one of {', '.join(known())}"
+        )
     shown = [_shown(name, overrides) for name in names] or [_listed(name) for name in known()]
     if as_json:
         print(json.dumps(shown, indent=1))

@@ -75,6 +75,9 @@ def _parser():
     )
     parser.add_argument("--quick", action="store_true", help="only what every run checks: no processes are started")
     parser.add_argument(
-        "--timeout-s", type=float, default=probe.COLLECTIVE_TIMEOUT_S, help="of one collective (default %(default)g)"
+        "--timeout-s",
+        type=float,
+        default=probe.COLLECTIVE_TIMEOUT_S,
+        help="limit of one collective, seconds (default %(default)g)",
     )
     return parser

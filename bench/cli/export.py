@@ -24,7 +24,7 @@ def main(argv):
     out = args.out and of_user(args.out)
     if args.to == "parquet":
         if out is None:
-            raise ValueError("--to parquet: it is no text: say where with --out FILE.parquet")
+            raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")
         tables.write_parquet(tables.rows_of(folders, args.steps), out)
     else:
         _put(_text(args.to, folders, args.steps), out)

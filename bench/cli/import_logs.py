@@ -16,7 +16,7 @@ from bench import atomic, importers
 from bench.paths import of_user, results_root
 from bench.record import run_folder, step_files
 
-MAX_LOOKED_AT = 200_000  # bytes of a file that is no log: enough to say what it is
+MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
 NUM_SHOWN = 20  # lines of one kind
 COUNTS = ("files", "runs", "complete", "incomplete", "not_a_run", "unmatched_metric_lines", "duplicates")
 REPORTED = ("unread", "unmatched", "repeated", "same run", "no run")
@@ -94,14 +94,14 @@ def _why_no_run(path, unmatched, form):
     if not data.strip():
         return "no run: the file is empty"
     if b"\0" in data[:4096]:
-        return "no run: the file is no text"
+        return "no run: the file is not text"
     other = next((other for other in importers.FORMATS if other != form and importers.read(path, other)[0]), None)
     if other:
-        return f"no run: it has no step's line of {form}, but some of {other}: ./run.sh import {other} {path}"
+        return f"no run: it has no step lines of {form}, but some of {other}: ./run.sh import {other} {path}"
     lines = (line[:100] for line in re.split(rb"[\r\n]", data[:MAX_LOOKED_AT]))
     foreign = next((line for line in lines if all(word.search(line) for word in FOREIGN)), None)
-    theirs = f" of {form}; another program's are in it: {foreign.decode('utf-8', 'replace')!r}" if foreign else ""
-    return f"no run: it has no step's line{theirs}"
+    theirs = f" of {form}; it has lines of another program: {foreign.decode('utf-8', 'replace')!r}" if foreign else ""
+    return f"no run: it has no step lines{theirs}"
 
 
 def write(run, rows, results):

@@ -52,7 +52,7 @@ def _of_race(folder, arm):
     book = ledger.read(folder.parent.parent)
     race = state.read(folder, book=book)
     if arm is not None and arm not in race.plan["arms"]:
-        raise ValueError(f"{folder.name}:{arm}: the race has no such arm; choose from {', '.join(race.plan['arms'])}")
+        raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
     arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
     return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
 
@@ -81,6 +81,6 @@ def _parser():
         epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
-    parser.add_argument("--claim", metavar="FOLDER", help="make a claim folder of it: runs, races, ledger, README")
+    parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     parser.add_argument("--json", action="store_true", help="an object instead of text")
     return parser

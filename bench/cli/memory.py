@@ -1,4 +1,4 @@
-"""./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]      who held the memory: a page of each snapshot
+"""./run.sh memory SNAPSHOT.pickle | RUN ... [--out PATH] [--json]      what held the memory: a page for each snapshot
 
 A snapshot is what torch.cuda.memory._dump_snapshot or the instrument memory_history wrote; of a run, all that it holds.
 The page lies beside the snapshot and opens without a network.  The pickle is read as data, never run.

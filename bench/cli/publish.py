@@ -34,5 +34,5 @@ def _parser():
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
-    parser.add_argument("--name", help="of the new folder; without it the race's, the claim's or the first run's")
+    parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
     return parser

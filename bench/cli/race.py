@@ -30,7 +30,7 @@ def main(argv):
     elif args.words:
         folder = planning.begin(request.parse(args.words), results)
     else:
-        raise ValueError("what shall be raced? A=... B=..., for example: ./run.sh race A= B='optim=muon' n=5")
+        raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
     return runner.go(folder, results, args)
 
 
@@ -66,7 +66,7 @@ def _parser():
         "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms",
     )
     parser.add_argument(
-        "--resume", nargs="?", const="", metavar="RACE", help="go on with this race, or with the latest that has no end"
+        "--resume", nargs="?", const="", metavar="RACE", help="continue this race, or the latest that has not ended"
     )
     parser.add_argument(
         "--look", nargs="?", const="", metavar="RACE", help="show the interim state; the ledger keeps the look"

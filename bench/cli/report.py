@@ -72,8 +72,12 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="of a run, a race or many; without it results/")
-    parser.add_argument("--out", metavar="PATH", help="the page (run, race), or the folder of the site or the pictures")
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="folder of a run, of a race or of many runs; default results/"
+    )
+    parser.add_argument(
+        "--out", metavar="PATH", help="file of the page (run, race), or folder of the site or the pictures"
+    )
     parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
     parser.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
     return parser

@@ -83,7 +83,7 @@ def _parser():
     )
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
-    parser.add_argument("--enable_profiling", metavar="True", help="nanochat's word for profile=stages")
+    parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

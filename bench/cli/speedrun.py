@@ -23,7 +23,7 @@ def main(argv):
         print("The values are those of ./run.sh run --help; seed=N begins at N.")
         return 0
     overrides = compose.spelled(argv)
-    say("data", "looking for it, making it where it can be made")
+    say("data", "looking for it; making it if that is possible here")
     job = prepare(overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
     num_bytes = sum(shard.num_bytes for shard in dataset.train + dataset.val)

@@ -53,7 +53,7 @@ def main(argv):
 
 def _nothing(args):
     if args.where:
-        return f"no run fits --where {' '.join(args.where)}: leave it out to see all"
+        return f"no run matches --where {' '.join(args.where)}: omit it to see all"
     where = " ".join(args.folder) or "results/"
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
@@ -73,18 +73,23 @@ def _parser():
         prog="./run.sh table",
         description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"
-        "exit codes: 0 fine, 1 a table is stale, 2 wrong use; what cannot be read is skipped and named on stderr",
+        "exit codes: 0 fine, 1 a table is stale, 2 wrong use; unreadable runs are skipped and named on stderr",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
-    parser.add_argument("--sort", metavar="COL[,-COL]", help="by these columns; - in front: largest first")
+    parser.add_argument("--sort", metavar="COL[,-COL]", help="sort by these columns; - before a column: largest first")
     parser.add_argument(
-        "--where", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="also 'KEY<VALUE' and != <= > >="
+        "--where",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only these runs; also 'KEY<VALUE' and != <= > >=",
     )
     parser.add_argument("--group", action="store_true", help="repeats together, with mean and sd")
     parser.add_argument("--all-columns", action="store_true", help="every column, however wide")
     parser.add_argument(
-        "--leaderboard", action="store_true", help="by track: what stands, and how the record came down"
+        "--leaderboard", action="store_true", help="by track: the best runs, and the history of the record"
     )
     files = {"nargs": "*", "metavar": "FILE"}
     parser.add_argument("--check", **files, help="exit 1 if a table in README.md, results/README.md or FILE is stale")

@@ -1,4 +1,4 @@
-"""Is a record true to itself?  ./run.sh verify RUN... [--json]
+"""Does a record agree with itself?  ./run.sh verify RUN... [--json]
 
 RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule prints pass or FAIL with its evidence.
 Exit codes: 0 all passed, 1 a rule failed, 2 no record there.

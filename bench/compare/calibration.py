@@ -27,7 +27,7 @@ def of_rows(a_rows, b_rows, resolution_pct=None):
     """
     aa = verdict.of_rows(a_rows, b_rows)
     if not aa["comparable"]:
-        raise ValueError(f"these runs cannot calibrate: {aa['reasons'][0]}")
+        raise ValueError(f"these runs cannot be used to calibrate: {aa['reasons'][0]}")
     excluded = {run["run_id"] for run in aa["left_out"]}
     groups = [
         [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in excluded]
@@ -35,7 +35,7 @@ def of_rows(a_rows, b_rows, resolution_pct=None):
     ]
     ns, rows = [len(group) for group in groups], groups[0] + groups[1]
     if min(ns) < 2:
-        raise ValueError(f"{ns[0]} and {ns[1]} runs have a time: it takes 2 a side; give more runs, n=5")
+        raise ValueError(f"{ns[0]} and {ns[1]} runs have a time, and 2 a side are needed: give more runs, n=5")
     times_s = [row["train_s"] for row in rows]
     spread = stats.sd([math.log(time_s) for time_s in times_s])
     if not spread:

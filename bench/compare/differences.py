@@ -8,7 +8,7 @@ import json
 
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are no part of config_id
+NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are not part of config_id
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 

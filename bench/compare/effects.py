@@ -122,7 +122,7 @@ def secondary(arms, alpha):
 def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
 
-    Repeats of one seed are no independent losses and count as one.  Runs whose seed is unknown count one by one.
+    Repeats of one seed are not independent losses and count as one.  Runs whose seed is unknown count one by one.
     """
     arms = [[row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"] for rows in arms]
     refused = _refusals(arms[0] + arms[1])

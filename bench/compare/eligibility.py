@@ -141,7 +141,7 @@ def _setting(a, b):
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     headlines = _known(row["headline"] for row in a + b)
     if headlines:
-        yield "remark", f"the authors of some logs go by {_some(headlines)}; what is compared here is val_loss"
+        yield "remark", f"the authors of some logs compare by {_some(headlines)}; here val_loss is compared"
 
 
 def _session(a, b):

@@ -136,14 +136,14 @@ def _of_logs(word, paths):
     try:
         files = importers.files(paths)
     except ValueError as error:
-        raise ValueError(f"{word}: no run folder and no training log is in there ({error})") from None
+        raise ValueError(f"{word}: it holds no run folder and no training log ({error})") from None
     for path, part_of in files:
         readings = (importers.read(path, form, part_of)[0] for form in importers.FORMATS)
         for run, steps in next((runs for runs in readings if runs), []):
             rows.append(row_of(run))
             records.setdefault(run["run_id"], run | {"steps": steps})
     if not rows:
-        raise ValueError(f"{word}: no run folder and no training log is in there")
+        raise ValueError(f"{word}: it holds no run folder and no training log")
     return _once(word, rows, [None] * len(rows), records)
 
 

@@ -23,9 +23,9 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "no-spread": "identical times in each arm: not measured? no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
     "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
-    "suspect-records": "an instrument doubts some runs and says why, or a log has lines that were not understood",
+    "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
-    "verdict-depends-on-exclusions": "with the excluded runs the verdict is another",
+    "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
     "same-seed": "repeats of one seed count as one loss",
     "steps-differ": "the arms ran different numbers of steps to the same target",
     "tokens-differ": "the arms take different numbers of tokens a step on the way to the same target",
@@ -33,7 +33,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "open-division": "runs that change what their track fixes",
     "not-at-a-planned-look": "the number of runs is not one at which the plan looks: no verdict",
     "without-its-plan": "runs of a race, compared without the plan that it had: name the race",
-    "unplanned-look": "an interim look at the race that its plan has not: the verdict is no evidence",
+    "unplanned-look": "an interim look that is not in the race's plan: the verdict is not evidence",
     "forced": "numbers were asked for although the runs are not comparable",
 }
 
@@ -73,7 +73,7 @@ def _head(result, names, is_md, heading):
 def _differences(result, is_md):
     found = result["differences"]
     if not found:
-        return "what differs: nothing that the records know"
+        return "what differs: nothing in the records"
     cells = [[one["kind"], one["what"], _values(one["a"]), _values(one["b"])] for one in found[:MAX_DIFFERENCES]]
     more = len(found) - len(cells)
     table = _table(["what differs", "", "A", "B"], cells, [False] * 4, is_md)
@@ -179,9 +179,9 @@ def _loss_lines(loss):
     rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
     words = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
-        "not_worse": f"B's val_loss is no worse: {rise} is excluded (p = {p})",
+        "not_worse": f"B's val_loss is not worse: {rise} is excluded (p = {p})",
         "worse": f"B's val_loss is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that B's val_loss is no worse: {rise} is not excluded (p = {p})",
+        "inconclusive": f"not shown that B's val_loss is not worse: {rise} is not excluded (p = {p})",
     }
     return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else [])
 

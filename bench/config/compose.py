@@ -114,7 +114,7 @@ def sweep(overrides: list[str]) -> list[list[str]]:
 
 
 def _parsed(word):
-    """An override as Hydra's parser reads it.  Raises ValueError for a word that is no override, or a sweep."""
+    """An override as Hydra's parser reads it.  Raises ValueError for a word that is not an override, or is a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
@@ -138,12 +138,12 @@ def _quoted(override):
 def _refuse_add_or_delete(override):
     if override[:1] in "+~":
         raise ValueError(
-            f"{override}: settings are neither added nor deleted: write key=value, or key=null to leave one out"
+            f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off"
         )
     if override.startswith("hydra"):
         raise ValueError(f"{override}: Hydra only composes here; folders and launching are this program's own")
     if "=" not in override:
-        raise ValueError(f"{override!r} is no override: write key=value, e.g. seed=3 or model=modern")
+        raise ValueError(f"{override!r} is not an override: write key=value, e.g. seed=3 or model=modern")
     return override
 
 
@@ -153,7 +153,7 @@ def _check_group(override):
         if name is None or name in choices(group):
             continue
         if group == "instruments" and name in choices("exporters"):
-            raise ValueError(f"{word}: {name} is an exporter, no instrument: write exporters=[{name}]")
+            raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
         near = _did_you_mean(str(name), choices(group))
         raise ValueError(f"{word}: there is no {group} {name!r}; {near}choose from {', '.join(choices(group))}")
 
@@ -229,7 +229,7 @@ def _check_track(track):
     """A track's rules are those of its file: all a run may choose is how often it is repeated."""
     name = track["name"]
     if name not in choices("track"):
-        raise ValueError(f"track.name={name}: there is no such track; choose from {', '.join(choices('track'))}")
+        raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
     for key, rule in _of_track(name)["track"].items():
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"
@@ -241,7 +241,7 @@ def _check_settings(group, chosen):
     for name, settings in chosen.items():
         if name not in choices(group):
             names = ", ".join(choices(group))
-            raise ValueError(f"{group}.{name}: there is no such {group[:-1]}; choose from {names}")
+            raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {names}")
         fill_like(_settings_of(group, name), f"{group}.{name}", settings)
 
 

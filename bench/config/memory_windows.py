@@ -28,7 +28,9 @@ def windows_of(settings: dict) -> list[Window]:
     names = [window.name for window in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{where}.windows: two are called {name}, and their files would be one: rename one")
+            raise ValueError(
+                f"{where}.windows: two windows are called {name} and would write the same files: rename one"
+            )
     return found
 
 
@@ -36,7 +38,7 @@ def _window(where, values):
     windows.check_name(f"{where}.name", values["name"])
     if values["name"].startswith(TAKEN) or "." in values["name"]:
         raise ValueError(
-            f"{where}.name={values['name']}: it begins the names of files: no {TAKEN} in front, and no dot"
+            f"{where}.name={values['name']}: file names begin with it: no dot in it, and no {TAKEN} in front"
         )
     for key in ("first_step", "active_steps", "max_entries"):
         windows.check_whole(f"{where}.{key}", values[key], 1)

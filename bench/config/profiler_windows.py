@@ -68,7 +68,7 @@ def check(windows_by_instrument: dict[str, list[Window] | None]) -> None:
 
 def _refuse_overlap(window, other):
     if window.name == other.name:
-        remedy = "two windows are called so, and their files would be one: rename one"
+        remedy = "two windows have this name and would write the same files: rename one"
         raise ValueError(f"window name={window.name}: {remedy}")
     if window.overlaps(other):
         raise ValueError(
@@ -112,7 +112,7 @@ def _activities(where, activities):
     if activities is None:
         return None
     if not isinstance(activities, (list, tuple)) or not activities or not set(activities) <= set(ACTIVITIES):
-        remedy = f"give a list of {' and '.join(ACTIVITIES)}, or null for what there is"
+        remedy = f"give a list of {' and '.join(ACTIVITIES)}, or null for all that this machine has"
         raise ValueError(f"{where}.activities={activities!r}: {remedy}")
     return tuple(activities)
 

@@ -46,7 +46,7 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         remedy = "hardware.gc=manual needs it: give hardware.gc_every_steps=NUMBER"
         _refuse("hardware.gc_every_steps", None, remedy)
     if hardware.gc != "manual" and hardware.gc_every_steps is not None:
-        remedy = f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: leave it out"
+        remedy = f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it"
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
 
 

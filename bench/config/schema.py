@@ -5,7 +5,7 @@ names the result.  None means off, unknown or "derive it", never 0 or -1.
 
 config.yaml's versions, both read by `read()`:
   1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
-  2  optim has the settings of its own optimizer, optim.schedule those of its own schedule; exporters are no instruments
+  2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ class TrackRules:
     gpu: str | None = None  # its model, as the driver names it
     num_gpus: int | None = None
     num_runs: int | None = None  # a claim's fewest, each of another seed and with a time that counts
-    may_be_untimed: list[str] | None = None  # what train_s may leave out; None: anything that the record names
+    may_be_untimed: list[str] | None = None  # what train_s may exclude; None: anything that the record names
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again
 
 

@@ -59,7 +59,7 @@ def leaves(values, path=""):
 def fill_like(known, where, settings):
     """Settings whose schema is a yaml's own values: no other keys or types; those not named are added in place."""
     if not isinstance(settings, dict):
-        raise ValueError(f"{where}={settings}: it takes settings, {', '.join(known) or 'of which it has none'}")
+        raise ValueError(f"{where}={settings}: give KEY: VALUE of {', '.join(known) or 'no settings: it has none'}")
     for key, value in settings.items():
         if key not in known:
             raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
@@ -71,7 +71,7 @@ def fill_like(known, where, settings):
 
 
 def _is_like(known, value):
-    """Whether value has the type that the yaml's own has; a whole number is a float too, and true is no number."""
+    """Whether value has the type that the yaml's own has; a whole number is a float too, and true is not a number."""
     if isinstance(value, bool) or isinstance(known, bool):
         return type(value) is type(known)
     return isinstance(value, (int, float) if isinstance(known, float) else type(known))
@@ -113,7 +113,7 @@ def _checked(where, value, hint):
         wanted = "a group of settings" if dataclasses.is_dataclass(hint) else f"of type {kind.__name__}"
         raise ValueError(f"{where}={value}: it must be {wanted}, not {type(value).__name__}")
     if kind is float and not math.isfinite(value):
-        raise ValueError(f"{where}={value}: it must be a finite number; null leaves it out")
+        raise ValueError(f"{where}={value}: it must be a finite number, or null for none")
     if kind is list:
         value = [_checked(where, one, *typing.get_args(hint)) for one in value]
     for one in ranges:

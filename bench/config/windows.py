@@ -88,5 +88,5 @@ def check_ranks(instruments, num_processes):
             missing = [rank for rank in ranks or () if rank >= num_processes]
             if missing:
                 processes = f"{num_processes} process{'es' * (num_processes > 1)}"
-                remedy = f"the run has {processes}, ranks from 0: leave {missing[0]} out"
+                remedy = f"the run has {processes}, ranks from 0: remove {missing[0]}"
                 raise ValueError(f"{key}={list(ranks)}: {remedy}")

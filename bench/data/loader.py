@@ -1,6 +1,6 @@
 """Shards -> batches on the device: the same global stream of tokens for every world size.
 
-Step s of a run reads tokens [s * batch_tokens, (s + 1) * batch_tokens] of the shards in a row, which start over at the
+Step s of a run reads tokens [s * batch_tokens, (s + 1) * batch_tokens] of the joined shards, which start over at the
 end.  Rank r owns the r-th equal block of the step's rows, micro-step m the m-th equal slice of that block; a target is
 the token after its own.  A thread reads ahead; next() only copies to the device.
 Legend: B sequences of one micro-batch, T tokens of one sequence, R sequences of a whole step.

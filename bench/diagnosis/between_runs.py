@@ -1,6 +1,6 @@
 """Where the time went: two groups of runs, step by step.  Within-run facts that point; they never decide.
 
-Steps of one run are no independent measurements (pooled as if they were, they call identical code different in 27 to
+Steps of one run are not independent measurements (pooled as if they were, they call identical code different in 27 to
 30 % of comparisons), so nothing here has a p value.
 """
 
@@ -183,6 +183,6 @@ def _words(found):
     return words
 
 
-def _per_run(cost, place):
-    count, ms = cost["count"][place], cost["ms"][place]
+def _per_run(cost, arm_index):
+    count, ms = cost["count"][arm_index], cost["ms"][arm_index]
     return "not watched" if count is None else f"{count:.3g} a run" + (f" costing {ms:.3g} ms" if ms else "")

@@ -1,6 +1,6 @@
 """Events that cost time: a finished run folder -> run.json["costs"] and ["skew"], and its stalls as events.
 
-    costs   {kind: {"count", "ms"}}; a kind is there only if somebody looked for it; ms null: it has no duration
+    costs   {kind: {"count", "ms"}}; a kind is there only if it was measured; ms null: it has no duration
       stall             steps far above the usual, and the milliseconds above it (stalls.py, stall_causes.py)
       gc, recompile     in the timed region, of the rank that lost most; the instruments of that work see them
       graph_break       seen by the same instrument

@@ -1,7 +1,7 @@
 """Steps that took far longer than their neighbours: which, and how much longer.  Numbers in, numbers out.
 
 What happened in them is bench/diagnosis/stall_causes.py's to say.  A step's usual time is the running median of
-its neighbourhood, so that a schedule's stages, a slow drift and steps that alternate are no stalls.  A step is stalled
+its neighbourhood, so that a schedule's stages, a slow drift and steps that alternate are not stalls.  A step is stalled
 if it is above that by more than all of
     6 robust standard deviations of such differences, 1.4826 * median |difference|: the identifier of Hampel (1974,
       JASA 69), local and over the whole run, whichever is larger; 6 because step times have heavier tails than the

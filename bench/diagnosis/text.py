@@ -12,7 +12,7 @@ def text(found, is_md=False):
     lines += _traces(found["traces"], is_md) if found.get("traces") else []
     if not lines:
         return ""
-    head = f"{found['label']}: where to look, no test of its own"
+    head = f"{found['label']}: where to look; it is not a test"
     return ("\n\n" if is_md else "\n").join([head, *lines])
 
 

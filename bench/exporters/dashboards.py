@@ -88,7 +88,7 @@ def after_run(folder, run, say=print):
 
 
 def note(run_folder, name, error=None, **facts):
-    """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is no reason to fail."""
+    """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is not a failure."""
     path = Path(run_folder) / FOLDER / OUTCOMES
     try:
         outcomes = json.loads(path.read_text())

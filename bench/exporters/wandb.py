@@ -1,6 +1,6 @@
 """A record -> a run of Weights & Biases.  Offline (the default) it is in RUN/dashboards/wandb; `wandb sync` sends it.
 
-wandb adds nothing by itself: no host name, no git remote, no console, no machine metrics.
+wandb adds nothing of its own: no host name, no git remote, no console, no machine metrics.
 """
 
 import shutil

@@ -17,7 +17,7 @@ MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
 
 
 def load(paths, form="modded-nanogpt"):
-    """Logs and folders of logs -> records in memory, without those of files that are no training logs."""
+    """Logs and folders of logs -> records in memory, without those of files that are not training logs."""
     return [record for path, part_of in files(paths) for record, _ in read(path, form, part_of)[0]]
 
 
@@ -32,12 +32,12 @@ def files(paths):
         named = [Path(word)] if os.path.exists(word) else [Path(path) for path in matches]
         if not named:
             hint = f"give logs ({', '.join(SUFFIXES)}) or folders of them"
-            raise ValueError(f"{word}: there is no such file or folder; {hint}")
+            raise ValueError(f"{word}: no such file or folder; {hint}")
         for path in named:
             below = _below(path) if path.is_dir() else [path]
             if not below and len(named) == 1:
                 why = f"none of its files ends in {', '.join(SUFFIXES)}"
-                raise ValueError(f"{word}: there is no log in there: {why}; name a file to read it all the same")
+                raise ValueError(f"{word}: it holds no log: {why}; name a file to read that file anyway")
             for file in below:
                 folder_of.setdefault(file.resolve(), path.resolve() if path.is_dir() else None)
     return list(folder_of.items())
@@ -60,7 +60,7 @@ def read(path, form="modded-nanogpt", part_of=None):
     "num_runs"}.
     """
     if form not in FORMATS:
-        raise ValueError(f"{form}: there is no such format; choose from {', '.join(FORMATS)}")
+        raise ValueError(f"{form}: unknown format; choose from {', '.join(FORMATS)}")
     data = _bytes_of(Path(path))
     runs, facts = modded_nanogpt.read(data, Path(path).name) if form == "modded-nanogpt" else consoles.read(data, form)
     digest = hashlib.sha256(data).hexdigest()
@@ -71,10 +71,10 @@ def read(path, form="modded-nanogpt", part_of=None):
 def _bytes_of(path):
     try:
         if not path.is_file():
-            raise ValueError(f"{path}: is no file")
+            raise ValueError(f"{path}: is not a file")
         if (num_bytes := path.stat().st_size) > MAX_BYTES:
             size = f"{gib_from_bytes(num_bytes):.1f} GiB"
-            raise ValueError(f"{path}: has {size}, which no training log has: take the part with the metric lines")
+            raise ValueError(f"{path}: is {size}, too large for a training log: cut out the part with the metric lines")
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None

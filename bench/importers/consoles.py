@@ -54,7 +54,7 @@ class NanoGpt:
 
 class NanoChat:
     """base_train.py: "step 00012/21400 (0.06%) | loss: 9.1 | lrm: 1.00 | dt: 812.30ms | tok/sec: 645,280 | ... | total
-    time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are no nats per token: they are the headline, not
+    time: 0.03m", "Step 00250 | Validation bpb: 1.1".  Bits per byte are not nats per token: they are the headline, not
     val_loss.
 
     chat_sft.py has no "/21400" and numbers from 1; that of 2025 prints "Step 00010/00700 | Training loss: 1.2| lrm:
@@ -148,7 +148,7 @@ def read(data, form):
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = reader.row(line)
-        except (TypeError, ValueError):  # a number that is none, in a line that looks right
+        except (TypeError, ValueError):  # not a number, in a line that looks right
             row = None
         if row is None:
             if reader.looks_like.search(line):
@@ -165,7 +165,7 @@ def read(data, form):
 
 
 def _number(text):
-    """ "1,234" -> 1234.0; None for what is none."""
+    """ "1,234" -> 1234.0; None for what is not a number."""
     try:
         return float(text.replace(",", ""))
     except ValueError:
@@ -173,7 +173,7 @@ def _number(text):
 
 
 def _finite(row):
-    """Without losses that are no numbers; "diverged" says that there was one."""
+    """Without losses that are not numbers; "diverged" says that there was one."""
     kept = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
     return kept | ({"diverged": 1} if len(kept) < len(row) else {})
 

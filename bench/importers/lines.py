@@ -1,8 +1,8 @@
 """Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
 
 A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed
-is none of this file's business.  Lines of the common shapes are read as tables, the others word by word.  What looks
-like a metric line but is no whole one is reported: cut, torn by another rank's output, the second rank's copy, words
+is not read here.  Lines of the common shapes are read as tables, the others word by word.  What looks
+like a metric line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words
 in front.
 """
 
@@ -154,7 +154,7 @@ def _is_cut(text, line_numbers):
 
 
 def _drop_repeated(metrics, text):
-    """A line that stands there twice in a row is one; two lines of one step between others are those of two ranks.
+    """A line that is repeated at once counts once; two lines of one step between others are those of two ranks.
 
     The second one is reported.  Where a step comes twice at a run's end or once in a log, another run begins: see runs.
     """
@@ -244,7 +244,7 @@ def _number(text):
 
 
 def _time_ms(text, units=(b"ms", b"s")):
-    """ "12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is no time in one of the units."""
+    """ "12ms" or "0.012s" -> milliseconds, nan for nan and inf; None for what is not a time in one of the units."""
     unit = next((unit for unit in units if text.endswith(unit)), None)
     number = _number(text.removesuffix(unit)) if unit else None
     if number is None:

@@ -74,7 +74,7 @@ def _split(metrics):
 
 
 def _drop_copies(metrics, text):
-    """A run whose lines are all in the one before, its last among them, is no other: a driver's summary of its log."""
+    """A run whose lines, its last too, are all in the one before is no new run: a driver's summary of its log."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
         old, new = metrics.line_numbers[before], metrics.line_numbers[after]
@@ -119,7 +119,7 @@ def _run(metrics, span, facts, source, number):
     ema = next((extra["val_ema_loss"] for extra in reversed(extras.values()) if extra.get("val_ema_loss")), None)
 
     def at(name, index):
-        """A number of a line as a float; None where there is no such line or number."""
+        """A number of a line as a float; None where there is no line or number of it."""
         return None if index is None or np.isnan(columns[name][index]) else float(columns[name][index])
 
     return Run(

@@ -121,7 +121,7 @@ def _measured(run):
 def _failure(run):
     if run.diverged_step is not None:
         kind, step, hint = "non_finite_loss", run.diverged_step, "nothing can be imported of it"
-        message = f"the log prints a loss that is no number at step {step}"
+        message = f"the log prints a loss that is not a number at step {step}"
     else:
         kind, step, hint = "incomplete_log", run.num_steps, "import the whole log, if there is one"
         is_last = run.num_steps == (run.declared_steps or run.num_steps)

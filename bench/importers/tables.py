@@ -60,7 +60,7 @@ def _layouts(text):
 
 @functools.lru_cache(1000)
 def _form(layout):
-    """(names of its columns, weights of its bytes (bytes, columns), offsets, divisors); None: it is none of LAYOUTS."""
+    """(column names, weights of its bytes (bytes, columns), offsets, divisors); None: it is not one of LAYOUTS."""
     match = next((match for pattern in LAYOUTS if (match := pattern.fullmatch(layout))), None)
     if match is None:
         return None

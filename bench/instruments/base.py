@@ -118,8 +118,8 @@ class Instrument:
 class InstrumentSet:
     """All instruments as one.  One that raises is dropped, with a warning in the record; the run goes on.
 
-    essential has the same methods and is no instrument but part of the run (bench/training/step_log.py): its exceptions
-    are raised.
+    essential has the same methods and is not an instrument but part of the run (bench/training/step_log.py): its
+    exceptions are raised.
     """
 
     # fmt: off

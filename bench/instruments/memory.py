@@ -1,7 +1,7 @@
 """Peak memory of each phase (build, warm-up, train, validation), and when the allocator had to retry.
 
 Read while the clock is paused, at the edges of phases.  On a CPU it is the resident set of the whole process, which
-seldom gives back what it once had: "what" says which.  A retry (cudaMalloc failed, the cache was emptied, cudaMalloc
+seldom shrinks again: "what" says which.  A retry (cudaMalloc failed, the cache was emptied, cudaMalloc
 was called again) stalls its step, so the allocator is asked for one only after a step that took the host unusually
 long.
 """

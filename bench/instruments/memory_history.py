@@ -129,7 +129,7 @@ class MemoryHistory(Instrument):
             self.context.say(f"no memory history of build and warm-up: {error}")
 
     def _out_of_memory(self, device, requested_bytes, limit_bytes, free_bytes):
-        """Called by the allocator, before anything is given back.  Twice for one failure is once."""
+        """Called by the allocator, before anything is freed.  Twice for one failure is once."""
         if self._num_ooms >= MAX_OOM_SNAPSHOTS or self._row == self._oom_row:
             return
         self._num_ooms, self._oom_row = self._num_ooms + 1, self._row

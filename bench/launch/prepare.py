@@ -41,7 +41,7 @@ def asked(overrides: list[str]) -> schema.Config:
     config = compose.compose(overrides, this_machine())
     if config.model.arch not in compose.choices("model"):
         names = ", ".join(compose.choices("model"))
-        raise ValueError(f"model.arch={config.model.arch}: there is no such model; choose from {names}")
+        raise ValueError(f"model.arch={config.model.arch}: unknown model; choose from {names}")
     instruments.check(config.instruments)
     return config
 

@@ -75,7 +75,7 @@ def judge(device, answers):
         software += f", CUDA {facts['cuda']}, cuDNN {facts['cudnn']}, NCCL {facts['nccl']}"
     checks = [Check("software", "ok", software)]
     if first["all_reduce_ms"] is None:
-        checks.append(Check("collective", "ok", "one process: no other to talk to"))
+        checks.append(Check("collective", "ok", "one process: nothing to communicate with"))
     else:
         slowest_ms, num_bytes = max(one["all_reduce_ms"] for one in answers), first["num_bytes"]
         # Bus bandwidth of an all-reduce, 2 (n - 1) / n of the bytes over the time: nccl-tests, PERFORMANCE.md

@@ -65,11 +65,11 @@ def slowed(gpus):
             slow.append(f"GPU {gpu['visible']}: {', '.join(reasons)} at {gpu.get('temp_c')} C")
     if slow:
         remedy = "let it cool, look at fans, airflow and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
-        return Check("clocks", "warn", f"held down: {'; '.join(slow)}", remedy)
+        return Check("clocks", "warn", f"slowed down: {'; '.join(slow)}", remedy)
     if all(gpu.get("clocks_event_reasons") is None for gpu in gpus):
         return Check("clocks", "ok", "unknown: the driver does not say")
     tops = sorted({gpu["max_sm_clock_mhz"] for gpu in gpus if gpu.get("max_sm_clock_mhz") is not None})
-    return Check("clocks", "ok", f"nothing holds them down; at most {' and '.join(map(str, tops)) or '?'} MHz")
+    return Check("clocks", "ok", f"nothing slows them down; at most {' and '.join(map(str, tops)) or '?'} MHz")
 
 
 def ecc(gpus):
@@ -84,7 +84,7 @@ def ecc(gpus):
         elif gpu.get("remap_pending"):
             bad.append(f"{who}: a memory row waits to be replaced")
     if bad:
-        remedy = "reset the GPU (sudo nvidia-smi -r) or reboot; if it stays, have it replaced"
+        remedy = "reset the GPU (sudo nvidia-smi -r) or reboot; if that does not help, replace the GPU"
         return Check("ecc", "warn", "; ".join(bad), remedy)
     if len(modes) > 1:
         return Check("ecc", "warn", "on for some GPUs, off for others", "sudo nvidia-smi -e 1, then reboot")

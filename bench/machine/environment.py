@@ -52,9 +52,9 @@ def environment() -> dict:
 
 def summary(env: dict, hardware) -> dict:
     """env: of environment(); hardware: resolved -> run.json["environment"], what the run itself used."""
-    raced = gpus.raced(env["gpus"], hardware) if hardware.device == "cuda" else []
+    used = gpus.of_run(env["gpus"], hardware) if hardware.device == "cuda" else []
     keys = ("memory_gib", "power_limit_w", "max_sm_clock_mhz", "uuid_hash")
-    shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in raced]
+    shown = [{"name": gpu["name"] + (" MIG" if gpu["mig"] else "")} | {key: gpu[key] for key in keys} for gpu in used]
     facts = {key: env[key] for key in ("python", "os", "driver", "cpu_model", "num_cpus", "memory_gib", "governor")}
     known_later = {"cuda": None, "nccl": None}  # torch_facts() of the workers has them, and torch's version again
     facts |= {"torch": env["packages"].get("torch"), **known_later, "num_threads": hardware.num_threads}

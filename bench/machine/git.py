@@ -16,7 +16,7 @@ def run(repo, *words, given=None, errors="surrogateescape", **env):
     """Output of `git WORDS` in this folder as text.  given: bytes for its standard input; env: variables beside ours.
 
     errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also where the harness is installed: a repository
-    around it, such as that of its venv, belongs to somebody else.
+    around it, such as that of its venv, is another project's.
     """
     if INSTALLED:
         raise Failed("the installed program has no repository: use a clone")

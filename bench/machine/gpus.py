@@ -34,7 +34,7 @@ def num_visible():
     return sum(gpu["visible"] is not None for gpu in nvml_facts()["gpus"])
 
 
-def raced(gpus, hardware):
+def of_run(gpus, hardware):
     """Facts of all GPUs -> those that a run on this hardware uses, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
@@ -81,7 +81,7 @@ def nvml_facts():
 
 def call(nvml, what, handle, *args):
     """nvmlDeviceGet<what> of one GPU, by another name where the driver knows only that.  Raises nvml.NVMLError."""
-    # nvidia-ml-py raises an error that is no NVMLError where a driver is older than the newest version of a function.
+    # nvidia-ml-py raises an error that is not an NVMLError if a driver is older than a function's newest version.
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
     for name in (what, *OTHER_NAMES.get(what, ())):
         function = getattr(nvml, f"nvmlDeviceGet{name}", None)

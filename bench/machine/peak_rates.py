@@ -1,6 +1,6 @@
 """What a device can do at most: dense FLOP/s by precision, and memory bandwidth.  Unknown is None, never a guess.
 
-A device is found by its full name as the driver gives it, without vendor words: "NVIDIA H100 PCIe" is no H100 SXM,
+A device is found by its full name as the driver gives it, without vendor words: "NVIDIA H100 PCIe" is not an H100 SXM,
 an "A10G" no A10, a "MIG 1g.10gb" slice or a "Laptop GPU" nothing we know.  Data sheets print tensor-core numbers "with
 sparsity"; those are halved here.  fp32 is the plain FP32 pipeline, tf32 the tensor cores; GeForce numbers are for FP32
 accumulation, which training uses.

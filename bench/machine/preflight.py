@@ -29,5 +29,5 @@ def checks(hardware, dataset_bytes: int, env: dict, results, foreign_cpu_cores: 
         return [*found, check_host.waiting_threads(hardware, env["env"])]
     if hardware.compile is not False:  # None: not yet resolved, and compiled on a GPU
         found.append(check_host.compiler())
-    raced = gpus.raced(env["gpus"], hardware)
-    return [*found, *check_gpu.checks(raced)] if raced else found
+    used = gpus.of_run(env["gpus"], hardware)
+    return [*found, *check_gpu.checks(used)] if used else found

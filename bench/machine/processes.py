@@ -1,4 +1,4 @@
-"""Processes that start and end together: workers never outlive their launcher, whatever killed it.
+"""Processes that start and end together: workers never outlive their launcher, however it was killed.
 
 Imports nothing heavy: workers use it before torch is imported.  On Linux a pidfd sleeps in the kernel and costs
 nothing; elsewhere the process is looked for once a second.

@@ -23,7 +23,7 @@ class CudaPeaks:
         torch.cuda.init()  # before it there is no allocator to ask
 
     def reset(self):
-        """From here on is whole(): the warm-up is over."""
+        """From here on is whole(): the warm-up has ended."""
         self._cuda.reset_peak_memory_stats(self._device)
         self._whole = {}
 

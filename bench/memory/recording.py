@@ -43,7 +43,7 @@ class Recording:
         return _holder is self
 
     def start(self):
-        """Empty, whatever was recorded before."""
+        """Empty, also after an earlier recording."""
         global _holder
         if _holder not in (None, self):
             raise RuntimeError(f"{self.name}: {_holder.name} is recording the memory history, and there is only one")
@@ -130,7 +130,7 @@ def when_out_of_memory(callback):
         import torch
 
         torch.cuda.init()  # observers of before are not kept
-        torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)  # for good: there is no detaching
+        torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)  # it stays attached: torch cannot detach it
         _is_observing = True
 
 

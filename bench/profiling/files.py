@@ -38,7 +38,7 @@ class Saved:
 
     @property
     def num_recorded(self):
-        """Events that torch has in memory, whatever was written."""
+        """Events that torch has in memory, written or not."""
         return self.num_events + sum(self.left_out.values())
 
 
@@ -91,7 +91,7 @@ def _write(path, head, events, replaced):
 
 
 def _clean(block, replaced):
-    """UTF-8, whatever torch wrote (see allocations._name), and without private paths, in whichever string they are."""
+    """UTF-8, also where torch wrote other bytes (see allocations._name), and without private paths in any string."""
     for old, new in replaced:
         block = block.replace(old, new)
     try:

@@ -4,7 +4,7 @@
     recording.warm(); ...; recording.start(); recording.ranges.open("ProfilerStep#5"); ...; recording.stop()
     saved = files.save(recording.profile, path)
 
-torch's own schedule is not used: it counts calls of step(), and a step that is left out of them moves the window.
+torch's own schedule is not used: it counts calls of step(), and a step without that call moves the window.
 """
 
 import json
@@ -57,7 +57,7 @@ class Ranges:
 
 
 class Recording:
-    """warm(), start(), stop(), each once and in this order; warm() may be left out.  cancel() from anywhere.
+    """warm(), start(), stop(), each once and in this order; warm() may be omitted.  cancel() from anywhere.
 
     facts go into the trace's metadata as "speedrun".  profile is torch's object: events, key_averages, export.
     """
@@ -72,7 +72,7 @@ class Recording:
         wanted = {getattr(ProfilerActivity, activity.upper()) for activity in activities}
         if not wanted & torch.profiler.supported_activities():
             asked = f"window {name}: activities={list(activities)}"
-            raise ValueError(f"{asked}: this torch records none of them here; leave it null")
+            raise ValueError(f"{asked}: this torch can record none of them here: use null")
         flags = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
         chosen = {flag: getattr(options, flag) for flag in flags}
         self.profile = ExclusiveProfile(activities=sorted(wanted, key=str), **chosen)

@@ -71,12 +71,12 @@ def _check(arms, n, looks, alpha, margin_nats, first_seed):
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
     for name in arms:
         if not ARM.fullmatch(name):
-            raise ValueError(f"{name}: an arm's name is a capital letter, and more letters and digits if you like")
+            raise ValueError(f"{name}: an arm's name begins with a capital letter; letters and digits may follow")
     for what, value, fits, remedy in (
-        ("n", n, n >= 2, f"one run has no spread: use 2 or more, {N} as a rule"),
-        ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"each is a number of runs, 2 to n={n}"),
-        ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, {ALPHA:g} as a rule"),
-        ("margin", margin_nats, margin_nats > 0, f"use nats above 0, {LOSS_MARGIN_NATS:g} as a rule"),
+        ("n", n, n >= 2, f"one run has no spread: use 2 or more, usually {N}"),
+        ("looks", ",".join(map(str, looks)), looks[0] >= 2 and looks[-1] == n, f"give numbers of runs from 2 to n={n}"),
+        ("alpha", alpha, 0 < alpha < 0.5, f"use a probability below 0.5, usually {ALPHA:g}"),
+        ("margin", margin_nats, margin_nats > 0, f"use nats above 0, usually {LOSS_MARGIN_NATS:g}"),
         ("seed", first_seed, first_seed >= 0, "use 0 or more"),
     ):
         if not fits:

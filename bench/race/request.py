@@ -33,7 +33,7 @@ def parse(words):
         arm["overrides"] = [*common, *arm["overrides"]]
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
-            words = "the race gives the seeds, the same to every arm; begin elsewhere with seed=N beside the arms"
+            words = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
             raise ValueError(f"{name}={seeds[0]}: {words}")
     return {"arms": arms, **settings}
 

@@ -22,7 +22,7 @@ def go(folder, results, args):
         for other in state.unfinished(results):
             if other != folder and state.is_running(other):
                 raise ValueError(
-                    f"{other.name}: is being raced at this moment, and two races at once disturb each other: "
+                    f"{other.name}: is running at this moment, and two races at once disturb each other: "
                     f"wait for its end, then ./run.sh race --resume {folder.name}"
                 )
         race = state.read(folder, results)
@@ -173,7 +173,7 @@ def look(folder, results):
     if not race.has_ended:
         planned = len(set(started.values())) == 1 and min(started.values()) in race.plan["looks"]
         ledger.append(results, "look", race_id=race.race_id, started=started, planned=planned)
-        kind = "planned" if planned else "NOT planned: the race's verdict is no evidence from now on"
+        kind = "planned" if planned else "NOT planned: from now on the race's verdict is not evidence"
         print(f"the ledger keeps this interim look, {kind}; started: {started}", file=sys.stderr)
     print(report.verdicts(result_of(race, results)))
     return 0

@@ -159,7 +159,7 @@ def locked(folder):
                 break
             except BlockingIOError:
                 if not attempts_left:
-                    raise ValueError(f"{folder}: another process is racing it: wait for its end") from None
+                    raise ValueError(f"{folder}: another process runs this race: wait for its end") from None
                 time.sleep(0.05)  # is_running() of another race holds it for microseconds
             except OSError:
                 break  # a file system without locks

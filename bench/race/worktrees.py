@@ -27,7 +27,7 @@ def path_of(repo, name):
 
 
 def _git_folder(repo, name):
-    """The repository's .git.  An installed harness has none: one around it is somebody else's."""
+    """The repository's .git.  An installed harness has none: one around it is another project's."""
     common = git.ask(repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
     if common is None:
         raise ValueError(f"{name}: the harness does not lie in a git repository of its own: race revisions in a clone")
@@ -48,7 +48,7 @@ def add(repo, name, commit):
 
 
 def remove(repo, name):
-    """Deletes a worktree, whatever is left of it."""
+    """Deletes a worktree, also a damaged one."""
     path = path_of(repo, name)
     if path.exists():
         git.ask(repo, "worktree", "remove", "--force", "--force", str(path))

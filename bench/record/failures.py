@@ -91,7 +91,7 @@ def classify(folder, exit_code):
     killed = [one for one in ended if one["exit_code"] < 0 and -one["exit_code"] != signal.SIGTERM]
     if first_cause:
         cause = min(first_cause, key=lambda one: one["failed_at_s"])
-        # A kill that the agent saw long after is its own: it ends what does not end by itself.
+        # A kill that the agent saw long after is its own: it ends what does not end on its own.
         killed = [one for one in killed if one["failed_at_s"] <= cause["failed_at_s"] + KILL_SEEN_WITHIN_S]
         if not (killed and cause["kind"] in ("exception", "collective_timeout")):
             return _without_private(cause)

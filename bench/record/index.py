@@ -32,7 +32,7 @@ NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs agai
 def read_rows(paths, on_error=None, logs_too=False) -> list[tuple[str, Row]]:
     """Folders -> [(folder, row)] of every run in and below them, each once, by folder; folder is an absolute path.
 
-    What cannot be read is skipped and reported to on_error(message).  ValueError for a path that is no folder, unless
+    What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless
     logs_too says that the caller reads those.
     """
     found = {}
@@ -40,7 +40,7 @@ def read_rows(paths, on_error=None, logs_too=False) -> list[tuple[str, Row]]:
         for parent, name, stat in run_folder.walk(path, on_error):
             found.setdefault(parent, {})[name] = stat
         if not logs_too and not os.path.isdir(path):
-            raise ValueError(f"{path}: is no folder: ./run.sh table without a folder shows results/")
+            raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
     with _no_garbage_collection():
         return [
             (f"{parent}/{name}", row)

@@ -65,7 +65,7 @@ class Lookup:
             if names:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         raise ValueError(
-            f"{word}: is no folder, no glob that fits, no race and no part of a run id: ./run.sh table lists the runs"
+            f"{word}: is not a folder, a glob that matches, a race or a part of a run id: ./run.sh table lists the runs"
         )
 
     def each(self, words):

@@ -27,7 +27,7 @@ class Asked(TypedDict):
 
 
 class Metrics(TypedDict):
-    """run.json["metrics"]; all None but of complete runs: a failed one's last loss is no result."""
+    """run.json["metrics"]; all None but of complete runs: a failed one's last loss is not a result."""
 
     num_steps: int | None
     val_loss: float | None  # nats a token, as gap_nats

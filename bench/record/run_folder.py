@@ -27,7 +27,7 @@ from bench.paths import PUBLISHED
 SCHEMA_VERSION = 1
 MAX_BYTES = 256 * 2**20  # of a run.json: anything larger is refused
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
-# Temporary files between launcher and workers while a run lasts; named so that they are no artifacts.
+# Temporary files between launcher and workers while a run lasts; named so that they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 ROLES = {
@@ -67,15 +67,15 @@ def new_folder(results, track, name, config_id, seed, moment=None):
 
 
 def find_runs(paths):
-    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError for a path that is no folder."""
+    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError if one is not a folder."""
     for path in paths:
         if not os.path.isdir(path):
-            raise ValueError(f"{path}: is no folder: ./run.sh table without a folder shows results/")
+            raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
         yield from map(Path, sorted(os.path.join(parent, name) for parent, name, _ in walk(os.fspath(path))))
 
 
 def walk(path, on_error=None):
-    """Yields (parent, name, stat of its run.json) of the run folders in and below path; nothing for what is no folder.
+    """Yields (parent, name, stat of its run.json) of the run folders in and below path; none if path is not a folder.
 
     What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.
     A folder that cannot be read is reported to on_error(message).

@@ -62,7 +62,7 @@ def read(folder, strict=False):
             )
         except (ValueError, KeyError):
             if strict:
-                raise ValueError(f"{path}: line {number} is damaged or there twice: {line[:60]!r}") from None
+                raise ValueError(f"{path}: line {number} is damaged or repeated: {line[:60]!r}") from None
     if strict and cut:
         raise ValueError(f"{path}: the last line is cut: {cut[:60]!r}")
     return [rows[step] for step in sorted(rows)]

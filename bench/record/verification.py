@@ -33,7 +33,7 @@ def report(folder):
 
 
 def check(folder, run):
-    """A record as written, in its folder -> (rule, passed, evidence) of every rule, whatever the first ones say."""
+    """A record as written, in its folder -> (rule, passed, evidence) of every rule, also after one that failed."""
     rules = RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else [])
     if run.get("provenance") == "imported":
         rules = RULES_OF_AN_IMPORTED_RUN
@@ -42,7 +42,7 @@ def check(folder, run):
 
 
 def applied(rules, *args):
-    """Functions of args -> (name, passed, evidence) of each, whatever the first ones give; an error is a failure."""
+    """Functions of args -> (name, passed, evidence) of each, also after one that failed; an error is a failure."""
     for rule in rules:
         try:
             passed, evidence = rule(*args)

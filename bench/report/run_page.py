@@ -98,7 +98,7 @@ def sentence(run):
         hint = failure.get("hint") or "see the logs"
         return f"It ended with {failure['kind']}{where}: {failure['message']} Try: {hint}"
     if metrics.get("val_loss") is None:
-        return "It never measured a validation loss."
+        return "It has no validation loss."
     words = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         words += f" in {metrics['train_s']:.2f} s"

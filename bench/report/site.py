@@ -57,7 +57,7 @@ def history(track, rows):
     best = counted[times_s.index(record_s[-1])]["run_id"]
     caption = (
         f"{_num(len(counted), 'run')} reached the target, the fastest in {record_s[-1]:.2f} s ({best}); "
-        "one run is no claim: see table --leaderboard"
+        "one run is not a claim: see table --leaderboard"
     )
     series = [series_of("record", record_s, "line"), series_of("run", times_s, "points")]
     when_s = [utc.seconds(row["started_at"]) for row in counted]

@@ -24,7 +24,7 @@ def condition(words):
     """E.g. val_loss<4 -> ("val_loss", "<", 4.0); the empty value is None."""
     match = CONDITION.fullmatch(words)
     if not match:
-        raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= in the place of =")
+        raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= instead of =")
     key, sign, wanted = match.groups()
     if key not in COLUMNS:
         raise ValueError(f"--where {words}: there is no column {key}; choose from {', '.join(COLUMNS)}")
@@ -35,7 +35,7 @@ def condition(words):
             return key, sign, float(wanted)
         return key, sign, BOOLEANS[wanted.lower()] if key in YES_OR_NO else wanted
     except ValueError:
-        raise ValueError(f"--where {words}: {key} is a number, {wanted!r} is none") from None
+        raise ValueError(f"--where {words}: {key} is a number and {wanted!r} is not: give a number") from None
     except KeyError:
         raise ValueError(f"--where {words}: {key} is yes or no") from None
 

@@ -33,14 +33,14 @@ def percentile(values, pct):
     ordered = sorted(values)
     if not ordered:
         return None
-    place = (len(ordered) - 1) * pct / 100
-    low = math.floor(place)
+    index = (len(ordered) - 1) * pct / 100
+    low = math.floor(index)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (index - low) * (ordered[high] - ordered[low])
 
 
 def median_interval(values, confidence=0.95):
-    """(low, high) of the median: the order statistics that hold it at least that often, whatever the distribution.
+    """(low, high) of the median: the order statistics that hold it at least that often, for any distribution.
 
     The k-th from either end, where 2 * P(Binomial(n, 1/2) < k) <= 1 - confidence; None for too few values (5 at 0.95).
     """

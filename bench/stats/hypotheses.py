@@ -97,9 +97,9 @@ def holm(p_values):
 
     Sorted p_(1) <= p_(2) ...: adjusted p_(i) = max over k <= i of (m - k + 1) p_(k), at most 1.
     """
-    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted, running = [None] * len(p_values), 0.0
-    for rank, (p, place) in enumerate(order):
+    for rank, (p, index) in enumerate(order):
         running = max(running, min(1.0, (len(order) - rank) * p))
-        adjusted[place] = running
+        adjusted[index] = running
     return adjusted

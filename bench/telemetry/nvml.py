@@ -181,7 +181,7 @@ def open_gpus(uuids, num_devices):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(num)
                 by_uuid[nvml.nvmlDeviceGetUUID(handle)] = handle
-            except nvml.NVMLError as error:  # lost, or somebody else's: the others are there all the same
+            except nvml.NVMLError as error:  # lost, or without permission: the others still count
                 warnings.append(f"GPU {num} of this machine, by NVML's count: {error}")
         if (os.environ.get("CUDA_VISIBLE_DEVICES") or "").startswith("MIG-"):
             uuids = []

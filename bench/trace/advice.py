@@ -36,7 +36,7 @@ def _communication(answer, span_us):
     exposed_us = answer["exposed_comm_us"]
     if exposed_us is not None and exposed_us > EXPOSED_ABOVE_PCT / 100 * span_us:
         yield (
-            f"Communication that nothing hides takes {100 * exposed_us / span_us:.1f} % of the time (over "
+            f"Communication that overlaps with no kernel takes {100 * exposed_us / span_us:.1f} % of the time (over "
             f"{EXPOSED_ABOVE_PCT} %): overlap it with backward, or send less; see which rank is late."
         )
 
@@ -91,6 +91,6 @@ def _unknown(answer, span_us):
     pct = next((line["pct"] for line in answer["categories"] if line["category"] == "other"), 0.0)
     if pct > UNKNOWN_ABOVE_PCT:
         yield (
-            f"{pct:.1f} % of kernel time is of no known category (over {UNKNOWN_ABOVE_PCT} %): give rules of your own "
+            f"{pct:.1f} % of kernel time has no known category (over {UNKNOWN_ABOVE_PCT} %): give rules of your own "
             "with --rules."
         )

@@ -120,8 +120,8 @@ def is_communication(kernel_name, rules=RULES):
 def load_rules(path):
     """A user's yaml or json list of {category, pattern[, example]} -> their rules followed by RULES.
 
-    Raises ValueError for what is no such list, for an unknown category, a pattern that is no regular expression, and
-    an example that its own pattern does not match.
+    Raises ValueError for another form, an unknown category, a pattern that is not a regular expression,
+    and an example that its own pattern does not match.
     """
     import yaml  # reads json as well
 
@@ -139,7 +139,7 @@ def _rule(path, number, entry):
     where = f"rules={path}: entry {number}"
     fields = {"category", "pattern"}
     if not isinstance(entry, dict) or not fields <= set(entry) <= fields | {"example"}:
-        raise ValueError(f"{where} is {entry!r}: give category, pattern and, if you like, example")
+        raise ValueError(f"{where} is {entry!r}: give category, pattern and, if useful, example")
     rule = Rule(*(str(entry.get(field) or "") for field in Rule._fields))
     if rule.category not in CATEGORIES:
         raise ValueError(f"{where}: category={rule.category}: choose from {', '.join(CATEGORIES)}")

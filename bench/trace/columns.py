@@ -1,4 +1,4 @@
-"""What every analysis does with columns of numbers.  An index of -1 means: there is no such row."""
+"""What every analysis does with columns of numbers.  An index of -1 means: no row."""
 
 import numpy as np
 

@@ -99,7 +99,7 @@ def compare(a, b):
 
 
 def _line(key, old, new):
-    """old, new: {"ms", "count"}, None where the trace has no such line."""
+    """old, new: {"ms", "count"}, None where the trace does not have the line."""
     change_ms = (new["ms"] if new else 0.0) - (old["ms"] if old else 0.0)
     if old is None or new is None:
         status = "appeared" if old is None else "vanished"

@@ -29,7 +29,7 @@ DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
 ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(10)}
 MOMENT = "[memory]"  # an allocation (profile_memory): no duration, and ph "i"
 LARGEST_US = 2**52
-EXACT_BELOW = 2**42  # microseconds: below, a double tells the nanoseconds apart
+EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
 NO_NUMBER = -1
 _LARGE = re.compile(rb'"ts"\s*:\s*"?(\d{13,})\.\d')
 Number = int | float | str | None
@@ -105,7 +105,7 @@ class Collector:
             event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
         ]
         if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
-            self._exact = True  # the chunks before had no such stamp to tell by
+            self._exact = True  # the chunks before had no stamp that shows it
             self.add(chunk)
             return
         self.num_events += len(events)
@@ -221,7 +221,7 @@ _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
 
 
 def _nanoseconds(values):
-    """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is no number becomes _BAD."""
+    """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is not a number becomes _BAD."""
     kinds = set(map(type, values))
     if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
         return np.array(values, np.int64) * 1000
@@ -234,7 +234,7 @@ def _nanoseconds(values):
 
 def _one_ns(value):
     if value is None:
-        return int(_BAD)  # a moment is no range, and a range without its start lies nowhere
+        return int(_BAD)  # a moment is not a range, and a range without its start cannot be placed
     text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
     text = text.strip('" ')
     whole, _, decimals = text.partition(".")
@@ -249,7 +249,7 @@ def _one_ns(value):
 
 
 def whole(value, otherwise=None):
-    """A number however it is written -> int; NO_NUMBER if it is none."""
+    """A number however it is written -> int; NO_NUMBER if it is not one."""
     for candidate in (value, otherwise):
         if type(candidate) is int:
             return candidate
@@ -265,7 +265,7 @@ def whole(value, otherwise=None):
 
 
 def _integers(values):
-    """Numbers however they are written -> int64; what is none, or fits into none, becomes NO_NUMBER."""
+    """Numbers however they are written -> int64; what is not a number, or does not fit, becomes NO_NUMBER."""
     try:
         if set(map(type, values)) == {int}:
             return np.array(values, np.int64)
@@ -276,7 +276,7 @@ def _integers(values):
 
 
 def _from_plain(value):
-    """A dict from the json module -> Event, with whatever of it can be used."""
+    """A dict from the json module -> Event, with all of it that can be used."""
     args = value.get("args") if isinstance(value.get("args"), dict) else {}
     raw = {key: msgspec.Raw(json.dumps(args[_ARG_NAMES[key]]).encode()) for key in _RAW if _ARG_NAMES[key] in args}
     plain = {key: _if(args.get(name), (int, float, str)) for key, name in _ARG_NAMES.items() if key not in _RAW}

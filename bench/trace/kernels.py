@@ -16,7 +16,7 @@ INT64 = np.iinfo(np.int64)
 
 
 def types(rank, rows, rules=RULES):
-    """Index into TYPES for each device row: copies and memsets are memory, whatever else moves data communication."""
+    """Index into TYPES for each device row: copies and memsets are memory, others that move data are communication."""
     kinds = rank.is_named(lambda name: is_communication(name, rules), rows).astype(np.int8)
     is_copy = np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))
     is_copy |= rank.is_named(lambda name: name.startswith(COPY_NAMES), rows)

@@ -79,7 +79,7 @@ class Rank:
 
 
 def load(path, kinds=None) -> Rank:
-    """One file -> Rank.  kinds: those to keep, None: all.  NoTrace (a ValueError) for a file that is no trace."""
+    """One file -> Rank.  kinds: those to keep, None: all.  NoTrace (a ValueError) for a file that is not a trace."""
     source = Source(path)
     if source.is_zip:
         raise NoTrace(f"{path}: it is a zip archive: unpack it and name the .json in it")
@@ -128,12 +128,12 @@ def find(word):
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise NoTrace(f"{word}: there is no such file or folder")
+        raise NoTrace(f"{word}: no such file or folder")
     for folder in (path, path / "traces"):
         files = sorted(file for file in folder.rglob("*") if file.name.endswith(SUFFIXES) and _looks_like_a_trace(file))
         if files:
             return files
-    raise NoTrace(f"{word}: there is no trace in it (.json, .json.gz); a run makes some with profile=window")
+    raise NoTrace(f"{word}: it holds no trace (.json, .json.gz); a run records traces with profile=window")
 
 
 def _looks_like_a_trace(path):
@@ -166,7 +166,7 @@ def _rank(path, parts):
     tail = next((part["tail"] for part in parts if part["tail"]), b"")
     cut = next((part["cut"] for part in parts if part["cut"]), None)
     if sum(part["num_events"] for part in parts) == 0 and cut is None and not head and not tail:
-        raise NoTrace(f"{path}: it is no Kineto trace: there are no events in it")
+        raise NoTrace(f"{path}: it is not a Kineto trace: it has no events")
     return Rank(path, parts, head, tail, cut)
 
 

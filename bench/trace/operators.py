@@ -20,7 +20,7 @@ def table(rank, rows, until_ns=None):
     cpu_us, self_cpu_us: without the operators inside it.  device_us, num_kernels: of what the operator itself
     launched.  flop and bytes: of all calls, from the shapes; None where the formula or the shapes are unknown, and
     where an operator inside has them: nothing counts twice.  flop_us: CPU time of these calls, with what they called.
-    allocated_bytes: what the operator itself asked for, net_bytes: less what it gave back; of the device where the
+    allocated_bytes: what the operator itself asked for, net_bytes: less what it freed; of the device where the
     trace has one, else of the host; None where memory was not recorded.
     """
     ops = window.host_rows(rank, events.CPU_OP, until_ns)
@@ -87,7 +87,7 @@ def _leaves(ops, nests, known):
 
 
 def _memory(rank, rows, ops):
-    """{"allocated_bytes": asked for by each operator itself, "net_bytes": less what it gave back}; {}: not recorded."""
+    """{"allocated_bytes": asked for by each operator itself, "net_bytes": less what it freed}; {}: not recorded."""
     moments = np.flatnonzero(rank.is_kind(events.MEMORY) & (rank.extra >= 0))
     if not len(moments):
         return {}

@@ -19,7 +19,7 @@ GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
 
 
 class NoTrace(ValueError):
-    """The file is no trace: what, and what to try."""
+    """The file is not a trace: what, and what to try."""
 
 
 class Source:
@@ -116,7 +116,7 @@ class Source:
             why = f" ({self.cut})" if self.cut else ""
             raise NoTrace(f"{self.path}: the file is empty{why}; record the trace again")
         raise NoTrace(
-            f'{self.path}: it is no Kineto trace: there is no "traceEvents" in it; '
+            f'{self.path}: it is not a Kineto trace: it has no "traceEvents"; '
             "name a .json or .json.gz that torch.profiler wrote"
         )
 

@@ -28,7 +28,7 @@ def plain(value, limit=MAX_NAME_CHARS):
 
 
 def short(name, limit=MAX_NAME_CHARS):
-    """A kernel's name without what all have: return type, namespaces and arguments; what is left tells them apart."""
+    """A kernel's name without what all have: return type, namespaces and arguments; what is left distinguishes them."""
     words = BOILERPLATE.sub("", str(name))
     head, bracket, _ = words.rpartition("(")
     is_call = words.endswith(")") and head and not head.endswith(" ")  # "Memcpy HtoD (Pinned -> Device)" is none

@@ -43,7 +43,7 @@ class Clock:
         self._train_ns += stopped_ns - self._running_since_ns
         self._running_since_ns = None
         yield
-        self._barrier()  # what one rank did longer than the others in its pause is nobody's training time
+        self._barrier()  # what one rank did longer than the others in its pause is not training time
         self._sync()
         started_ns = self._now_ns()
         self.paused_ns[reason] = self.paused_ns.get(reason, 0) + started_ns - stopped_ns

@@ -1,4 +1,4 @@
-"""Mean nats per token over exactly val_tokens, the same tokens whatever the world size.
+"""Mean nats per token over exactly val_tokens, the same tokens at every world size.
 
 Legend: B sequences, T tokens.
 """

@@ -26,7 +26,7 @@ class RankResult:
     peak_mem_gib: dict  # {kind: GiB}, the warm-up excluded
     foreign_cpu_cores: float | None  # of all the machine, the same on every rank; None: not known
     warnings: list = field(default_factory=list)
-    events: list = field(default_factory=list)  # that nobody has written yet
+    events: list = field(default_factory=list)  # not yet written
 
 
 def write(folder, facts, times, everyone, summaries):

@@ -16,7 +16,9 @@ def read_launch(folder: Path) -> dict | None:
         launch = json.loads((folder / run_folder.LAUNCH).read_text())
     except FileNotFoundError:
         return None
-    is_copy = launch["folder"] != str(folder.resolve())  # of a run that was killed with its launcher: nobody cleaned up
+    is_copy = launch["folder"] != str(
+        folder.resolve()
+    )  # of a run that was killed with its launcher: it was not cleaned up
     return None if is_copy else launch
 
 

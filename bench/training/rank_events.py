@@ -8,7 +8,7 @@ from bench.record import step_files
 
 
 class RankEvents:
-    """events("gc", ms=3.2) from anywhere on this rank.  .kept: what nobody has written yet, oldest first."""
+    """events("gc", ms=3.2) from anywhere on this rank.  .kept: those not yet written, oldest first."""
 
     def __init__(self, rank):
         self._rank, self._sink = rank, None

@@ -17,7 +17,7 @@ from bench.units import ms_from_s
 
 INTERVAL_S = 0.5
 NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
-write_lock = threading.Lock()  # held by who writes the folder; who finishes the record in a launcher's place keeps it
+write_lock = threading.Lock()  # held to write the folder; never released after a launcher was killed
 
 
 def step_lines(row, num_steps):

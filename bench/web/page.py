@@ -15,7 +15,7 @@ CHART_STYLES = ("uPlot.min.css", "style.css")
 
 
 class Safe(str):
-    """Markup that this room made; any other str is somebody's text and is escaped."""
+    """Markup that this room made; any other str is foreign text and is escaped."""
 
 
 def text(value):

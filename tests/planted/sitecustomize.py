@@ -1,4 +1,4 @@
-"""For test_planted.py: with this folder first on PYTHONPATH, every race has one more looker-on, which disturbs it.
+"""For test_planted.py: with this folder first on PYTHONPATH, every run has one more instrument, which disturbs it.
 
 In optimizer step 8 it sleeps 200 ms, in step 14 it collects many objects, in step 20 it has a function compiled anew.
 It sleeps 100 ms itself as step 4 starts and as step 26 ends; its summary fails on a file of this repository.

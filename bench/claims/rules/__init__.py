@@ -34,6 +34,6 @@ RULES = [
 
 
 def check(claim):
-    """Every rule's {"rule", "passed", "evidence"}, whatever the ones before it gave."""
+    """Every rule's {"rule", "passed", "evidence"}, also after one that failed."""
     found = verification.applied(RULES, claim)
     return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in found]

@@ -1,4 +1,4 @@
-"""The evidence of a rule that looks at each run by itself."""
+"""The evidence of a rule that looks at each run alone."""
 
 
 def of_each(runs, fault_of, good):

@@ -47,7 +47,7 @@ def there_was_no_unplanned_look(claim):
         return None, "the runs were not raced"
     looks = [(race.race_id, look) for race in _known(claim) for look in race.state.looks if not look["planned"]]
     words = [f"{race_id}: looked at {look['at']} after {look['started']} runs" for race_id, look in looks]
-    return not words, "; ".join(words[:3]) or "no look but the planned ones"
+    return not words, "; ".join(words[:3]) or "only planned looks"
 
 
 def interrupts_were_few(claim):
@@ -77,7 +77,7 @@ def it_is_faster_than_its_baseline(claim):
         if found["verdict"] != "faster":
             return False, f"{race.race_id}: {found['words']}"
         words.append(f"{race.race_id}: {found['words']}")
-    return (True, "; ".join(words)) if words else (None, "nothing it was raced against")
+    return (True, "; ".join(words)) if words else (None, "it was not raced against another arm")
 
 
 def _verdict_again(claim, race, floor_pct):

@@ -1,4 +1,4 @@
-"""Rules about each record by itself, and about the ledger that has it."""
+"""Rules about each record alone, and about the ledger that has it."""
 
 from bench.claims.rules.evidence import of_each
 from bench.record import ledger, verification
@@ -21,7 +21,7 @@ def the_ledger_is_whole(claim):
     """No line of the ledger was changed or removed."""
     faults, lines = claim.ledger.faults, claim.ledger.lines
     if not lines:
-        return False, "there is no ledger: ledger.jsonl lies in results/ and belongs beside the runs"
+        return False, "there is no ledger: copy ledger.jsonl of the results folder to these runs"
     return not faults, "; ".join(faults[:3]) or f"{len(lines)} lines, each names the one before it"
 
 

@@ -48,7 +48,7 @@ class Dataset:
 def chosen(data) -> Source:
     """DataConfig -> its Source, settings checked."""
     if data.source not in SOURCES:
-        raise ValueError(f"data.source={data.source}: there is no such source; choose from {', '.join(SOURCES)}")
+        raise ValueError(f"data.source={data.source}: unknown source; choose from {', '.join(SOURCES)}")
     module, name = SOURCES[data.source]
     return getattr(importlib.import_module(f"bench.data.sources.{module}"), name)(data)
 

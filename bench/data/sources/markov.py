@@ -89,7 +89,7 @@ class Markov(Made):
     def broken_promise(self, knob, promised, found):
         return (
             f"{super().broken_promise(knob, promised, found)}: with other settings than conf/data/markov.yaml's, add "
-            "data.train_sha256=null data.val_sha256=null; with the same ones this is a bug of ours or of this machine"
+            "data.train_sha256=null data.val_sha256=null; with the same ones it is a bug of the harness or this machine"
         )
 
 

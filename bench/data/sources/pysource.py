@@ -1,7 +1,7 @@
 """Real text that every machine already has: the Python sources of three pinned pure-Python dependencies, as bytes.
 
 A document is one .py file: token 256, then its bytes as they are on disk.  Documents are ordered by the sha256 of their
-path inside the package folder, so that train and val look alike whatever the operating system lists first.  The first
+path inside the package folder, so that train and val look alike on every operating system.  The first
 documents, up to MIN_VAL_TOKENS tokens, are val; the rest is train.  The same lock gives the same bytes: conf/data/
 pysource.yaml says what they must hash to.
 """

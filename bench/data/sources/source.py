@@ -59,12 +59,12 @@ class Source:
         for field in dataclasses.fields(data):
             value = getattr(data, field.name)
             if value is not None and field.name not in (*ALWAYS, *self.uses):
-                raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: leave it out")
+                raise ValueError(f"data.{field.name}={value}: it has no effect with source {data.source}: remove it")
             if value is None and field.name in self.needs:
                 need = f"source {data.source} needs it: give data.{field.name}=VALUE"
                 raise ValueError(f"data.{field.name} is not set: {need}")
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
-            raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: leave it out")
+            raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
 
     @property
     def name(self):

@@ -79,12 +79,12 @@ def _decoded(path, text):
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        hint = "convert it, leave it out or use data.tokenizer=bytes"
+        hint = "convert it, exclude it or use data.tokenizer=bytes"
         raise CheckFailed(f"{path}: not UTF-8 ({error}): {hint}") from error
 
 
 def _in_pieces(arrays, length):
-    """Arrays in a row -> arrays of that length, the last one shorter."""
+    """Arrays, joined in order -> arrays of that length, the last one shorter."""
     waiting, num_waiting = [], 0
     for array in arrays:
         while num_waiting + len(array) >= length:

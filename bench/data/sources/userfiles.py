@@ -41,5 +41,5 @@ def _matches(name, pattern):
     pattern = str(of_user(pattern))
     paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)]
     if not paths:
-        raise CheckFailed(f"data.{name}={pattern}: no file has such a name: check it, and quote it for the shell")
+        raise CheckFailed(f"data.{name}={pattern}: no file matches: check the pattern, and quote it for the shell")
     return paths

@@ -97,7 +97,7 @@ def _marks(about, held):
 
 
 def _edges(about):
-    """[(time_us, name)] of the recording's marks; what is none is skipped."""
+    """[(time_us, name)] of the recording's marks; others are skipped."""
     marks = about.get("marks")
     marks = marks if isinstance(marks, list) else ()
     pairs = [mark for mark in marks if isinstance(mark, (list, tuple)) and len(mark) == 2]
@@ -167,7 +167,7 @@ def _fullness(full):
         ("rounding", full["rounding"], "lost inside of blocks, which come in sizes"),
         ("waiting", full["waiting"], "freed, but another stream still uses it"),
         ("free, in gaps", full["in_gaps"], gaps),
-        ("free, whole segments", full["free"] - full["in_gaps"], "torch.cuda.empty_cache() would give them back"),
+        ("free, whole segments", full["free"] - full["in_gaps"], "torch.cuda.empty_cache() would free them"),
         ("reserved", full["reserved"], f"{full['num_segments']} segments that cudaMalloc gave"),
     ]
     share = full["reserved"] or 1

@@ -1,4 +1,4 @@
-"""A snapshot's pickle -> plain containers, numbers and words.  Whatever else a pickle can do is refused.
+"""A snapshot's pickle -> plain containers, numbers and words.  Everything else that a pickle can do is refused.
 
 A pickle is a program.  This reader has no way to name a function or a class, so that what it builds is only data; then
 its shape is checked, so that what comes after can rely on it.
@@ -18,7 +18,7 @@ class _Plain(pickle.Unpickler):
 
 
 def load(path):
-    """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is none, or not only data."""
+    """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
         with open(path, "rb") as file:
             found = _Plain(file).load()
@@ -27,7 +27,7 @@ def load(path):
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
         reason = str(error) or type(error).__name__
         raise ValueError(
-            f"{path}: is no memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
+            f"{path}: is not a memory snapshot ({reason}): give what torch.cuda.memory._dump_snapshot wrote"
         ) from None
     try:
         return checked(found)
@@ -72,7 +72,7 @@ def _check_entry(entry, where):
     if not _has(entry, action=str, size=int):
         raise ValueError(f"{where} has no action and size")
     if not isinstance(entry.get("addr", 0), int) or not isinstance(entry.get("time_us", 0), (int, float)):
-        raise ValueError(f"{where} has no number as its address or time")
+        raise ValueError(f"{where} has an address or a time that is not a number")
     _check_frames(entry.get("frames", ()), where)
 
 

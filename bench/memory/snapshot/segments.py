@@ -1,7 +1,7 @@
 """How full the memory is that the allocator holds: what is used, what is lost to rounding and to gaps.
 
     reserved = used + rounding + waiting + free;  free = in gaps (of segments that are partly used) + whole segments
-Gaps cannot be given back and serve only what fits into them; whole free segments empty_cache() gives back.
+Gaps cannot be freed and serve only what fits into them; empty_cache() frees whole free segments.
 """
 
 from bench.memory.snapshot.timeline import ALIVE

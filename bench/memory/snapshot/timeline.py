@@ -5,7 +5,7 @@
 2. What was freed without having been allocated in the trace was there before it began; so was what is still there at
    the end without having been allocated in the trace.
 3. So the sum at the beginning is known, and the sum at the end is that of the final blocks, to the byte.
-Sizes are those asked for; the allocator rounds up, which bench/memory/snapshot/segments.py tells apart.
+Sizes are those asked for; the allocator rounds up, which bench/memory/snapshot/segments.py shows.
 """
 
 from dataclasses import dataclass, field
@@ -125,7 +125,7 @@ def _find_peak(found):
 
 
 def held_at(found, entry):
-    """{site: bytes} once that entry of the trace has happened; sites that hold nothing are left out."""
+    """{site: bytes} once that entry of the trace has happened; sites that hold nothing are omitted."""
     held = dict(found.initial)
     for number, site, change in found.changes:
         if number > entry:

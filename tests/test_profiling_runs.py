@@ -1,4 +1,4 @@
-"""Races with each recipe: the losses of a race without, bit for bit, and the files that were promised, each opened."""
+"""Runs with each recipe: the losses of a run without, bit for bit, and the files that were promised, each opened."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-import racing
+import real_runs
 from profiled import names, outside_of_steps, read, step_names
 
 from bench.trace import analysis, load
@@ -18,33 +18,33 @@ STAGES = ("stage1-model_init", "stage2-eval_bpb", "stage3-training_microsteps", 
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory):
-    """recipe -> the folder of its race, run when it is first asked for."""
+def run_with(tmp_path_factory):
+    """recipe -> the folder of its run, made when it is first asked for."""
     folders = {}
 
     def of(recipe):
         if recipe not in folders:
             results = tmp_path_factory.mktemp("results")
             words = {"plain": (), "stages": ("--enable_profiling=True",)}.get(recipe, (f"profile={recipe}",))
-            folders[recipe] = racing.race(results, *COMMON, *words)
+            folders[recipe] = real_runs.run(results, *COMMON, *words)
         return folders[recipe]
 
     return of
 
 
 def flagged(folder):
-    return [int(row["step"]) for row in racing.steps(folder) if row["flags"]]
+    return [int(row["step"]) for row in real_runs.steps(folder) if row["flags"]]
 
 
 def recipe_of(folder, instrument):
-    run = racing.run_json(folder)
+    run = real_runs.run_json(folder)
     assert not [warning for warning in run["warnings"] if warning["instrument"] == instrument]
     return run, run["instrument_summaries"][instrument]
 
 
-def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(raced):
-    folder = raced("modded")
-    assert racing.losses(folder) == racing.losses(raced("plain"))
+def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(run_with):
+    folder = run_with("modded")
+    assert real_runs.losses(folder) == real_runs.losses(run_with("plain"))
     for rank in range(2):
         trace = read(folder / "traces" / f"modded_rank{rank}.pt.trace.json.gz")
         assert step_names(trace) == [f"ProfilerStep#{step}" for step in (11, 12, 13, 14)]
@@ -61,8 +61,8 @@ def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(raced):
     assert {file["role"] for file in run["artifacts"] if file["path"].startswith("traces/")} == {"trace"}
 
 
-def test_the_traces_of_both_ranks_are_analysed(raced):
-    folder = raced("modded")
+def test_the_traces_of_both_ranks_are_analysed(run_with):
+    folder = run_with("modded")
     found = analysis.analyze(load.find(folder))
     assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
     for rank in found["ranks"].values():
@@ -77,9 +77,9 @@ def test_the_traces_of_both_ranks_are_analysed(raced):
     assert "aten::mm" in as_text(found, "x") and "no device rows" in as_text(found, "x")
 
 
-def test_kempners_window_writes_its_summary_and_changes_no_loss(raced):
-    folder = raced("window")
-    assert racing.losses(folder) == racing.losses(raced("plain"))
+def test_kempners_window_writes_its_summary_and_changes_no_loss(run_with):
+    folder = run_with("window")
+    assert real_runs.losses(folder) == real_runs.losses(run_with("plain"))
     traces = folder / "traces" / "profiler_traces"
     for rank in range(2):
         trace = read(traces / f"window_rank{rank}.pt.trace.json.gz")
@@ -100,9 +100,9 @@ def test_kempners_window_writes_its_summary_and_changes_no_loss(raced):
     ]
 
 
-def test_nanochats_stages_leave_their_files_and_change_no_loss(raced):
-    folder = raced("stages")
-    assert racing.losses(folder) == racing.losses(raced("plain"))
+def test_nanochats_stages_leave_their_files_and_change_no_loss(run_with):
+    folder = run_with("stages")
+    assert real_runs.losses(folder) == real_runs.losses(run_with("plain"))
     (stages,) = (folder / "traces").iterdir()
     assert stages.name == folder.name[:16].replace("T", "_").strip("Z")
     for stage in STAGES:
@@ -118,7 +118,7 @@ def test_nanochats_stages_leave_their_files_and_change_no_loss(raced):
     log = (folder / "logs" / "rank0.log").read_text()
     assert "\033[36m[PROFILER:model_init]\033[0m recording" in log
     assert flagged(folder) == [1, 2]
-    assert racing.run_json(folder)["command"][-1] == "--enable_profiling=True"
+    assert real_runs.run_json(folder)["command"][-1] == "--enable_profiling=True"
 
 
 LOAD = """
@@ -131,14 +131,14 @@ print(sorted(analysis.t.traces), steps, min(map(len, analysis.t.traces.values())
 """
 
 
-def test_holistic_trace_analysis_loads_the_traces_of_all_ranks(raced):
+def test_holistic_trace_analysis_loads_the_traces_of_all_ranks(run_with):
     """With the Python in SPEEDRUN_HTA_PYTHON, or this one: it needs traceinsight, the library's name on PyPI."""
     python = os.environ.get("SPEEDRUN_HTA_PYTHON", sys.executable)
     if subprocess.run([python, "-W", "ignore", "-c", "import hta"], capture_output=True).returncode:
         pytest.skip("needs traceinsight: name a Python that has it in SPEEDRUN_HTA_PYTHON")
-    command = [python, "-W", "ignore", "-c", LOAD, raced("modded") / "traces"]
+    command = [python, "-W", "ignore", "-c", LOAD, run_with("modded") / "traces"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     ranks, steps, num_events = done.stdout.strip().rsplit("\n")[-1].replace("] ", "]|").split("|")
-    assert (ranks, steps) == ("[0, 1]", "[11, 12, 13]")  # it leaves out the last step, as everywhere
+    assert (ranks, steps) == ("[0, 1]", "[11, 12, 13]")  # the last step is excluded, as everywhere
     assert int(num_events) > 50

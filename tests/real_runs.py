@@ -1,4 +1,4 @@
-"""Races as their user starts them, for the tests: short ones, in a results folder of their own."""
+"""Runs as their user starts them, for the tests: short ones, in a results folder of their own."""
 
 import contextlib
 import csv
@@ -33,8 +33,8 @@ def bench(results, *words, timeout_s=240, **env):
     )
 
 
-def race(results, *overrides, **env):
-    """A short race that must complete -> its folder."""
+def run(results, *overrides, **env):
+    """A short run that must complete -> its folder."""
     before = set(folders(results))
     done = bench(results, "run", *SHORT, *overrides, **env)
     assert done.returncode == 0, done.stdout + done.stderr + logs(results)
@@ -90,12 +90,15 @@ def steps(folder):
 
 
 def losses(folder):
-    """Every loss of a race, as written: equal text is equal bits."""
+    """Every loss of a run, as written: equal text is equal bits."""
     return [(row["step"], row["train_loss"], row["val_loss"]) for row in steps(folder)]
 
 
 class Background:
-    """A race in the background, to be hurt.  with Background(results, ...) as race: race.wait_for_step(3); ..."""
+    """A long run in the background, for tests that kill or disturb it.
+
+    with Background(results, ...) as running: running.wait_for_step(3); ...
+    """
 
     def __init__(self, results, *overrides, **env):
         self.results = Path(results)
@@ -142,7 +145,7 @@ class Background:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             if self.process.poll() is not None:
-                raise AssertionError(f"the race ended early:\n{self.process.stdout.read()}{logs(self.results)}")
+                raise AssertionError(f"the run ended early:\n{self.process.stdout.read()}{logs(self.results)}")
             try:
                 if json.loads((self.folder / ".progress.tmp").read_text())["step"] >= step:
                     return
@@ -152,7 +155,7 @@ class Background:
         raise AssertionError(f"no step {step} in {timeout_s} s{logs(self.results)}")
 
     def pids(self, module):
-        """Processes of this race that run python -m MODULE, by their command lines."""
+        """Processes of this run that run python -m MODULE, by their command lines."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -5,7 +5,7 @@ import re
 import statistics
 
 import pytest
-import racing
+import real_runs
 
 from bench.record import step_files
 
@@ -16,8 +16,8 @@ def results(tmp_path_factory):
 
 
 def test_a_run_leaves_a_complete_record(finished_run):
-    run = racing.run_json(finished_run)
-    assert racing.said(finished_run)[0] == 0, racing.said(finished_run)[1]
+    run = real_runs.run_json(finished_run)
+    assert real_runs.said(finished_run)[0] == 0, real_runs.said(finished_run)[1]
     assert (run["status"], run["failure"], run["seed"], run["track"]) == ("complete", None, 5, "free")
     assert finished_run.name == run["run_id"]
     assert re.fullmatch(r"\d{8}T\d{6}Z-gpt2-adamw-[0-9a-f]{8}-s5", run["run_id"])
@@ -38,7 +38,7 @@ def test_a_run_leaves_a_complete_record(finished_run):
 
 
 def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(finished_run):
-    rows = racing.steps(finished_run)
+    rows = real_runs.steps(finished_run)
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if row["val_loss"]] == ["0", "3", "6"]
     assert [int(row["tokens"]) for row in rows] == [1024 * step for step in range(7)]
@@ -54,7 +54,7 @@ def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(finished_ru
     assert starts_ns == sorted(starts_ns)
 
 
-def test_events_tell_the_order_of_things(finished_run):
+def test_events_are_in_the_order_of_things(finished_run):
     events = [json.loads(line) for line in (finished_run / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
     own = ["init_start", "warmup_stop", "run_start", "eval_stop", "eval_stop", "eval_stop", "run_stop", "run_end"]
@@ -63,7 +63,7 @@ def test_events_tell_the_order_of_things(finished_run):
     assert all(event["utc"] and event["t_ns"] for event in events)
 
 
-def test_the_record_names_nobody(finished_run):
+def test_the_record_names_no_person(finished_run):
     import getpass
     import socket
     from pathlib import Path
@@ -74,7 +74,7 @@ def test_the_record_names_nobody(finished_run):
         if path.is_file() and path.parent.name != "untracked" and "code" not in path.parts
     ]
     text = "".join(path.read_text(errors="replace") for path in files)  # code/ holds the user's own words
-    assert str(racing.REPO) not in text
+    assert str(real_runs.REPO) not in text
     assert str(Path.home()) + "/" not in text
     assert len(socket.gethostname()) < 4 or socket.gethostname() not in text
     assert len(getpass.getuser()) < 5 or getpass.getuser() not in text
@@ -93,21 +93,21 @@ def test_lines_are_those_of_modded_nanogpt(results, finished_run):
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(results, finished_run):
-    assert racing.losses(racing.race(results, "seed=5")) == racing.losses(finished_run)
-    assert racing.losses(racing.race(results, "seed=6")) != racing.losses(finished_run)
+    assert real_runs.losses(real_runs.run(results, "seed=5")) == real_runs.losses(finished_run)
+    assert real_runs.losses(real_runs.run(results, "seed=6")) != real_runs.losses(finished_run)
 
 
 def test_instruments_change_no_bit(finished_run, bare_run):
-    assert racing.losses(bare_run) == racing.losses(finished_run)
-    assert "forward_ms" not in racing.steps(bare_run)[1]
+    assert real_runs.losses(bare_run) == real_runs.losses(finished_run)
+    assert "forward_ms" not in real_runs.steps(bare_run)[1]
 
 
 def test_all_instruments_together_change_no_bit(finished_run, every_instrument_run):
     """But window and stages, which have tests of theirs."""
     folder = every_instrument_run
-    assert racing.losses(folder) == racing.losses(finished_run)
-    run = racing.run_json(folder)
-    every = {path.stem for path in (racing.REPO / "conf" / "instruments").glob("*.yaml")}
+    assert real_runs.losses(folder) == real_runs.losses(finished_run)
+    run = real_runs.run_json(folder)
+    every = {path.stem for path in (real_runs.REPO / "conf" / "instruments").glob("*.yaml")}
     assert set(run["instruments"]) == every - {"window", "stages"}
     assert set(run["instrument_summaries"]) >= {"trace", "memory", "telemetry", "regions"}
     names = {artifact["path"] for artifact in run["artifacts"]}
@@ -119,7 +119,7 @@ def test_a_plain_loop_without_warm_up_gives_the_same_bits(finished_run):
     from bench.config import schema
 
     assert plain_losses(schema.read(finished_run)) == [
-        float(row["train_loss"]) for row in racing.steps(finished_run)[1:]
+        float(row["train_loss"]) for row in real_runs.steps(finished_run)[1:]
     ]
 
 
@@ -131,7 +131,7 @@ def plain_losses(config):
     from bench.launch.prepare import prepare
 
     torch.set_num_threads(config.hardware.num_threads)
-    shard = prepare(racing.SHORT).dataset.train[0].path
+    shard = prepare(real_runs.SHORT).dataset.train[0].path
     stream = torch.from_numpy(np.fromfile(shard, dtype="<u2", offset=1024).astype(np.int64))
     model = models.load(config.model.arch)(
         vocab_size=config.model.vocab_size, seq_len=128, num_layers=4, num_heads=4, width=128
@@ -164,15 +164,15 @@ def test_the_losses_are_the_same_for_two_ranks(finished_run, two_rank_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [4, 8])
 def test_the_losses_are_the_same_for_more_ranks(results, finished_run, num_processes):
-    folder = racing.race(results, "seed=5", f"hardware.num_processes={num_processes}")
+    folder = real_runs.run(results, "seed=5", f"hardware.num_processes={num_processes}")
     assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
 
 
 @pytest.mark.slow
 def test_the_losses_of_muon_are_the_same_for_two_ranks(results):
     """It works in bfloat16 and shows more of the rounding."""
-    alone = racing.race(results, "seed=5", "optim=muon")
-    together = racing.race(results, "seed=5", "optim=muon", *racing.TWO)
+    alone = real_runs.run(results, "seed=5", "optim=muon")
+    together = real_runs.run(results, "seed=5", "optim=muon", *real_runs.TWO)
     has_every_ranks_steps(together)
     assert numbers(together) == pytest.approx(numbers(alone), rel=2e-3)
 
@@ -183,7 +183,7 @@ def has_every_ranks_steps(folder):
         slowest_ms = max(of_rank[row["step"]] for of_rank in by_rank["step_ms"])
         assert slowest_ms == pytest.approx(row["step_ms"], abs=1e-3)
         assert all(0 < of_rank[row["step"]] <= slowest_ms for of_rank in by_rank["own_ms"])
-    run = racing.run_json(folder)
+    run = real_runs.run_json(folder)
     assert len(run["skew"]["own_ms"]["late_steps_by_rank"]) == 2
     assert run["costs"]["late_rank"] == {
         "count": run["skew"]["own_ms"]["num_late_steps"],
@@ -193,32 +193,32 @@ def has_every_ranks_steps(folder):
 
 
 def test_micro_steps_change_only_the_rounding(results, finished_run):
-    folder = racing.race(results, "seed=5", "hardware.micro_batch_seqs=2")
+    folder = real_runs.run(results, "seed=5", "hardware.micro_batch_seqs=2")
     assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
-    assert racing.run_json(folder)["measured"]["num_micro_steps"] == 4
+    assert real_runs.run_json(folder)["measured"]["num_micro_steps"] == 4
 
 
 def numbers(folder):
-    return [float(loss) for row in racing.losses(folder) for loss in row[1:] if loss]
+    return [float(loss) for row in real_runs.losses(folder) for loss in row[1:] if loss]
 
 
 def test_a_run_stops_at_its_target(results):
-    folder = racing.race(
+    folder = real_runs.run(
         results, "goal=target", "goal.target_val_loss=5.5", "goal.num_steps=30", "goal.val_every_steps=2"
     )
-    run = racing.run_json(folder)
+    run = real_runs.run_json(folder)
     assert run["metrics"]["target_reached"] is True
     assert 0 < run["metrics"]["num_steps"] < 30
     assert run["metrics"]["val_loss"] <= 5.5
 
 
 def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
-    done = racing.bench(
+    done = real_runs.bench(
         results, "run", "track=cpu_nano", "goal.num_steps=4", "goal.val_tokens=4096", "hardware=cpu", "name=short"
     )
     assert done.returncode == 0, done.stderr
-    (folder,) = [path for path in racing.folders(results) if "-short-" in path.name]
-    assert racing.run_json(folder)["deviations"] == [
+    (folder,) = [path for path in real_runs.folders(results) if "-short-" in path.name]
+    assert real_runs.run_json(folder)["deviations"] == [
         "goal.num_steps: 4 instead of 120",
         "goal.val_tokens: 4096 instead of 32768",
     ]
