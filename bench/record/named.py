@@ -82,7 +82,7 @@ class Lookup:
 
 
 def parts(word):
-    """The words of a comma list; of a path that exists, itself.  ValueError: one is empty, which no folder is called."""
+    """The words of a comma list; of a path that exists, itself.  ValueError: one is empty."""
     found = word.split(",") if "," in word and not _paths(word) else [word]
     if "" in found:
         raise ValueError(f"{word!r}: a word in it is empty: ./run.sh table lists the runs")
