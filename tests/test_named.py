@@ -74,7 +74,7 @@ def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
 def test_an_empty_word_is_not_the_folder_that_the_user_stands_in(results, monkeypatch, word):
     monkeypatch.setenv("SPEEDRUN_CWD", str(results))
     for find in (named.find, named.runs):
-        with pytest.raises(ValueError, match=f"'{word}': a word in it is empty"):
+        with pytest.raises(ValueError, match="an empty word, or a comma too many"):
             find([word])
 
 

@@ -55,6 +55,8 @@ class Lookup:
 
     def find(self, word):
         """A word without a comma -> Named.  ValueError: nothing is called so."""
+        if not word:
+            raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
         if paths := _paths(word):
             return Named(word, paths)
         race, _, arm = word.rpartition(":")
@@ -82,11 +84,8 @@ class Lookup:
 
 
 def parts(word):
-    """The words of a comma list; of a path that exists, itself.  ValueError: one is empty."""
-    found = word.split(",") if "," in word and not _paths(word) else [word]
-    if "" in found:
-        raise ValueError(f"{word!r}: a word in it is empty: ./run.sh table lists the runs")
-    return found
+    """The words of a comma list; of a path that exists, itself."""
+    return word.split(",") if "," in word and not _paths(word) else [word]
 
 
 def find(words):
