@@ -18,7 +18,7 @@ def redact(text, repo, home=None, user=None, host=None):
 
     Who a URL logs in as, if it holds a password, is USER:PASSWORD.
     """
-    text = re.sub(r"(?<=://)[^/\s:@]*:[^/\s@]+@", "USER:PASSWORD@", text)
+    text = re.sub(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+@", "USER:PASSWORD@", text)
     home = os.path.expanduser("~") if home is None else home
     user = os.path.basename(home) if user is None else user
     host = os.uname().nodename if host is None and hasattr(os, "uname") else host or ""
