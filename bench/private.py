@@ -1,4 +1,4 @@
-"""What a record must not say: paths and names that lead to a person or a machine."""
+"""What a record must not say: paths and names that lead to a person or a machine, and passwords in URLs."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,11 @@ def salted_hash(text):
 
 
 def redact(text, repo, home=None, user=None, host=None):
-    """Without private paths and names: the repository is ".", home "~", the user USER in other paths, the host HOST."""
+    """Without private paths and names: the repository is ".", home "~", the user USER in other paths, the host HOST.
+
+    Who a URL logs in as, if it holds a password, is USER:PASSWORD.
+    """
+    text = re.sub(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+@", "USER:PASSWORD@", text)
     home = os.path.expanduser("~") if home is None else home
     user = os.path.basename(home) if user is None else user
     host = os.uname().nodename if host is None and hasattr(os, "uname") else host or ""
@@ -27,6 +31,15 @@ def redact(text, repo, home=None, user=None, host=None):
     if len(host) > 4 and re.search(r"[\d.-]", host):  # a distinctive name, not a word like "node"
         text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", text)
     return text
+
+
+def redact_all(values, repo):
+    """Nested dicts and lists with redact() of each text in them."""
+    if isinstance(values, dict):
+        return {key: redact_all(value, repo) for key, value in values.items()}
+    if isinstance(values, list):
+        return [redact_all(value, repo) for value in values]
+    return redact(values, repo) if isinstance(values, str) else values
 
 
 def redact_logs(folder, repo):

@@ -115,6 +115,7 @@ def test_the_users_mistakes_are_said(results):
         write(results, a_run("AB"[number % 2], 10.0 + number / 10, number))
     for argv, sentence in (
         (["n=1"], "n=1: give a number of runs a side, 2 or more"),
+        (["seed=abc"], "seed=abc: the first of 10 seeds: use a whole number"),
         (["n=x"], "n=x: give a number of runs a side"),
         (["--runs", "2026"], "these are 2 configs; calibrate with repeats of one"),
         (["--runs", "aaaaaaaa", "--", "seed=1"], "finished runs cannot be changed"),

@@ -88,7 +88,7 @@ def test_a_missing_package_is_a_warning_with_the_command_that_installs_it(tmp_pa
     error = warnings[0]["error"]
     assert error.startswith("the package tensorboard is not installed: ") and str(Path.home()) + "/" not in error
     assert error.endswith(" -m pip install tensorboard")
-    dashboards.after_run(tmp_path, {"instruments": {}, "exporters": chosen}, say=pytest.fail)
+    dashboards.after_run(tmp_path, chosen, say=pytest.fail)
     with pytest.raises(ValueError, match="--to wandb: the package wandb is not installed"):
         dashboard.main([str(tmp_path), "--to", "wandb"])
 
@@ -112,6 +112,28 @@ def test_exporters_change_no_id_and_no_protocol(tmp_path):
     for record in records:
         record["environment"] |= dict.fromkeys(("driver", "cuda", "nccl"))
     assert environment.comparability_id(bare) == environment.comparability_id(exported)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        (f"sqlite:///{Path.home()}/mine.db", "sqlite:///~/mine.db"),
+        ("'postgresql://ada:secret@db/runs'", "postgresql://USER:PASSWORD@db/runs"),
+    ],
+)
+def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_password(tmp_path, uri, shown):
+    from bench.launch import initial_record
+    from bench.launch.prepare import prepare
+    from bench.machine import environment
+
+    env = environment.environment()
+    job = prepare([*SHORT, "exporters=[mlflow]", f"exporters.mlflow.tracking_uri={uri}"])
+    record = initial_record.record_of(job, env, ["run", *job.overrides])
+    initial_record.write_inputs(tmp_path, job, env, started_s=0.0)
+    texts = [json.dumps(record), *((tmp_path / name).read_text() for name in ("config.yaml", "overrides.yaml"))]
+    for text in texts:
+        assert shown in text and uri.strip("'") not in text
+    assert job.config.exporters["mlflow"]["tracking_uri"] == uri.strip("'")  # what the export after the run gets
 
 
 def test_an_old_record_has_its_exporters_among_the_instruments():
@@ -141,7 +163,8 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
 def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(run, monkeypatch):
     said = []
     monkeypatch.setattr(dashboards.importlib.util, "find_spec", lambda name: True if name == "mlflow" else None)
-    chosen = {"instruments": {"regions": {}}, "exporters": {"mlflow": {}, "wandb": {}}}
+    chosen = {"mlflow": {"tracking_uri": "postgresql://ada:secret@db/runs", "experiment": None}, "wandb": {}}
+    commands = []
 
     def hangs(*args, **more):
         raise subprocess.TimeoutExpired("export", dashboards.TIMEOUT_S)
@@ -149,8 +172,9 @@ def test_an_export_after_the_run_that_hangs_or_fails_is_said_and_never_raised(ru
     monkeypatch.setattr(subprocess, "run", hangs)
     dashboards.after_run(run, chosen, said.append)
     done = subprocess.CompletedProcess([], 1, "something\nrun: no export to mlflow: OSError: full\n", "")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **more: done)
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: commands.append(command) or done)
     dashboards.after_run(run, chosen, said.append)
+    assert commands[0][-2:] == ['--set=tracking_uri="postgresql://ada:secret@db/runs"', "--set=experiment=null"]
     assert len(said) == 2 and said[0].startswith("no export to mlflow: TimeoutExpired") and "OSError: full" in said[1]
     assert json.loads((run / "dashboards" / "dashboards.json").read_text())["mlflow"]["error"].startswith(
         "TimeoutExpired"

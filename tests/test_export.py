@@ -69,6 +69,8 @@ def test_wrong_use_is_refused(tmp_path):
         export.main([str(tmp_path), "--to", "csv"])
     with pytest.raises(ValueError, match="these are 2"):
         export.main([str(COMPLETE.parent), "--to", "modded-nanogpt"])
+    with pytest.raises(ValueError, match="--steps with --to mllog: it is for csv and parquet"):
+        export.main([str(COMPLETE), "--to", "mllog", "--steps"])
 
 
 def log_of(lines, head="Running PyTorch 2.6.0 compiled for CUDA 12.6\nSat Jan 10 23:36:12 2026\n"):

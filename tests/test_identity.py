@@ -126,6 +126,17 @@ def test_a_new_file_and_a_file_that_moved_count(code):
     assert code_state.differing_files(before, after) == ["models/moon.py", "models/muon.py"]
 
 
+def test_a_kernel_that_is_built_while_it_trains_counts_byte_by_byte(code):
+    before = code_state.state(code)
+    (code / "models" / "fused.cu").write_text("__global__ void add() {}  // one")
+    (code / "models" / "notes.txt").write_text("no source")
+    made = code_state.state(code)
+    (code / "models" / "fused.cu").write_text("__global__ void add() {}  // two")
+    edited = code_state.state(code)
+    assert len({one["source_sha256"] for one in (before, made, edited)}) == 3
+    assert code_state.differing_files(before, edited) == ["models/fused.cu"]
+
+
 SOURCE = 'def f(x):\n    """Doc."""\n    y = x * 2  # twice\n    return "a", y\n'
 
 

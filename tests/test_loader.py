@@ -8,7 +8,7 @@ import torch
 
 from bench.data import loader as rooms
 from bench.data import shards
-from bench.data.loader import Loader, Stream, global_batch, val_batches
+from bench.data.loader import Loader, Stream, val_batches
 
 SIZES = (7, 1, 30, 12)  # 50 tokens in four shards; token number k is k, so that a batch shows where it came from
 
@@ -67,6 +67,12 @@ def test_the_last_target_of_an_epoch_is_its_first_token(counting, open_loader):
 def test_a_batch_may_be_larger_than_an_epoch(counting, open_loader):
     tokens_BT, _ = open_loader(counting, 120, 60, 1, 0, 1, "cpu").next()
     assert tokens_BT[1].tolist() == [*range(10, 50), *range(20)]
+
+
+def global_batch(stream, step, batch_tokens, seq_len):
+    """The plain reference: tokens_RT, targets_RT of one step over all ranks and micro-steps, int64."""
+    span = torch.from_numpy(stream.read(step * batch_tokens, batch_tokens + 1).astype(np.int64))
+    return span[:-1].view(-1, seq_len), span[1:].view(-1, seq_len)
 
 
 @pytest.mark.parametrize("num_micro_steps", [1, 2, 4])

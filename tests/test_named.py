@@ -70,6 +70,14 @@ def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
     assert capsys.readouterr().err.count(words) == 2
 
 
+@pytest.mark.parametrize("word", ["", "031500Z,", ",031500Z"])
+def test_an_empty_word_is_not_the_folder_that_the_user_stands_in(results, monkeypatch, word):
+    monkeypatch.setenv("SPEEDRUN_CWD", str(results))
+    for find in (named.find, named.runs):
+        with pytest.raises(ValueError, match="an empty word, or a comma too many"):
+            find([word])
+
+
 def test_a_race_of_another_results_folder_is_not_resumed_here(results, tmp_path_factory):
     other = tmp_path_factory.mktemp("other") / "races" / "r2"
     other.mkdir(parents=True)

@@ -1,9 +1,12 @@
 """The plan of a race: its order, its looks, its hash; and what a user may type."""
 
 import itertools
+import shlex
 
 import pytest
 
+from bench.cli import race
+from bench.config import compose
 from bench.race import plan
 from bench.race import request as race_request
 
@@ -132,3 +135,11 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
 def test_a_word_that_means_nothing_is_refused(word, words):
     with pytest.raises(ValueError, match=words):
         race_request.parse([word])
+
+
+def test_the_examples_of_the_help_can_be_raced():
+    examples = [shlex.split(line) for line in race.__doc__.splitlines() if line.startswith("    ./run.sh race A")]
+    assert len(examples) == 3
+    for words in examples:
+        for arm in race_request.parse([word for word in words if "=" in word])["arms"].values():
+            compose.compose(arm["overrides"])

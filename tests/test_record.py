@@ -438,6 +438,9 @@ def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
         ("/home/ada/race-2/x and /home/ada.", "~/race-2/x and ~."),
         ("data.train_glob=/home/ada/data/*.bin", "data.train_glob=~/data/*.bin"),
         ("file:///home/ada/x", "file://~/x"),
+        ("uri=postgresql://ada:p%2F1@db:5432/x", "uri=postgresql://USER:PASSWORD@db:5432/x"),
+        ("ssh://git@host:22/x", "ssh://git@host:22/x"),
+        ('["file://a","b:c@d"]', '["file://a","b:c@d"]'),
         ("/scratch/ada/x:/scratch/adam/x", "/scratch/USER/x:/scratch/adam/x"),
         ("ada is a name, adapter a word", "ada is a name, adapter a word"),  # only in paths
         ("rank 0 on gpu-box7.example.org", "rank 0 on HOST.example.org"),

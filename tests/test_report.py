@@ -202,6 +202,9 @@ def test_wrong_use_is_refused(tmp_path):
         cli.main([str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="it is for one run or race; name one"):
         cli.main([str(tmp_path), "--png"])
+    for more in (["--png"], ["--out", "x.md"]):
+        with pytest.raises(ValueError, match=f"--md with {' '.join(more)}: Markdown is printed"):
+            cli.main([str(COMPLETE), "--md", *more])
 
 
 def test_the_vendored_scripts_are_the_published_ones():

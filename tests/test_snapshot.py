@@ -306,6 +306,8 @@ def test_the_verb_prints_the_largest_holders_and_as_json_the_bytes(tmp_path, cap
     said = capsys.readouterr().out
     assert "device 0: largest 42.0 MiB, reserved 60.0 MiB" in said and "18.00 MiB  models/gpt2.py:12 __init__" in said
     assert (tmp_path / "out" / "page.html").read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(ValueError, match="--out x.html with --json: facts are printed"):
+        cli.main([str(path), "--json", "--out", "x.html"])
     assert cli.main([str(path), "--json"]) == 0
     assert '"peak_bytes": 44041692' in capsys.readouterr().out
 

@@ -66,7 +66,8 @@ def test_the_validation_before_the_first_step_has_one_line():
     ]
 
 
-def test_rows_that_do_not_fit_on_the_disk_leave_no_half_line_and_end_the_run(tmp_path, monkeypatch):
+@pytest.fixture
+def full_disk(monkeypatch):
     class Full:
         """A file with room for ten more bytes."""
 
@@ -85,13 +86,31 @@ def test_rows_that_do_not_fit_on_the_disk_leave_no_half_line_and_end_the_run(tmp
         def write(self, data):
             return self._file.write(data[:10])
 
+    def fill():
+        monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(Path.open(*args, **more)), raising=False)
+
+    return fill
+
+
+def test_rows_that_do_not_fit_on_the_disk_leave_no_half_line_and_end_the_run(tmp_path, full_disk):
     one = writer(tmp_path)
     before = (tmp_path / "steps.csv").read_text()
-    monkeypatch.setattr(step_files, "open", lambda *args, **more: Full(Path.open(*args, **more)), raising=False)
+    full_disk()
     with pytest.raises(OSError) as caught, one:
         one.row(row(1))
     assert caught.value.errno == errno.ENOSPC
     assert (tmp_path / "steps.csv").read_text() == before
+
+
+def test_an_event_that_does_not_fit_leaves_no_half_line_that_spoils_the_next(tmp_path, full_disk, monkeypatch):
+    first, last = ({"t_ns": t_ns, "event": name} for t_ns, name in ((1, "run_start"), (3, "run_end")))
+    step_files.append_event(tmp_path, first)
+    full_disk()
+    with pytest.raises(OSError):
+        step_files.append_event(tmp_path, {"t_ns": 2, "event": "gc"})
+    monkeypatch.undo()  # somebody freed space
+    step_files.append_event(tmp_path, last)
+    assert step_files.read_events(tmp_path) == [first, last]
 
 
 def test_what_ended_the_loop_is_raised_and_not_what_the_writer_met(tmp_path, monkeypatch):

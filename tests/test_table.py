@@ -316,6 +316,12 @@ def test_the_help_names_every_column(capsys):
     assert all(column in shown for column in (*table_filters.COLUMNS, *table_groups.GROUP_COLUMNS))
 
 
+@pytest.mark.parametrize("words", [["--json"], ["--csv"], ["--group"], ["--all-columns"], ["--sort", "seed"]])
+def test_what_the_leaderboard_cannot_do_is_refused(results, words):
+    with pytest.raises(ValueError, match=f"{words[0]} with --leaderboard: it has no effect there"):
+        table.main(["--leaderboard", *words])
+
+
 def test_unknown_options_are_wrong_use():
     with pytest.raises(SystemExit) as ended:
         table.main(["--no-such-option"])

@@ -78,6 +78,8 @@ def _make_runs(n, overrides, command):
     """A discarded warm-up run, then 2 n runs with fresh seeds -> (id of the warm-up, rows or None if one failed)."""
     asked = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in asked]
+    if asked and not asked[-1][5:].isdigit():
+        raise ValueError(f"{asked[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
     first_seed = int(asked[-1][5:]) if asked else 0
     seeds = range(first_seed, first_seed + 2 * n)
     jobs = [prepare([*overrides, f"seed={seed}"], say=lambda words: say("data", words)) for seed in seeds]

@@ -22,6 +22,8 @@ def main(argv):
     args = _parser().parse_args(argv)
     folders = named.runs(args.run)
     out = args.out and of_user(args.out)
+    if args.steps and args.to not in ("csv", "parquet"):
+        raise ValueError(f"--steps with --to {args.to}: it is for csv and parquet: omit it")
     if args.to == "parquet":
         if out is None:
             raise ValueError("--to parquet: it is binary: name a file with --out FILE.parquet")

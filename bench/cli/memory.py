@@ -25,6 +25,8 @@ def main(argv):
     paths = [path for word in args.snapshot for path in _snapshots(word)]
     if args.out and len(paths) > 1:
         raise ValueError(f"--out {args.out}: there are {len(paths)} snapshots; name one of them")
+    if args.out and args.json:
+        raise ValueError(f"--out {args.out} with --json: facts are printed: leave one of the two out")
     summaries = []
     for path in paths:
         facts, html = read(path)

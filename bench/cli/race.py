@@ -2,7 +2,7 @@
 
     ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each, A B B A
     ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=10             two revisions of this repository
-    ./run.sh race A="model=gpt2" B="model=modern seq_len=64" track=free looks=3,5
+    ./run.sh race A="model=gpt2" B="model=modern data.seq_len=64" track=free looks=3,5
 
 One session, a fresh process group a run, a discarded warm-up run an arm, the order random in blocks and planned before
 the first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume

@@ -34,6 +34,9 @@ def main(argv):
 
 def _one(folder, args, room, name):
     """A run or a race; room: the module that knows its page, its charts and its block of Markdown."""
+    if args.md and (args.png or args.out):
+        other = "--png" if args.png else f"--out {args.out}"
+        raise ValueError(f"--md with {other}: Markdown is printed: leave {other.split()[0]} out, or --md")
     if args.md:
         print(room.block(folder), end="")
     elif args.png:

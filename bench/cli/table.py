@@ -22,6 +22,10 @@ def main(argv):
             return markdown_blocks.check(args.check, main)
         return markdown_blocks.write(args.write, main)
     if args.leaderboard:
+        for option in ("where", "group", "sort", "all_columns", "json", "csv"):
+            if getattr(args, option):
+                words = option.replace("_", "-")
+                raise ValueError(f"--{words} with --leaderboard: it has no effect there: give one of the two")
         from bench.claims import leaderboard
 
         print(leaderboard.text(args.folder, "github" if args.md else "simple", listing.report))

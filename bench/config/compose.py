@@ -149,8 +149,10 @@ def _refuse_add_or_delete(override):
 
 def _check_group(override):
     word, group, value = override.input_line, override.key_or_group, override.value()
+    if value is None:
+        raise ValueError(f"{word}: omit it, or choose from {', '.join(choices(group))}")
     for name in value if isinstance(value, list) else [value]:
-        if name is None or name in choices(group):
+        if name in choices(group):
             continue
         if group == "instruments" and name in choices("exporters"):
             raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")

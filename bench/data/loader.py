@@ -54,12 +54,6 @@ class Stream:
         return self._mapped[1]
 
 
-def global_batch(stream, step, batch_tokens, seq_len):
-    """The plain reference: tokens_RT, targets_RT of one step over all ranks and micro-steps, int64."""
-    span = torch.from_numpy(stream.read(step * batch_tokens, batch_tokens + 1).astype(np.int64))
-    return span[:-1].view(-1, seq_len), span[1:].view(-1, seq_len)
-
-
 class Loader:
     """Endless micro-batches of one rank.  Reads at least depth whole steps ahead.
 

@@ -61,12 +61,16 @@ def warnings(exporters):
     ]
 
 
-def after_run(folder, run, say=print):
-    """Export a run to the exporters it chose, each in a process of its own.  Never raises: the record is complete."""
-    for name in chosen(run):
+def after_run(folder, exporters, say=print):
+    """Export a run, to each in a process of its own.  Never raises: the record is complete.
+
+    exporters: {name: settings}, as the user gave them; in the record they are without private paths and passwords.
+    """
+    for name, settings in exporters.items():
         if missing(name):  # the record has a warning
             continue
         command = [sys.executable, "-m", "bench", "dashboard", os.path.abspath(folder), "--to", name]
+        command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         error = None
         try:
             done = subprocess.run(

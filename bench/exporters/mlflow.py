@@ -4,8 +4,10 @@ mlflow ui --backend-store-uri sqlite:///results/mlflow.db shows them.  Only the 
 nothing about the user, the machine or the program.
 """
 
-from bench.paths import results_root
+from bench import private
+from bench.paths import REPO, results_root
 
+DEFAULT_WORDS = "sqlite:///mlflow.db of the results folder"
 RUN_ID_TAG = "speedrun.run_id"
 BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED"}
@@ -42,10 +44,7 @@ def export(exported, settings):
         client.log_batch(run_id, tags=[RunTag("speedrun.failure", str(exported.run["failure"]["kind"]))])
     end_ms = round(1e3 * exported.points[-1][1]) if exported.points else None
     client.set_terminated(run_id, STATUS.get(exported.run["status"], "FAILED"), end_ms)
-    return {
-        "tracking_uri": uri if settings["tracking_uri"] else "sqlite:///mlflow.db of the results folder",
-        "run_id": run_id,
-    }
+    return {"tracking_uri": private.redact(uri, REPO) if settings["tracking_uri"] else DEFAULT_WORDS, "run_id": run_id}
 
 
 def _final(exported):

@@ -66,7 +66,7 @@ def record_of(job, env, command):
         },
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,
-        "exporters": config.exporters,
+        "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": TIMING_PROTOCOL
         | gc_policy.protocol(config.hardware.gc, config.hardware.gc_every_steps)
         | {"instruments": sorted(config.instruments)},
@@ -105,7 +105,9 @@ def write_inputs(folder, job, env, started_s):
     the end of the run removes: run.json holds no private path.
     """
     (folder / "logs").mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(job.config), sort_keys=False))
+    config = schema.to_dict(job.config)
+    config["exporters"] = private.redact_all(config["exporters"], REPO)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     overrides = [private.redact(override, REPO) for override in job.overrides]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)

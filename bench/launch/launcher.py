@@ -52,7 +52,7 @@ def launch(job, command=(), results=None, brief=False, race=None):
         ignore_signals()  # the record is being finished, and once is enough
         finish.finish(folder, run, exit_code, failure, time.time() - started_s)
     if run["status"] != "aborted":
-        dashboards.after_run(folder, run)
+        dashboards.after_run(folder, job.config.exporters)
     base = project_folder()
     run["folder"] = os.path.relpath(folder, base) if folder.is_relative_to(base) else str(folder)
     return run

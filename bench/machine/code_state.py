@@ -2,7 +2,8 @@
 
 History of the identity, source_sha256:
   1  every *.py of bench/ and models/, byte by byte
-  2  the files that RACED names, each as its syntax tree without docstrings and comments (bench/machine/syntax.py)
+  2  the sources that RACED names: of Python the syntax tree without docstrings and comments (bench/machine/syntax.py),
+     of a kernel that is built while it trains (OTHER_SOURCES) every byte
 Hashes of two versions are never equal, and that says nothing: whether the code is the same is then unknown.
 """
 
@@ -35,6 +36,7 @@ RACED = (
     "bench/units.py",
     "bench/__init__.py",
 )
+OTHER_SOURCES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
@@ -42,9 +44,9 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 def raced_files(repo=REPO):
-    """{path from repo, with "/": sha256 of the file's syntax} of every *.py that RACED names, in sorted order."""
+    """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
-    found = {path.relative_to(repo).as_posix(): _sha256_of_syntax(path.read_bytes()) for path in paths}
+    found = {path.relative_to(repo).as_posix(): _sha256_of(path) for path in paths}
     return dict(sorted(found.items()))
 
 
@@ -68,7 +70,14 @@ def differing_files(a_code, b_code):
 
 
 def _sources(path):
-    return path.rglob("*.py") if path.is_dir() else [path] if path.is_file() else []
+    if path.is_dir():
+        return [file for suffix in (".py", *OTHER_SOURCES) for file in path.rglob(f"*{suffix}") if file.is_file()]
+    return [path] if path.is_file() else []
+
+
+def _sha256_of(path):
+    content = path.read_bytes()
+    return _sha256_of_syntax(content) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
 
 
 @functools.lru_cache(maxsize=1024)  # a sweep and a race ask before every run; parsing all takes 0.2 s
@@ -127,6 +136,6 @@ def write(repo, folder):
 
 
 def _untracked(repo):
-    sources = ("*.py", "*.yaml", "*.toml", "*.sh")
+    sources = [f"*{suffix}" for suffix in (".py", ".yaml", ".toml", ".sh", *OTHER_SOURCES)]
     listed = git.ask(repo, "ls-files", "--others", "--exclude-standard", "-z", "--", *sources, ":(exclude)results")
     return sorted(name for name in (listed or "").split("\0") if name)

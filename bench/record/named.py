@@ -55,6 +55,8 @@ class Lookup:
 
     def find(self, word):
         """A word without a comma -> Named.  ValueError: nothing is called so."""
+        if not word:
+            raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
         if paths := _paths(word):
             return Named(word, paths)
         race, _, arm = word.rpartition(":")

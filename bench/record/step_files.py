@@ -22,8 +22,13 @@ def write(folder, rows, columns=CORE_COLUMNS):
 
 def append(folder, rows):
     """Rows of RUN_COLUMNS, all or none of them.  OSError where there is no space."""
-    data = "".join(_line(row, RUN_COLUMNS) for row in rows).encode()
-    with open(Path(folder) / "steps.csv", "ab", buffering=0) as file:
+    _append(Path(folder) / "steps.csv", "".join(_line(row, RUN_COLUMNS) for row in rows))
+
+
+def _append(path, text):
+    """All of it in one write, so that lines of two writers never mix, or OSError and none of it."""
+    data = text.encode()
+    with open(path, "ab", buffering=0) as file:
         whole = file.tell()
         if file.write(data) < len(data):
             file.truncate(whole)
@@ -104,13 +109,11 @@ def read_by_rank(folder):
 
 
 def append_event(folder, event):
-    """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows."""
-    fd = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        line = json.dumps(atomic.without_nan(event)) + "\n"
-        os.write(fd, line.encode())  # one write: lines of two writers never mix
-    finally:
-        os.close(fd)
+    """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows.
+
+    OSError where there is no space: nothing is written.
+    """
+    _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 
 def read_events(folder):
