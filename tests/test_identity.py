@@ -118,12 +118,22 @@ def test_a_statement_counts_in_what_is_raced_and_nowhere_else(code):
     assert code_state.differing_files(before, after) == ["bench/data/sources/markov.py", "models/schedules/cosine.py"]
 
 
+def test_what_a_symbolic_link_brings_into_a_folder_counts(code, tmp_path):
+    before = code_state.source_sha256(code)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "layers.py").write_text("a = 1\n")
+    (code / "models" / "mine").symlink_to(tmp_path / "mine")
+    linked = code_state.source_sha256(code)
+    (tmp_path / "mine" / "layers.py").write_text("a = 2\n")
+    assert len({before, linked, code_state.source_sha256(code)}) == 3
+
+
 def test_a_new_file_and_a_file_that_moved_count(code):
     before = code_state.state(code)
-    (code / "models" / "muon.py").rename(code / "models" / "moon.py")
+    (code / "models" / "muon_update.py").rename(code / "models" / "moon.py")
     after = code_state.state(code)
     assert after["source_sha256"] != before["source_sha256"]
-    assert code_state.differing_files(before, after) == ["models/moon.py", "models/muon.py"]
+    assert code_state.differing_files(before, after) == ["models/moon.py", "models/muon_update.py"]
 
 
 def test_a_kernel_that_is_built_while_it_trains_counts_byte_by_byte(code):

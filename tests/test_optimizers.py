@@ -13,7 +13,7 @@ import torch
 import models
 from bench.config import compose, schema
 from models import optimizers
-from models.muon import Muon, newton_schulz, share_out
+from models.muon_update import Muon, newton_schulz, share_out
 
 ROOT = Path(__file__).parent.parent
 SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}

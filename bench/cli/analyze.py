@@ -25,16 +25,15 @@ def main(argv):
     args = _parser().parse_args(argv)
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
     answers = {}
-    for words in _jobs(args.path):
-        answers |= _answer(words, rules, args)
+    for words, paths in _jobs(args.path):
+        answers |= _answer(words, paths, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
     return 0
 
 
-def _answer(words, rules, args):
+def _answer(words, paths, rules, args):
     """Paths of one job -> {title: analysis}, one for each window."""
-    paths = [named.path(word) for word in words]
     by_window = load.by_window([file for path in paths for file in load.find(path)])
     answers = {}
     for name, ranks in by_window.items():
@@ -48,9 +47,13 @@ def _answer(words, rules, args):
 
 
 def _jobs(words):
-    """What was named -> lists of what belongs together: all files as the ranks of one job, each folder alone."""
-    files = [word for word in words if of_user(word).is_file()]
-    return [files] * bool(files) + [[word] for word in words if word not in files]
+    """What was named -> (words, paths) of each job: all files are the ranks of one, each folder is one."""
+    files, folders = [], []
+    for word in words:
+        for path in named.find([word])[0].paths:
+            (files if path.is_file() else folders).append((word, path))
+    jobs = [files] * bool(files) + [[one] for one in folders]
+    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in jobs]
 
 
 def _keep(folder, answer):

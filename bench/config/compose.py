@@ -184,7 +184,9 @@ def _merged(old, new):
 
 def _did_you_mean(word, known):
     last = word.split(".")[-1]
-    near = difflib.get_close_matches(word, known, n=1) or [key for key in known if key.split(".")[-1] == last]
+    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
+    near = [key for key in known if key.split(".")[-1] in (last, initials)]
+    near = near or difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 

@@ -8,6 +8,7 @@ Hashes of two versions are never equal, and that says nothing: whether the code 
 """
 
 import functools
+import glob
 import hashlib
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from bench.paths import REPO
 from bench.units import MIB
 
 IDENTITY_VERSION = 2
-# Files and folders whose code decides what a run trains, or acts or measures while it trains.  Not here: the launcher
-# (the environment it gives the ranks is in environment.json), conf/ (its values are in config_id), what reads records.
+# Files and folders whose code decides what a run trains, or acts or measures while it trains.  Not here: conf/ (its
+# values are in config_id), what writes and reads records.
 RACED = (
     "models",
     "bench/training",
@@ -29,6 +30,8 @@ RACED = (
     "bench/telemetry",
     "bench/memory/peaks.py",
     "bench/memory/recording.py",
+    "bench/launch/agent.py",
+    "bench/launch/ranks.py",
     "bench/machine/environment.py",
     "bench/machine/gpus.py",
     "bench/machine/processes.py",
@@ -70,9 +73,11 @@ def differing_files(a_code, b_code):
 
 
 def _sources(path):
-    if path.is_dir():
-        return [file for suffix in (".py", *OTHER_SOURCES) for file in path.rglob(f"*{suffix}") if file.is_file()]
-    return [path] if path.is_file() else []
+    """Source files at or below path, through symbolic links too."""
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    found = map(Path, glob.iglob(f"{glob.escape(str(path))}/**/*", recursive=True))
+    return [file for file in found if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
 
 
 def _sha256_of(path):

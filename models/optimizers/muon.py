@@ -1,4 +1,4 @@
-"""Muon (models/muon.py) for the matrices inside the blocks, AdamW for everything else."""
+"""Muon (models/muon_update.py) for the matrices inside the blocks, AdamW for everything else."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Config(adamw.Config):
 
     def build(self, model, rank, world_size, device_type):
         """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
-        from models.muon import Muon, MuonWithAdamW
+        from models.muon_update import Muon, MuonWithAdamW
 
         matrices = model.hidden_matrices()
         taken = {id(matrix) for matrix in matrices}

@@ -44,7 +44,9 @@ def there_are_enough_runs(claim):
     """As many runs whose times count as the track asks of a claim."""
     wanted = claim.track_rules.rules.num_runs
     num_valid = sum(run.record["validity"] == "valid" for run in claim.runs)
-    evidence = f"{num_valid} valid of {len(claim.runs)} runs" + (f", the track needs {wanted}" if wanted else "")
+    evidence = f"{num_valid} valid of {len(claim.runs)} runs" + (
+        f", the track needs {wanted}" if wanted else ", the track needs none"
+    )
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
     doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
     return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
