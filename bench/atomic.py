@@ -5,7 +5,9 @@ import errno
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from bench.units import KIB
 
@@ -13,7 +15,7 @@ RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
 
 
-def write_out(path, text):
+def write_out(path: Path, text: str) -> None:
     """A file that the user asked for, with the folders above it.  ValueError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +24,7 @@ def write_out(path, text):
         raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another path") from None
 
 
-def write_json(path, obj, durable=True):
+def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
     """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
 
     JSON has no nan and inf: they become null.  durable=False: without fsync and reserve, for files that
@@ -35,7 +37,7 @@ def write_json(path, obj, durable=True):
     write_text(Path(path), text + "\n", durable)
 
 
-def write_text(path, text, durable=True):
+def write_text(path: Path | str, text: str, durable: bool = True) -> None:
     """As write_json."""
     try:
         _write_once(Path(path), text, durable)
@@ -51,7 +53,7 @@ def _write_once(path, text, durable):
 
 
 @contextlib.contextmanager
-def replacing(path, durable=True):
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # beside it: a rename is atomic in one file system
     try:
@@ -72,7 +74,8 @@ def replacing(path, durable=True):
             os.close(folder_fd)
 
 
-def without_nan(obj):
+def without_nan(obj: Any) -> Any:
+    """Nested dicts and lists with None for every nan and inf in them; tuples become lists."""
     if isinstance(obj, dict):
         return {key: without_nan(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
@@ -80,7 +83,7 @@ def without_nan(obj):
     return None if isinstance(obj, float) and not math.isfinite(obj) else obj
 
 
-def reserve(folder):
+def reserve(folder: Path | str) -> None:
     """Ballast: space that release() frees when the disk is full, so that the record can still be finished."""
     with open(Path(folder) / RESERVE, "wb") as file:
         file.write(os.urandom(RESERVE_BYTES))  # random: a compressing file system keeps its size
@@ -88,7 +91,7 @@ def reserve(folder):
         os.fsync(file.fileno())
 
 
-def release(folder):
+def release(folder: Path | str) -> bool:
     """Remove the reserve.  True if there was one."""
     try:
         os.unlink(Path(folder) / RESERVE)

@@ -13,31 +13,31 @@ INSTALLED = (REPO / "__init__.py").exists()  # what bench/installed.py is in a w
 PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
 
 
-def working_folder():
+def working_folder() -> str:
     """What the user's relative paths start from."""
     return os.environ.get("SPEEDRUN_CWD", os.getcwd())
 
 
-def of_user(word):
+def of_user(word: str | Path) -> Path:
     """A path as the user typed it -> Path; ~ is their home."""
     return Path(working_folder(), os.path.expanduser(word))
 
 
-def project_folder():
+def project_folder() -> Path:
     """The folder of results/ and .data/: the checkout, or where the user stands when the program is installed."""
     return Path(working_folder()) if INSTALLED else REPO
 
 
-def results_root():
+def results_root() -> Path:
     """SPEEDRUN_RESULTS, else results/ in project_folder()."""
     return of_user(os.environ.get("SPEEDRUN_RESULTS", project_folder() / "results"))
 
 
-def published_root():
+def published_root() -> Path:
     """Where publications lie, a results folder each: in project_folder(), also if SPEEDRUN_RESULTS is set."""
     return project_folder() / "results" / PUBLISHED
 
 
-def race_roots():
+def race_roots() -> list[Path]:
     """Folders whose folders are races: this machine's own first, then the published."""
     return [results_root() / "races", *sorted(published_root().glob("*/races"))]

@@ -4,19 +4,23 @@ import contextlib
 import hashlib
 import os
 import re
+from pathlib import Path
+from typing import Any
 
 from bench import atomic
 
 
-def salted_hash(text):
+def salted_hash(text: str) -> str:
     """16 hex digits that are the same for the same text, in this project only."""
     return hashlib.sha256(b"speedrun-bench:" + text.encode()).hexdigest()[:16]
 
 
-def redact(text, repo, home=None, user=None, host=None):
+def redact(
+    text: str, repo: Path | str, home: str | None = None, user: str | None = None, host: str | None = None
+) -> str:
     """Without private paths and names: the repository is ".", home "~", the user USER in other paths, the host HOST.
 
-    Who a URL logs in as, if it holds a password, is USER:PASSWORD.
+    Who a URL logs in as, if it holds a password, is USER:PASSWORD.  home, user, host: None is this process's own.
     """
     text = re.sub(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+@", "USER:PASSWORD@", text)
     home = os.path.expanduser("~") if home is None else home
@@ -33,7 +37,7 @@ def redact(text, repo, home=None, user=None, host=None):
     return text
 
 
-def redact_all(values, repo):
+def redact_all(values: Any, repo: Path | str) -> Any:
     """Nested dicts and lists with redact() of each text in them."""
     if isinstance(values, dict):
         return {key: redact_all(value, repo) for key, value in values.items()}
@@ -42,7 +46,7 @@ def redact_all(values, repo):
     return redact(values, repo) if isinstance(values, str) else values
 
 
-def redact_logs(folder, repo):
+def redact_logs(folder: Path, repo: Path | str) -> None:
     """The texts in a run folder's logs/, in place; on a full disk they stay as they are."""
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError):

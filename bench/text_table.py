@@ -2,9 +2,12 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 
-def render(columns, cells, right=(), form="simple"):
+def render(
+    columns: Iterable[str], cells: Iterable[Iterable[str]], right: Sequence[bool] = (), form: str = "simple"
+) -> str:
     """columns: names; cells: rows of strings; right: whether each column is aligned right; form: simple or github.
 
     No rows: just the head.  Cells may be words of a foreign record: see line().
@@ -21,20 +24,20 @@ def render(columns, cells, right=(), form="simple"):
     return "\n".join([head, rule.replace(" ", "-") if is_md else rule, *body])
 
 
-def two_digits(number):
+def two_digits(number: float) -> str:
     """0.14259 -> "0.14", 5.04 -> "5", 612.3 -> "612": never an exponent."""
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.2g}"
 
 
-def printable(text):
+def printable(text: str) -> str:
     """Without control characters: an escape sequence of a foreign record would be obeyed by the terminal."""
     if text.isprintable():
         return text
     return "".join(" " if char in "\n\r\t" else char for char in text if char in "\n\r\t" or not _is_control(char))
 
 
-def line(text, is_md=False):
-    """Foreign text as a part of our own."""
+def line(text: str, is_md: bool = False) -> str:
+    """Foreign text as a part of our own: printable(), and with is_md also escaped for Markdown."""
     return _escaped(printable(text)) if is_md else printable(text)
 
 

@@ -12,27 +12,32 @@ NS_PER_MS = 1e6
 NS_PER_S = 1e9
 
 
-def ms_from_s(seconds):
+def ms_from_s(seconds: float) -> float:
+    """1.5 -> 1500.0."""
     return MS_PER_S * seconds
 
 
-def s_from_ms(ms):
+def s_from_ms(ms: float) -> float:
+    """1500 -> 1.5."""
     return ms / MS_PER_S
 
 
-def ms_from_ns(ns):
+def ms_from_ns(ns: float) -> float:
+    """1,500,000 -> 1.5."""
     return ns / NS_PER_MS
 
 
-def s_from_ns(ns):
+def s_from_ns(ns: float) -> float:
+    """1,500,000,000 -> 1.5."""
     return ns / NS_PER_S
 
 
-def gib_from_bytes(num_bytes):
+def gib_from_bytes(num_bytes: float) -> float:
+    """3 * 2**29 -> 1.5."""
     return num_bytes / GIB
 
 
-def format_s(seconds, decimals=2):
+def format_s(seconds: float | None, decimals: int = 2) -> str:
     """11.021 -> "11.02 s", 754 -> "12 min 34 s", 3725 -> "1 h 02 min"."""
     if seconds is None:
         return ""
@@ -44,11 +49,12 @@ def format_s(seconds, decimals=2):
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def format_ms(ms, decimals=2):
+def format_ms(ms: float | None, decimals: int = 2) -> str:
+    """11.021 -> "11.02 ms"."""
     return "" if ms is None else f"{ms:.{decimals}f} ms"
 
 
-def format_bytes(num_bytes):
+def format_bytes(num_bytes: int | None) -> str:
     """65536 -> "64.0 KiB", 2402048 -> "2.3 MiB"."""
     if num_bytes is None:
         return ""
@@ -58,5 +64,6 @@ def format_bytes(num_bytes):
     return f"{num_bytes} B"
 
 
-def format_gib(gib, decimals=2):
+def format_gib(gib: float | None, decimals: int = 2) -> str:
+    """11.021 -> "11.02 GiB"."""
     return "" if gib is None else f"{gib:.{decimals}f} GiB"

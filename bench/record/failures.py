@@ -40,13 +40,13 @@ NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
 
 
-def failure(kind, message, *where, **more):
+def failure(kind: str, message: str, *where: int | str | None, **more: int | str | None) -> dict:
     """run_folder.failure() with the hint of its kind."""
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
-def write(folder, rank, step, error):
-    """Called by the rank that fails, with the exception in hand.  Returns its kind."""
+def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
+    """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
     kind = kind_of(error)
     found = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
     found["failed_at_s"] = time.time()
@@ -64,7 +64,7 @@ def write(folder, rank, step, error):
     return kind
 
 
-def kind_of(error):
+def kind_of(error: BaseException) -> str:
     """The kind of an exception, for HINTS."""
     text = str(error)
     if type(error).__name__ == "NonFiniteLoss":
@@ -78,7 +78,7 @@ def kind_of(error):
     return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
 
 
-def classify(folder, exit_code):
+def classify(folder: Path, exit_code: int) -> dict | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
     reported = [_report(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
     reported = [one for one in reported if one]
@@ -126,12 +126,12 @@ def _log(folder, rank):
         return ""
 
 
-def last_step(folder):
-    """The last step that rank 0's step writer wrote: within half a second of what any rank knew."""
+def last_step(folder: Path) -> int | None:
+    """The last step that rank 0's step writer wrote, within half a second of what any rank knew; None: not one."""
     return _read_json(folder / run_folder.PROGRESS, {}).get("step")
 
 
-def write_launcher_killed(folder):
+def write_launcher_killed(folder: Path | str) -> None:
     """Rank 0 finishes the record where the launcher is gone."""
     folder = Path(folder)
     run = run_folder.read_raw(folder)

@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import atomic
@@ -29,7 +30,9 @@ NUM_READERS = 2
 NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs again
 
 
-def read_rows(paths, on_error=None, logs_too=False) -> list[tuple[str, Row]]:
+def read_rows(
+    paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None, logs_too: bool = False
+) -> list[tuple[str, Row]]:
     """Folders -> [(folder, row)] of every run in and below them, each once, by folder; folder is an absolute path.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError if a path is not a folder, unless

@@ -21,6 +21,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ NAME = "ledger.jsonl"
 # ---- writing
 
 
-def append(results, event, **facts):
+def append(results: Path | str, event: str, **facts: object) -> dict:
     """Adds one line under a lock, on disk when this returns.  Returns it as a dict.  Raises OSError: nothing written.
 
     A line that a power cut left unfinished is ended, and stays: the next one names it by the hash of its bytes.
@@ -104,7 +105,7 @@ def _text(line):
     return json.dumps(line, sort_keys=True, separators=(",", ":"))
 
 
-def started(results, folder, run):
+def started(results: Path | str, folder: Path | str, run: dict) -> str:
     """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps."""
     line = append(
         results,
@@ -120,20 +121,20 @@ def started(results, folder, run):
     return line["sha256"]
 
 
-def ended(results, folder, run):
-    """The end of a run whose run.json is final."""
+def ended(results: Path | str, folder: Path | str, run: dict) -> dict:
+    """The end of a run whose run.json is final.  Returns the line."""
     sha256 = sha256_of(Path(folder) / "run.json")
     name = name_of(results, folder)
     return append(results, "end", run=name, status=run["status"], validity=run["validity"], run_json_sha256=sha256)
 
 
-def sha256_of(path):
+def sha256_of(path: Path | str) -> str:
     """Of a file's content, as hex."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def name_of(results, folder):
-    """<track>/<run_id>"""
+def name_of(results: Path | str, folder: Path | str) -> str:
+    """A run folder -> "<track>/<run_id>"."""
     return Path(os.path.relpath(folder, results)).as_posix()
 
 
@@ -145,21 +146,21 @@ class Ledger:
     """The ledger of a results folder, parsed once; hand it on instead of reading it again."""
 
     results: Path  # the folder that the runs' names start from
-    lines: list  # in order, dicts with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
-    faults: list  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
+    lines: list[dict]  # in order, with "sha256"; a damaged one is {"event": "damaged", "line": its number in the file}
+    faults: list[str]  # sentences: what is wrong with the chain; [] if every line is whole and names an earlier one
 
     @functools.cached_property
-    def runs(self):
+    def runs(self) -> dict[str, dict]:
         """{run: {"start": line, "end": line or None}} in order of starts."""
         return runs_of(self.lines)
 
-    def of_race(self, race_id):
+    def of_race(self, race_id: str) -> list[dict]:
         """Lines of one race: its plan, the starts and ends of its runs, looks, its end."""
         mine = {name for name, run in self.runs.items() if (run["start"]["race"] or {}).get("race_id") == race_id}
         return [line for line in self.lines if line.get("race_id") == race_id or line.get("run") in mine]
 
 
-def read(results) -> Ledger:
+def read(results: Path | str) -> Ledger:
     """The ledger in this results folder; without one it has no lines and no faults."""
     results = Path(results)
     try:
@@ -192,7 +193,7 @@ def _faults(parsed):
     return wrong + ([f"{num_firsts} lines say that they are the first"] if num_firsts > 1 else [])
 
 
-def runs_of(lines):
+def runs_of(lines: Iterable[dict]) -> dict[str, dict]:
     """Some lines -> {run: {"start": line, "end": line or None}} in order of starts."""
     found = {}
     for line in lines:
@@ -203,13 +204,13 @@ def runs_of(lines):
     return found
 
 
-def find(start):
+def find(start: Path | str) -> Path | None:
     """The ledger that runs below this folder are in: the nearest folder, upwards, that holds one; or None."""
     start = Path(start).absolute()
     return next((folder for folder in (start, *start.parents) if (folder / NAME).is_file()), None)
 
 
-def home(folders):
+def home(folders: Iterable[Path | str]) -> Path:
     """The one results folder that these run folders lie in.  ValueError where they know different ledgers."""
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:

@@ -2,17 +2,18 @@
 
 import os
 import sys
+from collections.abc import Iterable
 
 from bench.paths import results_root
 from bench.record import index, named, rows
 
 
-def report(message):
+def report(message: str) -> None:
     """Of a record that cannot be read."""
     print(f"table: skipped: {message}", file=sys.stderr)
 
 
-def read_rows(words) -> list[rows.Row]:
+def read_rows(words: Iterable[str]) -> list[rows.Row]:
     """Words of the user, none for results/ -> the rows of their runs with "folder", by track, then time.
 
     A folder that cannot be read is named on standard error and skipped.

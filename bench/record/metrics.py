@@ -10,7 +10,7 @@ from bench.machine import peak_rates
 from bench.units import ms_from_s, s_from_ms
 
 
-def metrics(run, steps):
+def metrics(run: dict, steps: list[dict]) -> dict:
     """run: a record with "measured", "model", "environment", "world_size", "data" and perhaps "goal".
 
     steps: rows of steps.csv.  Row k is after k optimizer steps.
@@ -46,7 +46,7 @@ def metrics(run, steps):
     }
 
 
-def speed(run, timed_s, num_steps):
+def speed(run: dict, timed_s: float | None, num_steps: int | None) -> dict:
     """How fast num_steps steps were that took timed_s: of a finished run's record, and of one that still trains.
 
     run: as for metrics(); while a run lasts its clock is not synchronised, and no step is flagged yet.
@@ -80,7 +80,7 @@ def timed(train_s, steps, num_untimed_steps=0):
     return train_s - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
 
 
-def step_avg_ms(train_ms, num_steps):
+def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
     """Milliseconds a step: every step_avg that we print or record is this.  None without a time or a step."""
     return train_ms / num_steps if train_ms is not None and num_steps else None
 

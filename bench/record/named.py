@@ -12,6 +12,7 @@ results, and where nothing bears them among the published.
 import functools
 import glob
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,25 +25,27 @@ FILES = ("run.json", "race.json")  # stand for their folder
 
 @dataclass(frozen=True)
 class Named:
+    """A word of the user's, and what it means."""
+
     word: str
-    paths: list  # pathlib.Path, at least one, each of them exists
+    paths: list[Path]  # at least one, each of them exists
     arm: str | None = None  # of RACE:ARM
     by_id: bool = False  # the word is part of the paths' run ids
 
     @property
-    def race(self):
+    def race(self) -> Path | None:
         """The folder of the race that is meant, or None."""
         folder = self.paths[0]
         is_race = any((folder / name).is_file() for name in ("plan.json", "race.json"))
         return folder if len(self.paths) == 1 and is_race else None
 
     @property
-    def claim(self):
+    def claim(self) -> Path | None:
         """The claim's folder that is meant, or None."""
         return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / CLAIM).is_file() else None
 
     @property
-    def path(self):
+    def path(self) -> Path:
         """The one file or folder that is meant.  ValueError: there are several."""
         if len(self.paths) > 1:
             what = f"is part of {len(self.paths)} run ids" if self.by_id else f"fits {len(self.paths)} paths"
@@ -53,7 +56,7 @@ class Named:
 class Lookup:
     """Finds words; what ids need is searched once, for the first of them."""
 
-    def find(self, word):
+    def find(self, word: str) -> Named:
         """A word without a comma -> Named.  ValueError: nothing is called so."""
         if not word:
             raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
@@ -70,8 +73,8 @@ class Lookup:
             f"{word}: is not a folder, a glob that matches, a race or a part of a run id: ./run.sh table lists the runs"
         )
 
-    def each(self, words):
-        """Words, comma lists among them -> [Named]."""
+    def each(self, words: Iterable[str]) -> list[Named]:
+        """Words, comma lists among them -> [Named].  ValueError: nothing is called so."""
         return [self.find(part) for word in words for part in parts(word)]
 
     @functools.cached_property
@@ -88,17 +91,17 @@ def parts(word):
     return word.split(",") if "," in word and not _paths(word) else [word]
 
 
-def find(words):
+def find(words: Iterable[str]) -> list[Named]:
     """Words of the user -> [Named].  ValueError: nothing is called so."""
     return Lookup().each(words)
 
 
-def path(word):
+def path(word: str) -> Path:
     """The one file or folder that a word means.  ValueError: none, or several."""
     return Lookup().find(word).path
 
 
-def folder(word):
+def folder(word: str) -> Path:
     """The one folder that a word means.  ValueError: none, several, or a file."""
     found = path(word)
     if not found.is_dir():
@@ -106,8 +109,8 @@ def folder(word):
     return found
 
 
-def runs(words):
-    """Words -> the run folders (pathlib.Path) in and below what they mean, each once.  ValueError: there is none."""
+def runs(words: Iterable[str]) -> list[Path]:
+    """Words -> the run folders in and below what they mean, each once.  ValueError: there is none."""
     found = []
     for one in find(words):
         below = list(run_folder.find_runs(one.paths))

@@ -35,14 +35,14 @@ class Race(TypedDict):
     result: dict | None  # {"baseline", "against": {name: bench.compare.verdict.Comparison}}; None: abandoned
 
 
-def of(results, race_id):
+def of(results: Path | str, race_id: str) -> Path:
     """Where a race lies.  ValueError for what cannot be a race's id."""
     if not NAME.fullmatch(race_id):
         raise ValueError(f"{race_id!r} cannot be a race's id: ./run.sh race --help says how a race is named")
     return Path(results) / FOLDER / race_id
 
 
-def read(folder) -> Race:
+def read(folder: Path | str) -> Race:
     """race.json of this folder, its flags by their names of today.  ValueError where it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():

@@ -91,7 +91,7 @@ ENCODE = json.JSONEncoder(sort_keys=True).encode
 MACHINE_INSTRUMENTS = ("telemetry", "host")
 
 
-def row_of(run) -> Row:
+def row_of(run: dict) -> Row:
     """A record -> its row."""
     complete = run["status"] == "complete"
     env, measured, code = run["environment"], run["measured"], run["code"]

@@ -17,6 +17,7 @@ import math
 import os
 import stat
 import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -54,8 +55,13 @@ def run_id(moment, name, config_id, seed):
     return f"{moment:%Y%m%dT%H%M%SZ}-{name}-{config_id}-s{seed}"
 
 
-def new_folder(results, track, name, config_id, seed, moment=None):
-    """Makes a new folder, -2, -3, ... appended where the name is taken; mkdir is atomic, so two never share one."""
+def new_folder(
+    results: Path | str, track: str, name: str, config_id: str, seed: int, moment: datetime | None = None
+) -> Path:
+    """Makes a new folder, -2, -3, ... appended where the name is taken; mkdir is atomic, so two never share one.
+
+    moment: the start, in UTC; None is now.
+    """
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
@@ -66,8 +72,8 @@ def new_folder(results, track, name, config_id, seed, moment=None):
             return folder
 
 
-def find_runs(paths):
-    """Folders -> the run folders (pathlib.Path) in and below them, sorted.  ValueError if one is not a folder."""
+def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
+    """Folders -> the run folders in and below them, sorted.  ValueError if one is not a folder."""
     for path in paths:
         if not os.path.isdir(path):
             raise ValueError(f"{path}: is not a folder: ./run.sh table without a folder shows results/")
@@ -117,7 +123,12 @@ def _stat_of_run(folder):
 # ---- run.json
 
 
-def read(folder, now_s=None, boot=None, start_ticks_of=None):
+def read(
+    folder: Path | str,
+    now_s: float | None = None,
+    boot: str | None = None,
+    start_ticks_of: Callable[[int], int | None] | None = None,
+) -> dict:
     """A run folder -> its record, newest version; one whose launcher is gone is shown as aborted, nothing is written.
 
     now_s, boot and start_ticks_of(pid) stand for the clock and this machine, so that a test can hold them.
@@ -129,7 +140,7 @@ def read(folder, now_s=None, boot=None, start_ticks_of=None):
         raise ValueError(f"{folder}: the record lacks something or is damaged ({error!r})") from None
 
 
-def read_raw(folder):
+def read_raw(folder: Path | str) -> dict:
     """A run folder -> its record as written, upgraded to the newest version.  ValueError names an invalid one."""
     path = os.path.join(folder, "run.json")
     try:
@@ -182,7 +193,7 @@ def _check_kinds(path, run):
             )
 
 
-def read_all(paths, on_error=None):
+def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[dict]:
     """Folders -> the records in and below them.  What cannot be read is skipped and reported to on_error(message)."""
     for folder in find_runs([path for path in paths if os.path.isdir(path)]):
         try:
@@ -192,7 +203,12 @@ def read_all(paths, on_error=None):
                 on_error(str(error))
 
 
-def effective(run, now_s=None, boot=None, start_ticks_of=None):
+def effective(
+    run: dict,
+    now_s: float | None = None,
+    boot: str | None = None,
+    start_ticks_of: Callable[[int], int | None] | None = None,
+) -> dict:
     """A record that says running although its launcher is gone, as aborted; any other as it is.
 
     Gone is: on the same boot, no process with the launcher's pid and start time; elsewhere, no heartbeat for 60 s.
@@ -224,7 +240,7 @@ def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_co
 # ---- what is in a folder
 
 
-def artifacts(folder):
+def artifacts(folder: Path | str) -> list[dict]:
     """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
     import hashlib
 
@@ -241,14 +257,14 @@ def _role(path):
     return ROLES.get(path, ROLES.get(path.partition("/")[0], "other"))
 
 
-def files(folder):
+def files(folder: Path | str) -> list[str]:
     """Sorted paths, relative and with "/", of what belongs into artifacts."""
     paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _is_temporary(path.name)]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     return [name for name in names if name != "run.json"]
 
 
-def remove_outputs(folder):
+def remove_outputs(folder: Path | str) -> None:
     """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
     remove_temporary(folder)
     for path in files(folder):
@@ -256,7 +272,7 @@ def remove_outputs(folder):
             (Path(folder) / path).unlink()
 
 
-def remove_temporary(folder):
+def remove_temporary(folder: Path | str) -> None:
     """Deletes the run's temporary files and the reserve."""
     for path in Path(folder).iterdir():
         if _is_temporary(path.name):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import atomic
@@ -13,14 +14,14 @@ INT_COLUMNS = ("step", "tokens", "t_ns")  # t_ns: rank 0's time.perf_counter_ns 
 BY_RANK = "steps_by_rank.csv"
 
 
-def write(folder, rows, columns=CORE_COLUMNS):
+def write(folder: Path | str, rows: Sequence[dict], columns: Sequence[str] = CORE_COLUMNS) -> None:
     """rows: dicts by column; None is an empty cell.  These columns come first, the others in order of appearance."""
     columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
     text = ",".join(columns) + "\n" + "".join(_line(row, columns) for row in rows)
     atomic.write_text(Path(folder) / "steps.csv", text)
 
 
-def append(folder, rows):
+def append(folder: Path | str, rows: Sequence[dict]) -> None:
     """Rows of RUN_COLUMNS, all or none of them.  OSError where there is no space."""
     _append(Path(folder) / "steps.csv", "".join(_line(row, RUN_COLUMNS) for row in rows))
 
@@ -43,7 +44,7 @@ def _cell(value):
     return "" if value is None else value if isinstance(value, str) else repr(value)
 
 
-def read(folder, strict=False):
+def read(folder: Path | str, strict: bool = False) -> list[dict]:
     """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
     Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
@@ -81,7 +82,7 @@ def _value(column, cell):
     return None if cell == "" else int(cell) if column in INT_COLUMNS else float(cell)
 
 
-def write_by_rank(folder, columns):
+def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]) -> None:
     """columns: {name: [{row: milliseconds} of each rank]} -> columns name_rank0, name_rank1, ...; microseconds kept."""
     names = [f"{name}_rank{rank}" for name, of_ranks in columns.items() for rank in range(len(of_ranks))]
     values = [of_rank for of_ranks in columns.values() for of_rank in of_ranks]
@@ -92,7 +93,7 @@ def write_by_rank(folder, columns):
     atomic.write_text(Path(folder) / BY_RANK, "\n".join([",".join(["step", *names]), *lines]) + "\n")
 
 
-def read_by_rank(folder):
+def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
     """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is skipped."""
     try:
         head, *lines = (Path(folder) / BY_RANK).read_text().split("\n")
@@ -108,7 +109,7 @@ def read_by_rank(folder):
     return found
 
 
-def append_event(folder, event):
+def append_event(folder: Path | str, event: dict) -> None:
     """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows.
 
     OSError where there is no space: nothing is written.
@@ -116,7 +117,7 @@ def append_event(folder, event):
     _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 
-def read_events(folder):
+def read_events(folder: Path | str) -> list[dict]:
     """events.jsonl -> list of dicts, without a line that a kill cut.  No file: [].  ValueError names a damaged line."""
     path = Path(folder) / "events.jsonl"
     try:

@@ -5,7 +5,7 @@ from bench.data.sources.markov import floor_slack_nats
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
 
-def validity(run):
+def validity(run: dict) -> tuple[str, list[str]]:
     """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]

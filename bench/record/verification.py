@@ -7,6 +7,7 @@ import hashlib
 import importlib.resources
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bench import private
@@ -25,14 +26,14 @@ DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze 
 LOCAL_ROLES = ("log", "trace", "memory")  # folders that git ignores: a clone lacks them as a whole
 
 
-def report(folder):
+def report(folder: Path | str) -> dict:
     """{"run_id", "passed", "rules": [{"rule", "passed", "evidence"}]} of one run folder."""
     run = run_folder.read_raw(folder)
     rules = [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in check(folder, run)]
     return {"run_id": run["run_id"], "passed": all(rule["passed"] for rule in rules), "rules": rules}
 
 
-def check(folder, run):
+def check(folder: Path | str, run: dict) -> Iterator[tuple[str, bool, str]]:
     """A record as written, in its folder -> (rule, passed, evidence) of every rule, also after one that failed."""
     rules = RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else [])
     if run.get("provenance") == "imported":
@@ -41,7 +42,7 @@ def check(folder, run):
         yield name, passed, private.redact(evidence, REPO)
 
 
-def applied(rules, *args):
+def applied(rules: Iterable[Callable[..., tuple[bool, str]]], *args: object) -> Iterator[tuple[str, bool, str]]:
     """Functions of args -> (name, passed, evidence) of each, also after one that failed; an error is a failure."""
     for rule in rules:
         try:
@@ -51,7 +52,7 @@ def applied(rules, *args):
         yield rule.__name__.replace("_", " "), passed, evidence
 
 
-def follows_the_schema(folder, run):
+def follows_the_schema(folder: Path, run: dict) -> tuple[bool, str]:
     """run.json is valid under bench/record/run.schema.json."""
     import jsonschema
 
@@ -62,21 +63,21 @@ def follows_the_schema(folder, run):
     return False, "; ".join(f"{error.json_path}: {error.message[:120]}" for error in errors[:3])
 
 
-def says_where_it_comes_from(folder, run):
+def says_where_it_comes_from(folder: Path, run: dict) -> tuple[bool, str]:
     """An imported record names its log, the log's sha256 and what its step_avg meant."""
     facts = run.get("imported") or {}
     missing = [key for key in ("format", "file", "sha256", "run_of_file") if facts.get(key) is None]
     return not missing, f"lacks {', '.join(missing)}" if missing else f"run {facts['run_of_file']} of {facts['file']}"
 
 
-def is_complete(folder, run):
+def is_complete(folder: Path, run: dict) -> tuple[bool, str]:
     """The run went to its end."""
     shown = run_folder.effective(run)
     failure = f", {shown['failure']['kind']}" if shown["failure"] else ""
     return shown["status"] == "complete", f"status {shown['status']}{failure}"
 
 
-def names_agree(folder, run):
+def names_agree(folder: Path, run: dict) -> tuple[bool, str]:
     """Folder, record and config.yaml speak of the same run."""
     config, goal = schema.read(folder), run.get("goal") or {}
     pairs = {
@@ -94,13 +95,13 @@ def names_agree(folder, run):
     return not wrong, "; ".join(wrong) or ", ".join(pairs)
 
 
-def config_id_is_that_of_the_config(folder, run):
+def config_id_is_that_of_the_config(folder: Path, run: dict) -> tuple[bool, str]:
     """config_id is the hash of config.yaml."""
     found = schema.config_id(schema.read(folder))
     return found == run["config_id"], f"config.yaml gives {found}, the record says {run['config_id']}"
 
 
-def artifacts_are_unchanged(folder, run):
+def artifacts_are_unchanged(folder: Path, run: dict) -> tuple[bool, str]:
     """Every file listed is there with its size and sha256 (folders that git ignores may be missing as a whole)."""
     tops = {artifact["path"].partition("/")[0] for artifact in run["artifacts"] if artifact["role"] in LOCAL_ROLES}
     absent = sorted(top for top in tops if not (folder / top).exists())
@@ -124,7 +125,7 @@ def _change(folder, artifact):
     return None if sha256 == artifact["sha256"] else f"{artifact['path']} has another sha256"
 
 
-def nothing_is_unrecorded(folder, run):
+def nothing_is_unrecorded(folder: Path, run: dict) -> tuple[bool, str]:
     """No file lies in the folder that the record does not list, but what is made of the record afterwards."""
     listed = {artifact["path"] for artifact in run["artifacts"]}
     missing = {"config.yaml", "steps.csv"} - listed
@@ -138,7 +139,7 @@ def _is_derived(path):
     return path in DERIVED or page or path.startswith(("plots/", "dashboards/"))
 
 
-def steps_are_without_gaps(folder, run):
+def steps_are_without_gaps(folder: Path, run: dict) -> tuple[bool, str]:
     """steps.csv has the rows 0 to num_steps, each once, and a time and a loss for every step."""
     rows = step_files.read(folder, strict=True)
     found, num_steps = [row["step"] for row in rows], run["metrics"]["num_steps"]
@@ -150,14 +151,14 @@ def steps_are_without_gaps(folder, run):
     return not holes, f"no time or loss for steps {holes[:5]}" if holes else f"rows 0 to {num_steps}"
 
 
-def steps_are_those_of_the_goal(folder, run):
+def steps_are_those_of_the_goal(folder: Path, run: dict) -> tuple[bool, str]:
     """The run made the configured number of steps, or fewer only where it may stop at its target and reached it."""
     goal, num_steps = schema.read(folder).goal, run["metrics"]["num_steps"]
     early = goal.stop_at_target and run["metrics"]["target_reached"] is True and num_steps < goal.num_steps
     return num_steps == goal.num_steps or early, f"{num_steps} of {goal.num_steps}{', target reached' * early}"
 
 
-def tokens_are_counted(folder, run):
+def tokens_are_counted(folder: Path, run: dict) -> tuple[bool, str]:
     """tokens is step * batch_tokens in every row, batch_tokens as configured."""
     batch_tokens = run["measured"]["batch_tokens"]
     if batch_tokens != schema.read(folder).data.batch_tokens:
@@ -166,7 +167,7 @@ def tokens_are_counted(folder, run):
     return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
 
 
-def losses_are_finite(folder, run):
+def losses_are_finite(folder: Path, run: dict) -> tuple[bool, str]:
     """Every loss is a number, and the last row has been validated."""
     rows = step_files.read(folder)
     losses = [(row["step"], row[name]) for row in rows for name in ("train_loss", "val_loss") if row[name] is not None]
@@ -176,7 +177,7 @@ def losses_are_finite(folder, run):
     return rows[-1]["val_loss"] is not None, f"{len(losses)} losses, the last val_loss {rows[-1]['val_loss']}"
 
 
-def metrics_follow_from_the_facts(folder, run):
+def metrics_follow_from_the_facts(folder: Path, run: dict) -> tuple[bool, str]:
     """Every derived number is what bench/record/metrics.py computes from the raw ones."""
     found, recorded = metrics(run, step_files.read(folder)), run["metrics"]
     if not recorded and run["status"] != "complete":
@@ -190,21 +191,21 @@ def metrics_follow_from_the_facts(folder, run):
     return not wrong, "; ".join(wrong) or f"{len(found)} numbers"
 
 
-def steps_fit_into_the_time(folder, run):
+def steps_fit_into_the_time(folder: Path, run: dict) -> tuple[bool, str]:
     """The steps' times add up to no more than train_s, 5 % allowed for maxima over ranks."""
     sum_s = sum(row["step_ms"] or 0.0 for row in step_files.read(folder)) / 1e3
     limit_s = MAX_STEP_SUM_FRAC * run["metrics"]["train_s"]
     return sum_s <= limit_s, f"they add up to {sum_s:.4f} s, the limit is {limit_s:.4f} s"
 
 
-def times_fit_into_the_wall_time(folder, run):
+def times_fit_into_the_wall_time(folder: Path, run: dict) -> tuple[bool, str]:
     """Training and validation together took no longer than the whole run."""
     measured, train_s = run["measured"], run["metrics"]["train_s"]
     inside_s = train_s + (measured.get("validation_s") or 0.0)
     return train_s > 0 and inside_s <= measured["wall_s"], f"{inside_s:.3f} s of {measured['wall_s']:.3f} s"
 
 
-def validity_is_honest(folder, run):
+def validity_is_honest(folder: Path, run: dict) -> tuple[bool, str]:
     """A run that the rules call invalid (a loss below the data's floor, say) is recorded as invalid."""
     from bench.record import validity
 
