@@ -5,6 +5,7 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 """
 
 import math
+from collections.abc import Iterable
 
 from bench import stats
 from bench.diagnosis import stalls
@@ -18,7 +19,7 @@ OF_LOGS = "steps of logs: the time between two printed lines, which nothing sync
 OTHER = "other_ms"  # of a step, outside of all regions
 
 
-def of_runs(a, b):
+def of_runs(a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]]) -> dict:
     """a, b: [(record, rows of steps.csv)] of some runs of each arm -> the diagnosis as a dict.
 
     Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.

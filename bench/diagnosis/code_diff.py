@@ -21,7 +21,7 @@ class Unknown(Exception):
     """Why a run's source cannot be rebuilt."""
 
 
-def of_folders(a_folder, b_folder, repo=REPO):
+def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = REPO) -> dict:
     """Run folders -> {"files": [{"path", "added", "removed"}], "patch": text, "is_cut", "unknown"}.
 
     Lines are None for binary files; the patch is cut to MAX_PATCH_CHARS at a line.  unknown says why there is none.

@@ -11,6 +11,7 @@ They overlap: a collection that stalls a step is in both.  No sum is given becau
 """
 
 from datetime import timedelta
+from pathlib import Path
 
 from bench import utc
 from bench.diagnosis import rank_skew, stall_causes, stalls
@@ -20,7 +21,7 @@ WATCHED_BY = {"gc": "garbage", "recompile": "recompiles", "graph_break": "recomp
 NO_DURATION = ("graph_break", "non_finite_loss")
 
 
-def of(folder, run, rows):
+def of(folder: Path | str, run: dict, rows: list[dict]) -> dict:
     """run: its record, finished but for this; rows: steps.csv -> {"costs", "skew", "events": what to append}."""
     events = step_files.read_events(folder)
     flagged = {row["step"] for row in rows if row.get("flags")}

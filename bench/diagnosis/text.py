@@ -6,7 +6,7 @@ FORMS = ("simple", "github")  # of a table: terminal, Markdown
 MAX_WHAT_CHARS = 60  # of a kernel's name
 
 
-def text(found, is_md=False):
+def text(found: dict, is_md: bool = False) -> str:
     """found: of between_runs.py, perhaps with "traces" -> text for a terminal or Markdown; "" for nothing known."""
     lines = _steps(found, is_md) if found.get("regions") else []
     lines += _traces(found["traces"], is_md) if found.get("traces") else []

@@ -1,6 +1,8 @@
 """What changed between the traces of two groups of runs: one trace of each, where both left one."""
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from bench.trace import diff, load
 from bench.trace.source import NoTrace
@@ -8,7 +10,7 @@ from bench.trace.source import NoTrace
 MAX_LINES = 10
 
 
-def of_folders(a_folders, b_folders):
+def of_folders(a_folders: Iterable[Path | str], b_folders: Iterable[Path | str]) -> dict | None:
     """Run folders of A and of B -> {"a", "b": the files, "by", "step_ms" or "span_ms", "change_ms", "rest_ms", "lines"}
 
     The first run of each arm that has traces, the files of one name if there are some, else the first of each: the same

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -22,19 +23,19 @@ OUTCOMES = "dashboards.json"
 TIMEOUT_S = 120.0
 
 
-def names():
+def names() -> list[str]:
     """Names of the exporters, sorted."""
     return sorted(path.stem for path in (CONF / "exporters").glob("*.yaml"))
 
 
-def chosen(run):
+def chosen(run: dict) -> dict[str, dict]:
     """A record -> {exporter: its settings} that the run chose.  The first records have them among the instruments."""
     return {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()} | (
         run.get("exporters") or {}
     )
 
 
-def settings_of(run, name, changes=()):
+def settings_of(run: dict, name: str, changes: Iterable[str] = ()) -> dict:
     """Settings of an exporter: its yaml's, the run's own, then KEY=VALUE words.  ValueError for an unknown key."""
     settings = yaml.safe_load((CONF / "exporters" / f"{name}.yaml").read_text())[name] | chosen(run).get(name, {})
     for change in changes:
@@ -45,14 +46,14 @@ def settings_of(run, name, changes=()):
     return settings
 
 
-def missing(name):
+def missing(name: str) -> str | None:
     """None, or where the exporter's package is not installed a sentence with the command that installs it."""
     if importlib.util.find_spec(name) is not None:
         return None
     return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
 
 
-def warnings(exporters):
+def warnings(exporters: Iterable[str]) -> list[dict]:
     """Chosen exporters -> a record's warnings of the packages that are missing."""
     return [
         {"rank": None, "instrument": name, "edge": "start", "error": sentence}
@@ -61,7 +62,7 @@ def warnings(exporters):
     ]
 
 
-def after_run(folder, exporters, say=print):
+def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[str], object] = print) -> None:
     """Export a run, to each in a process of its own.  Never raises: the record is complete.
 
     exporters: {name: settings}, as the user gave them; in the record they are without private paths and passwords.
@@ -91,7 +92,7 @@ def after_run(folder, exporters, say=print):
             say(f"no export to {name}: {error}; ./run.sh dashboard {os.path.basename(folder)} --to {name} tries again")
 
 
-def note(run_folder, name, error=None, **facts):
+def note(run_folder: Path | str, name: str, error: str | None = None, **facts: object) -> None:
     """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is not a failure."""
     path = Path(run_folder) / FOLDER / OUTCOMES
     try:

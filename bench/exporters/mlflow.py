@@ -5,6 +5,7 @@ nothing about the user, the machine or the program.
 """
 
 from bench import private
+from bench.exporters.reading import Exported
 from bench.paths import REPO, results_root
 
 DEFAULT_WORDS = "sqlite:///mlflow.db of the results folder"
@@ -13,7 +14,7 @@ BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED"}
 
 
-def export(exported, settings):
+def export(exported: Exported, settings: dict) -> dict:
     """Returns {"tracking_uri", "run_id"}.  An export of before is deleted in the store."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag

@@ -1,18 +1,20 @@
 """A run as MLPerf's ":::MLLOG {json}" lines."""
 
 import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from bench import utc
 from bench.record import run_folder, step_files
 from bench.units import ms_from_s
 
 
-def of_folder(folder):
+def of_folder(folder: Path | str) -> Iterator[str]:
     """A run folder -> the lines of its run."""
     return lines(run_folder.read(folder), step_files.read(folder), step_files.read_events(folder))
 
 
-def lines(run, rows, events=()):
+def lines(run: dict, rows: Iterable[dict], events: Iterable[dict] = ()) -> Iterator[str]:
     """Lines of one run: https://github.com/mlcommons/logging, keys of MLPerf training.  events: of its events.jsonl.
 
     A line is ":::MLLOG " and a JSON object: namespace, time_ms (Unix), event_type, key, value, metadata.  Times are

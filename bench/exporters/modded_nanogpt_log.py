@@ -1,6 +1,7 @@
 """A run as a log in the format of modded-nanogpt's records, code first."""
 
 import math
+from pathlib import Path
 
 from bench import utc
 from bench.record import run_folder, step_files
@@ -9,11 +10,12 @@ from bench.record.metrics import step_avg_ms
 RULE = "=" * 100
 
 
-def text(folder):
+def text(folder: Path) -> str:
     """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
 
     train_time is the record's, validation outside of it, in whole milliseconds as there; losses have 4 decimals, or all
     that the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
+    ValueError: it did not complete and does not say how many steps it was to have.
     """
     run, rows = run_folder.read(folder), step_files.read(folder)
     patch = folder / "code" / "diff.patch"

@@ -25,8 +25,8 @@ class Exported:
     tags: dict  # words about the run
 
 
-def read(folder):
-    """Raises ValueError for a folder that holds no record, or one of a run that has not ended."""
+def read(folder: Path | str) -> Exported:
+    """A run folder.  Raises ValueError for one that holds no record, or one of a run that has not ended."""
     folder = Path(folder)
     run = run_folder.read(folder)
     if run["status"] == "running":
@@ -46,7 +46,7 @@ def read(folder):
     return Exported(folder, run, _settings(folder), points, final, tags)
 
 
-def series_of(row):
+def series_of(row: dict) -> dict[str, float]:
     """A row of steps.csv -> {name: value}; the times of a step that an instrument disturbed are under "disturbed/"."""
     found = {}
     for column, value in row.items():

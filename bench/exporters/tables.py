@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.record import listing, run_folder, step_files
 
 
-def rows_of(folders, of_steps):
+def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping]:
     """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
     if of_steps:
         ids = {folder: run_folder.read(folder)["run_id"] for folder in folders}
@@ -16,7 +18,8 @@ def rows_of(folders, of_steps):
     return listing.read_rows([str(folder) for folder in folders])
 
 
-def as_csv(rows):
+def as_csv(rows: Sequence[Mapping]) -> str:
+    """Rows, whose keys may differ -> csv with a head; None is an empty cell, a list or dict is JSON in its own."""
     out = io.StringIO()
     writer = csv.DictWriter(out, _columns(rows), lineterminator="\n")
     writer.writeheader()
@@ -30,7 +33,8 @@ def _columns(rows):
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def write_parquet(rows, out):
+def write_parquet(rows: Sequence[Mapping], out: Path | str) -> None:
+    """The same as a parquet file; prints its path.  ValueError without pyarrow, or where out cannot be written."""
     try:
         import pyarrow
         import pyarrow.parquet

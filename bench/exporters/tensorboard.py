@@ -6,9 +6,10 @@ tensorboard --logdir results shows all runs.  Without torch and tensorflow: the 
 import shutil
 
 from bench.exporters.dashboards import FOLDER
+from bench.exporters.reading import Exported
 
 
-def export(exported, settings):
+def export(exported: Exported, settings: dict) -> dict:
     """Returns {"folder"}.  An export of before is replaced."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -6,11 +6,12 @@ wandb adds nothing of its own: no host name, no git remote, no console, no machi
 import shutil
 
 from bench.exporters.dashboards import FOLDER
+from bench.exporters.reading import Exported
 
 MODES = ("offline", "online")
 
 
-def export(exported, settings):
+def export(exported: Exported, settings: dict) -> dict:
     """Returns {"folder", "run_id"}.  An offline export of before is replaced.  ValueError for an unknown mode."""
     if settings["mode"] not in MODES:
         raise ValueError(f"exporters.wandb.mode={settings['mode']}: use {' or '.join(MODES)}")

@@ -6,6 +6,7 @@ runs = load(["records/track_1_short/2026-02-28_TransposeCopyBackward/baseline"])
 import glob
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from bench.importers import consoles, modded_nanogpt, records
@@ -16,12 +17,12 @@ SUFFIXES = (".txt", ".log", ".stdout", ".out")
 MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
 
 
-def load(paths, form="modded-nanogpt"):
+def load(paths: Iterable[Path | str], form: str = "modded-nanogpt") -> list[dict]:
     """Logs and folders of logs -> records in memory, without those of files that are not training logs."""
     return [record for path, part_of in files(paths) for record, _ in read(path, form, part_of)[0]]
 
 
-def files(paths):
+def files(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:
     """Words of a user, globs too -> [(file, the folder it was under, or None)], each once.
 
     Raises ValueError for what is not there.
@@ -53,11 +54,13 @@ def _below(folder):
     return [Path(parent, name) for parent, _, names in walked for name in sorted(names) if name.endswith(SUFFIXES)]
 
 
-def read(path, form="modded-nanogpt", part_of=None):
+def read(
+    path: Path | str, form: str = "modded-nanogpt", part_of: Path | None = None
+) -> tuple[list[tuple[dict, list[dict]]], dict]:
     """One file -> (list of (record, rows of steps.csv), facts of the file).
 
     facts: {"unmatched": [(line number, text)], "num_repeated", "num_tail_lines", "format_id", "sha256", "num_bytes",
-    "num_runs"}.
+    "num_runs"}.  Raises ValueError for an unknown format and for a file that cannot be read.
     """
     if form not in FORMATS:
         raise ValueError(f"{form}: unknown format; choose from {', '.join(FORMATS)}")

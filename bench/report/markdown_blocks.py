@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import atomic
@@ -23,22 +24,22 @@ FILES = ("README.md", "results/README.md")  # of project_folder(): where committ
 BLOCK = re.compile(r"<!-- \./run\.sh (?P<command>[^\n>]*?) -->\n(?P<body>.*?)" + re.escape(END), re.S)
 
 
-def block(command, body):
+def block(command: str, body: str) -> str:
     """Marks around what ./run.sh COMMAND printed."""
     return f"<!-- ./run.sh {command} -->\n{_framed(body)}{END}"
 
 
-def commands(text):
+def commands(text: str) -> list[str]:
     """The commands whose output the text holds, in order."""
     return [match["command"] for match in BLOCK.finditer(text)]
 
 
-def fresh(text, write):
+def fresh(text: str, write: Callable[[str], str]) -> str:
     """The text with every block as write(command) gives it now."""
     return BLOCK.sub(lambda match: block(match["command"], write(match["command"])), text)
 
 
-def stale(text, write):
+def stale(text: str, write: Callable[[str], str]) -> list[str]:
     """The commands whose block is not what write(command) gives now."""
     return [
         match["command"] for match in BLOCK.finditer(text) if match["body"].strip() != write(match["command"]).strip()
@@ -52,8 +53,11 @@ def _framed(body):
 # ---- files
 
 
-def check(files, table):
-    """1 if a table in these files is stale, else 0; the commands that print what it should be are named."""
+def check(files: Sequence[Path | str] | None, table: Callable[[list[str]], int]) -> int:
+    """1 if a table in these files is stale, else 0; the commands that print what it should be are named.
+
+    files: none for the committed ones; table: see printed().
+    """
     code = 0
     for file in map(Path, files or _committed()):
         content = _content(file)
@@ -76,8 +80,8 @@ def _content(file):
         raise ValueError(f"{file}: cannot be read ({error.strerror}): name a Markdown file") from None
 
 
-def write(files, table):
-    """Every table in these files, as it is now."""
+def write(files: Sequence[Path | str] | None, table: Callable[[list[str]], int]) -> int:
+    """Every table in these files, none for the committed ones, is written as it is now.  Returns the exit code, 0."""
     for file in map(Path, files or _committed()):
         before = _content(file)
         after = fresh(before, lambda command: printed(command, table))
@@ -99,7 +103,7 @@ def _committed():
     return found
 
 
-def printed(command, table):
+def printed(command: str, table: Callable[[list[str]], int]) -> str:
     """What ./run.sh COMMAND prints in Markdown.  table(argv) is the table's main; ValueError for any other verb."""
     verb, *argv = shlex.split(command) or [""]
     if verb != "table" or {"--check", "--write"} & set(argv):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench import atomic
@@ -23,7 +24,7 @@ TIMEOUT_S = 60
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(charts, out):
+def write(charts: Iterable[dict], out: Path) -> Iterator[Path]:
     """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium."""
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")

@@ -15,7 +15,7 @@ COLOUR = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive
 WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
 
 
-def html(folder):
+def html(folder: Path | str) -> str:
     """A race's folder -> the page's html."""
     race, charts = race_folder.read(folder), charts_of(folder)
     against = (race.get("result") or {}).get("against") or {}
@@ -36,7 +36,7 @@ def html(folder):
     return page(title, *body, data={"charts": charts})
 
 
-def block(folder):
+def block(folder: Path | str) -> str:
     """The verdict in Markdown, for a pull request."""
     path = Path(folder) / "race.md"
     if not path.exists():
@@ -44,7 +44,7 @@ def block(folder):
     return path.read_text()
 
 
-def charts_of(folder):
+def charts_of(folder: Path | str) -> list[dict]:
     """Specs: train time and final loss in the order of the runs, and the mean step of each arm over the race."""
     race = race_folder.read(folder)
     runs, names = _in_order(race, folder), list(race["arms"])

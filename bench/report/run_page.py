@@ -35,7 +35,7 @@ TILES = (  # metric, label, decimals
 COLOUR = {"valid": "good", "suspect": "doubt", "invalid": "bad"}
 
 
-def html(folder, assets=None, back=None):
+def html(folder: Path | str, assets: str | None = None, back: str | None = None) -> str:
     """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list."""
     folder = Path(folder)
     run = run_folder.effective(run_folder.read(folder))
@@ -60,7 +60,7 @@ def html(folder, assets=None, back=None):
     return page(title, *body, data={"charts": charts + memory_charts}, assets=assets)
 
 
-def block(folder):
+def block(folder: Path | str) -> str:
     """A run in Markdown, for a pull request."""
     run = run_folder.effective(run_folder.read(folder))
     env, gpus, source = run["environment"], run["environment"].get("gpus") or [], run["code"].get("source_sha256")
@@ -109,7 +109,7 @@ def sentence(run):
     return words + ". One run has no interval and no verdict about speed."
 
 
-def charts_of(folder):
+def charts_of(folder: Path | str) -> list[dict]:
     """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
     folder = Path(folder)
     run_folder.read(folder)

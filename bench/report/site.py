@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,7 +34,7 @@ HELP = (
 MADE = ".made.json"
 
 
-def write(results, out, say=lambda done, total: None):
+def write(results: Path | str, out: Path, say: Callable[[int, int], object] = lambda done, total: None) -> Path:
     """Results folder -> path of the index.  say(done, total) reports progress.  ValueError where there is no run."""
     rows = listing.read_rows([str(results)])
     if not rows:

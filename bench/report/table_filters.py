@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Mapping, Sequence
 
 from bench.record.rows import METRICS, SHOWN
 
@@ -20,8 +21,8 @@ OPERATORS = {
 }
 
 
-def condition(words):
-    """E.g. val_loss<4 -> ("val_loss", "<", 4.0); the empty value is None."""
+def condition(words: str) -> tuple[str, str, str | float | bool | None]:
+    """E.g. val_loss<4 -> ("val_loss", "<", 4.0); the empty value is None.  ValueError for other words."""
     match = CONDITION.fullmatch(words)
     if not match:
         raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= instead of =")
@@ -40,7 +41,7 @@ def condition(words):
         raise ValueError(f"--where {words}: {key} is yes or no") from None
 
 
-def holds(row, key, sign, wanted):
+def holds(row: Mapping, key: str, sign: str, wanted: str | float | bool | None) -> bool:
     """Is the condition true of the row?  An empty cell equals only the empty value, and compares with nothing else."""
     if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's status column may show
         return row["status"] == "complete" and OPERATORS[sign](row["validity"], wanted)
@@ -49,8 +50,8 @@ def holds(row, key, sign, wanted):
     return OPERATORS[sign](row[key], wanted)
 
 
-def sort(rows, order, columns):
-    """order: "val_loss,-train_s" or None; empty cells come last either way."""
+def sort(rows: Sequence[Mapping], order: str | None, columns: Sequence[str]) -> Sequence[Mapping]:
+    """order: "val_loss,-train_s", or None: as they are.  Empty cells come last.  ValueError for an unknown column."""
     for word in reversed((order or "").split(",")):
         column = word.strip().lstrip("-+")
         if not column:

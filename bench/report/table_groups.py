@@ -1,7 +1,10 @@
 """Rows of runs -> rows of repeats: what they share, how many, means and standard deviations."""
 
+from collections.abc import Iterable
+
 from bench import stats
 from bench.compare.eligibility import index_of_runs
+from bench.record.rows import Row
 
 GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
 
@@ -15,7 +18,7 @@ GROUP_COLUMNS = (
 )
 
 
-def groups(rows):
+def groups(rows: Iterable[Row]) -> list[dict]:
     """Repeats together: same track, config (of logs: name), source and comparability_id.
 
     A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,

@@ -3,8 +3,10 @@
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 
 from bench import text_table
+from bench.record.rows import Row
 
 DEFAULT_WIDTH = 100
 # fmt: off
@@ -22,12 +24,12 @@ DECIMALS = {
 # fmt: on
 
 
-def of_runs(rows, width=DEFAULT_WIDTH):
+def of_runs(rows: Sequence[Row], width: int = DEFAULT_WIDTH) -> str:
     """Rows of runs -> the table that a terminal of so many characters shows."""
     return fit(rows, SHOWN, width)
 
 
-def fit(rows, columns, width):
+def fit(rows: Sequence[Mapping], columns: Sequence[str], width: int) -> str:
     """As many of the columns as fit, the most useful first."""
     columns = filled(rows, columns)
     cells = [_column(rows, name) for name in columns]
@@ -38,13 +40,15 @@ def fit(rows, columns, width):
     return render(rows, columns[:num_shown], "simple", cells[:num_shown])
 
 
-def filled(rows, columns):
+def filled(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
     """Without the columns that are empty in every row."""
     return [name for name in columns if any(row[name] is not None for row in rows)]
 
 
-def render(rows, columns, form, cells=None):
-    """form: simple or github; cells: by column, if they were made already."""
+def render(
+    rows: Sequence[Mapping], columns: Sequence[str], form: str, cells: Sequence[Sequence[str]] | None = None
+) -> str:
+    """A table in text; "" without columns.  form: simple or github; cells: by column, if they were made already."""
     if not columns:
         return ""
     cells = cells or [_column(rows, name) for name in columns]
@@ -88,13 +92,14 @@ def _cell(row, column):
     return f"{value:,.{_decimals(column)}f}" if isinstance(value, float) else str(value)
 
 
-def as_json(rows, columns):
+def as_json(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
     """A run a line: the C encoder, which knows no indents, is five times as fast."""
     lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
     return "[\n" + ",\n".join(lines) + "\n]"
 
 
-def print_csv(rows, columns):
+def print_csv(rows: Sequence[Mapping], columns: Sequence[str]) -> None:
+    """Rows as csv with a head on standard output, unrounded; a list is its words, None an empty cell."""
     import csv
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -103,7 +108,8 @@ def print_csv(rows, columns):
         writer.writerow([" ".join(value) if isinstance(value := row[name], list) else value for name in columns])
 
 
-def terminal_width():
+def terminal_width() -> int:
+    """Characters a line of the terminal; DEFAULT_WIDTH where standard output is none."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):  # a pipe, or no file at all

@@ -6,17 +6,17 @@ import math
 TINY = 1e-300
 
 
-def normal_cdf(z):
+def normal_cdf(z: float) -> float:
     """P(Z <= z)."""
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
-def student_t_cdf(t, df):
+def student_t_cdf(t: float, df: float) -> float:
     """P(T <= t)."""
     return student_t_sf(-t, df)
 
 
-def student_t_sf(t, df):
+def student_t_sf(t: float, df: float) -> float:
     """P(T > t) = I_x(df/2, 1/2) / 2 with x = df / (df + t^2), for t >= 0 (Abramowitz and Stegun 26.7.1 and 26.5.27)."""
     assert df > 0
     if t < 0:
@@ -27,7 +27,7 @@ def student_t_sf(t, df):
 
 
 @functools.lru_cache(maxsize=256)  # 60 evaluations each, and a comparison asks for the same ones again
-def student_t_quantile(p, df):
+def student_t_quantile(p: float, df: float) -> float:
     """t with P(T <= t) = p, by bisection on the smaller tail."""
     assert 0 < p < 1 and df > 0
     if p < 0.5:
@@ -49,7 +49,7 @@ def _upper_quantile(tail, df):
             high = middle
 
 
-def noncentral_t_cdf(t, df, shift):
+def noncentral_t_cdf(t: float, df: float, shift: float) -> float:
     """P(T <= t) of T = (Z + shift) / sqrt(chi2_df / df).
 
     For t >= 0: normal_cdf(-shift) + 1/2 sum over j >= 0 of p_j I_x(j + 1/2, df/2) + q_j I_x(j + 1, df/2), with

@@ -1,13 +1,14 @@
 """Tests: one sample against a number, two samples against each other, several tests together."""
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bench.stats.describe import is_constant, mean, sd
 from bench.stats.distributions import student_t_cdf, student_t_quantile, student_t_sf
 
 
-def one_sample_t_less(values, target):
+def one_sample_t_less(values: Iterable[float], target: float) -> tuple[float | None, float | None]:
     """One-sided one-sample t test, H0: mean >= target, H1: mean < target.  Returns (t, p).
 
     t = (mean - target) / (sd / sqrt(n)), p = P(T <= t), df = n - 1 (Student 1908).
@@ -33,7 +34,7 @@ class Welch(NamedTuple):
     p: float | None  # two-sided
 
 
-def welch(a, b):
+def welch(a: Iterable[float], b: Iterable[float]) -> Welch:
     """Two samples of at least one number each -> Welch.
 
     Fewer than two numbers in either have no spread to judge by.  Neither do two samples that are both constant: that is
@@ -47,7 +48,7 @@ def welch(a, b):
     return welch_of_samples(difference, (sd(a), sd(b)), (len(a), len(b)))
 
 
-def welch_of_samples(difference, sds, ns):
+def welch_of_samples(difference: float, sds: Sequence[float], ns: Sequence[int]) -> Welch:
     """The same from the difference of the means, the standard deviations and the sizes of two samples."""
     parts = [spread * spread / n for spread, n in zip(sds, ns, strict=True)]
     se = math.sqrt(sum(parts))
@@ -57,7 +58,7 @@ def welch_of_samples(difference, sds, ns):
     return Welch(difference, se, df, t, 2 * student_t_sf(abs(t), df))
 
 
-def welch_df(sds, ns):
+def welch_df(sds: Sequence[float], ns: Sequence[int]) -> float:
     """Welch and Satterthwaite's degrees of freedom: (sum v_i)^2 / sum of v_i^2 / (n_i - 1), v_i = sd_i^2 / n_i.
 
     Shares of the sum instead of the squares themselves: those of tiny spreads would be 0 in floating point.
@@ -67,7 +68,7 @@ def welch_df(sds, ns):
     return 1 / sum((part / total) ** 2 / (n - 1) for part, n in zip(parts, ns, strict=True))
 
 
-def interval(test, confidence=0.95):
+def interval(test: Welch, confidence: float = 0.95) -> tuple[float, float] | None:
     """Two-sided interval (low, high) of a Welch difference; None where there is no test."""
     if test.t is None:
         return None
@@ -75,7 +76,7 @@ def interval(test, confidence=0.95):
     return test.difference - half_width, test.difference + half_width
 
 
-def equivalence_p(test, low, high):
+def equivalence_p(test: Welch, low: float, high: float) -> float | None:
     """Two one-sided tests, H0: the difference is outside of (low, high) (Schuirmann 1987).  The larger p, or None.
 
     p < 0.05 exactly where the 90 % interval lies inside (low, high).
@@ -87,12 +88,12 @@ def equivalence_p(test, low, high):
     return max(above_low, below_high)
 
 
-def non_inferiority_p(test, margin):
+def non_inferiority_p(test: Welch, margin: float) -> float | None:
     """One-sided, H0: the difference is at least margin (b is worse by that much; less is better).  p, or None."""
     return None if test.t is None else student_t_cdf((test.difference - margin) / test.se, test.df)
 
 
-def holm(p_values):
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """p values -> p values adjusted for their number, in the same order (Holm 1979).  None stays None, uncounted.
 
     Sorted p_(1) <= p_(2) ...: adjusted p_(i) = max over k <= i of (m - k + 1) p_(k), at most 1.

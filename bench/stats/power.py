@@ -6,6 +6,7 @@ side the change that should be found in 80 of 100 races is found in 70 (simulate
 """
 
 import math
+from collections.abc import Sequence
 
 from bench.stats.distributions import noncentral_t_cdf, student_t_quantile
 from bench.stats.hypotheses import welch_df
@@ -15,7 +16,7 @@ WANTED_POWER = 0.8  # of the MDE, the minimum detectable effect
 MAX_N = 1_000_000
 
 
-def power(difference, sds, ns, alpha=ALPHA):
+def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
     """Probability that the test gives p < alpha if the means differ by difference; sds and ns are pairs.
 
     None where there is no test (n < 2, or no spread at all).
@@ -24,17 +25,21 @@ def power(difference, sds, ns, alpha=ALPHA):
     return None if df is None else _power(difference / se, df, _critical(df, alpha))
 
 
-def smallest_difference(sds, ns, alpha=ALPHA, wanted_power=WANTED_POWER):
+def smallest_difference(
+    sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA, wanted_power: float = WANTED_POWER
+) -> float | None:
     """The difference of the means that the test finds with the wanted power (MDE); None where there is no test."""
     assert alpha < wanted_power < 1
     se, df = _se_and_df(sds, ns)
     return None if df is None else _shift(df, alpha, wanted_power) * se
 
 
-def needed_n(difference, sd, alpha=ALPHA, wanted_power=WANTED_POWER):
+def needed_n(
+    difference: float, sd: float | None, alpha: float = ALPHA, wanted_power: float = WANTED_POWER
+) -> int | None:
     """Runs a side, at least 2, that find a difference with the wanted power where both spreads are sd.
 
-    None where even a million would not do, a difference of 0 among them.
+    None where even a million would not do, a difference of 0 among them, and where sd is None.
     """
     if difference == 0 or sd is None:
         return None

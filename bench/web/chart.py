@@ -6,12 +6,23 @@ kind of a series: line, points, bars or area (areas are stacked); of a mark: sta
 """
 
 import math
+from collections.abc import Iterable, Sequence
 
 MAX_POINTS = 4000  # of a series on a page: a screen has fewer columns
 MAX_MARKS = 200
 
 
-def chart(id, title, caption, x_label, y_label, x, series, marks=(), sync=None):
+def chart(
+    id: str,
+    title: str,
+    caption: str,
+    x_label: str,
+    y_label: str,
+    x: Sequence[float],
+    series: Sequence[dict],
+    marks: Iterable[dict] = (),
+    sync: str | None = None,
+) -> dict:
     """A spec, thinned to what a page can show."""
     keep = thin(series[0]["y"] if len(series) == 1 else _envelope(series), MAX_POINTS)
     if keep is not None:
@@ -31,7 +42,7 @@ def chart(id, title, caption, x_label, y_label, x, series, marks=(), sync=None):
     }
 
 
-def thin(values, max_points):
+def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
     """Indices to keep: the smallest and largest of each of max_points / 2 buckets, in order; None: all."""
     if len(values) <= max_points:
         return None
@@ -48,11 +59,13 @@ def _envelope(series):
     return [sum(value for value in column if value is not None) for column in zip(*(one["y"] for one in series))]
 
 
-def series_of(name, values, kind):
+def series_of(name: str, values: Sequence[float | None], kind: str) -> dict:
+    """A series of a spec, a value for each x; kinds and gaps: see the top of this file."""
     return {"name": name, "y": values, "kind": kind}
 
 
-def mark_of(x, label, kind):
+def mark_of(x: float, label: str, kind: str) -> dict:
+    """A vertical line of a spec at x, in the unit of its axis; kinds: see the top of this file."""
     return {"x": _short(x), "label": label, "kind": kind}
 
 

@@ -8,6 +8,7 @@ import hashlib
 import html
 import importlib.resources
 import json
+from collections.abc import Iterable, Mapping, Sequence
 
 ASSETS = importlib.resources.files("bench.web") / "assets"
 CHART_SCRIPTS = ("uPlot.iife.min.js", "charts.js")
@@ -18,13 +19,13 @@ class Safe(str):
     """Markup that this room made; any other str is foreign text and is escaped."""
 
 
-def text(value):
+def text(value: object) -> Safe:
     """Any value -> markup that shows it.  None is shown as a dash."""
     return value if isinstance(value, Safe) else Safe(html.escape("–" if value is None else str(value)))
 
 
-def tag(name, *children, **attributes):
-    """tag("p", "a < b", class_="note") -> <p class="note">a &lt; b</p>"""
+def tag(name: str, *children: object, **attributes: object) -> Safe:
+    """tag("p", "a < b", class_="note") -> <p class="note">a &lt; b</p>; an attribute that is None is omitted."""
     words = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
@@ -33,12 +34,15 @@ def tag(name, *children, **attributes):
     return Safe(f"<{name}{words}>{''.join(text(child) for child in children)}</{name}>")
 
 
-def join(parts, between=""):
+def join(parts: Iterable[object], between: str = "") -> Safe:
+    """The parts that are not empty, each as text() has it, in one piece; between is markup and is not escaped."""
     return Safe(between.join(text(part) for part in parts if part))
 
 
-def table(head, rows, class_=None, caption=None):
-    """Rows of cells; numbers are right-aligned by the style."""
+def table(
+    head: Sequence[object], rows: Iterable[Iterable[object]], class_: str | None = None, caption: str | None = None
+) -> Safe:
+    """Rows of cells; numbers are right-aligned by the style.  head: () for none."""
     cells = [
         tag("tr", *(tag("td", cell, class_="number" if isinstance(cell, (int, float)) else None) for cell in row))
         for row in rows
@@ -48,26 +52,27 @@ def table(head, rows, class_=None, caption=None):
     return tag("div", body, class_="scroll", tabindex="0")  # wide tables scroll by themselves, also by keyboard
 
 
-def section(title, *children, id=None):
+def section(title: str, *children: object, id: str | None = None) -> Safe:
+    """A part of a page under a heading."""
     return tag("section", tag("h2", title), *children, id=id)
 
 
-def details(title, *children):
+def details(title: str, *children: object) -> Safe:
     """Closed until a click on its title."""
     return tag("details", tag("summary", title), *children)
 
 
-def soft(*children):
+def soft(*children: object) -> Safe:
     """A paragraph of less importance."""
     return tag("p", *children, class_="soft")
 
 
-def tiles(facts):
+def tiles(facts: Iterable[tuple[str, object]]) -> Safe:
     """facts: [(label, value)], shown large."""
     return tag("dl", *(tag("div", tag("dt", label), tag("dd", value)) for label, value in facts), class_="tiles")
 
 
-def figure(chart):
+def figure(chart: dict) -> Safe:
     """The slot of a chart spec (bench/web/chart.py); its data travel in the page's JSON."""
     label = f"{chart['title']}. {chart['caption']}"
     slot = tag("div", class_="chart", data_chart=chart["id"], tabindex="0", role="img", aria_label=label)
@@ -75,7 +80,14 @@ def figure(chart):
     return tag("figure", tag("figcaption", tag("b", chart["title"]), " ", tag("span", chart["caption"])), slot, hint)
 
 
-def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, assets=None):
+def page(
+    title: str,
+    *body: object,
+    data: Mapping[str, object] | None = None,
+    scripts: Iterable[str] = CHART_SCRIPTS,
+    styles: Iterable[str] = CHART_STYLES,
+    assets: str | None = None,
+) -> str:
     """The whole document.  data: {id: JSON-able}.  assets: folder of scripts and styles; None puts them into the page.
 
     The policy allows only these scripts, no network and no form.
@@ -105,7 +117,7 @@ def page(title, *body, data=None, scripts=CHART_SCRIPTS, styles=CHART_STYLES, as
     )
 
 
-def json_block(value):
+def json_block(value: object) -> str:
     """JSON that cannot end its own script element."""
     words = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
     return words.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
