@@ -5,6 +5,7 @@ A new instrument is a new file here with a class INSTRUMENT that extends base.In
 
 import importlib
 import importlib.util
+from collections.abc import Iterable
 
 from bench.config import profiler_windows
 from bench.instruments import base
@@ -25,13 +26,13 @@ def check(chosen: dict[str, dict]) -> None:
     profiler_windows.check({name: kind(name).profiler_windows(settings) for name, settings in chosen.items()})
 
 
-def flagging(names) -> list[str]:
+def flagging(names: Iterable[str]) -> list[str]:
     """Those of the names, sorted, whose instrument flags steps.  Of an old record's instrument nothing is known."""
     return [name for name in sorted(names) if importlib.util.find_spec(f"{__name__}.{name}") and kind(name).flags_steps]
 
 
-def load(chosen, context):
-    """{name: settings} -> (instruments in that order, warnings of those that could not be made).
+def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
+    """{name: settings} -> (instruments in that order, warnings of those that could not be made: see base.warning()).
 
     Raises ValueError for a name that has no file.
     """

@@ -7,7 +7,7 @@ on_run_end, or on_failure at any time.  Record inside these, compute in summary(
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,75 +43,75 @@ class Instrument:
     flags_steps = False  # whether it disturbs steps, which then enter no statistic: such a run counts nowhere
 
     @staticmethod
-    def check(settings):
+    def check(settings: dict) -> None:
         """settings: of the types of its yaml.  Raises ValueError, before the run, for what cannot be."""
 
     @staticmethod
-    def profiler_windows(settings):
+    def profiler_windows(settings: dict):
         """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
         return ()
 
-    def __init__(self, context):
+    def __init__(self, context: Context):
         self.context = context
 
-    def on_build_start(self):
+    def on_build_start(self) -> None:
         """Model, optimizer and loader are about to be built."""
 
-    def on_build_end(self):
+    def on_build_end(self) -> None:
         """They are built, and nothing has been compiled or run yet."""
 
-    def on_warmup_start(self):
+    def on_warmup_start(self) -> None:
         """Every graph of the run is about to be compiled and executed; all of it is undone afterwards."""
 
-    def on_warmup_end(self):
+    def on_warmup_end(self) -> None:
         """The state is what it was before the warm-up."""
 
-    def on_run_start(self):
+    def on_run_start(self) -> None:
         """The clock is about to start."""
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         """Optimizer step number step, from 0, begins."""
 
-    def on_phase(self, name):
+    def on_phase(self, name: str) -> None:
         """A phase begins; the one before it has ended."""
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         """All work of the step is submitted; a GPU may still be doing it."""
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         """A validation after steps_done steps gave val_loss nats per token; the clock stood at train_s."""
 
-    def on_run_end(self):
+    def on_run_end(self) -> None:
         """The clock has stopped."""
 
-    def on_failure(self, error):
+    def on_failure(self, error: BaseException) -> None:
         """The run ends with this exception; only close() follows."""
 
-    def columns(self):
+    def columns(self) -> dict[str, dict[int, float | None]]:
         """{column: {row: value}} for steps.csv; row k is after k steps.  The maximum over ranks is kept."""
         return {}
 
-    def flags(self):
+    def flags(self) -> dict[int, str]:
         """{row: word}: steps that this instrument disturbed; they enter no timing statistic."""
         return {}
 
-    def summary(self):
+    def summary(self) -> dict:
         """{name: number or words} for run.json, units in the names.  Called after training."""
         return {}
 
-    def merge(self, summaries):
+    def merge(self, summaries: list[dict]) -> dict:
         """On rank 0: summary() of every rank, {} for none -> what is recorded: rank 0's, unless overridden."""
         return summaries[0]
 
-    def doubts(self):
+    def doubts(self) -> list[str]:
         """Sentences, each a reason with its number why the run should not be trusted: the record becomes suspect."""
         return []
 
-    def warnings(self):
+    def warnings(self) -> list[str]:
         """Sentences on what it could not measure: warnings in the record, without effect on its validity."""
         return []
 
-    def close(self):
+    def close(self) -> None:
         """Release what is held; also called when the run failed."""
 
 
@@ -129,13 +129,13 @@ class InstrumentSet:
     )
     # fmt: on
 
-    def __init__(self, instruments=(), essential=None, warnings=()):
+    def __init__(self, instruments: Iterable[Instrument] = (), essential: Any = None, warnings: Iterable[dict] = ()):
         self.instruments = list(instruments)
         self.warnings = list(warnings)  # {"instrument", "edge", "error"}
         self._dropped = []  # what they flagged before stays flagged
         self.attach(essential)
 
-    def attach(self, essential):
+    def attach(self, essential: Any) -> None:
         """From here on essential is called too."""
         self._essential = essential
         self._bind()
@@ -172,7 +172,7 @@ class InstrumentSet:
         self._bind()
         self._close(instrument)
 
-    def collect(self, what):
+    def collect(self, what: str) -> dict[str, Any]:
         """what: columns, flags, summary, doubts or warnings -> {instrument name: its answer}.
 
         An instrument that raises, or whose answer the record cannot hold, has a warning instead.
@@ -192,12 +192,12 @@ class InstrumentSet:
                 instrument.context.flagged.update(*answers.values())
         return answers
 
-    def collect_warnings(self):
+    def collect_warnings(self) -> None:
         """What instruments warn of by themselves joins the warnings."""
         for name, sentences in self.collect("warnings").items():
             self.warnings += [{"instrument": name, "edge": "run", "error": sentence} for sentence in sentences]
 
-    def merge(self, by_rank):
+    def merge(self, by_rank: list[dict[str, dict]]) -> dict[str, dict]:
         """[{name: summary} of each rank] -> {name: merged summary}; where merging raises, rank 0's and a warning."""
         known = {instrument.name: instrument for instrument in self.instruments + self._dropped}
         merged = {}
@@ -211,7 +211,7 @@ class InstrumentSet:
                 self.warnings.append(warning(name, "merge", error))
         return {name: summary for name, summary in merged.items() if summary}
 
-    def close(self):
+    def close(self) -> None:
         for instrument in self.instruments:
             self._close(instrument)
 
@@ -222,7 +222,7 @@ class InstrumentSet:
             self.warnings.append(warning(instrument.name, "close", error))
 
 
-def warning(name, edge, error):
+def warning(name: str, edge: str, error: Exception) -> dict[str, str]:
     """What is recorded of an instrument that failed: at which edge, with which exception."""
     return {"instrument": name, "edge": edge, "error": f"{type(error).__name__}: {error}"}
 

@@ -46,25 +46,25 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 # ---- the identity of what is raced
 
 
-def raced_files(repo=REPO):
+def raced_files(repo: Path | str = REPO) -> dict[str, str]:
     """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     found = {path.relative_to(repo).as_posix(): _sha256_of(path) for path in paths}
     return dict(sorted(found.items()))
 
 
-def source_sha256(repo=REPO, files=None):
-    """One hash over raced_files(repo), paths and contents.  A hash of another identity version is never equal to it."""
+def source_sha256(repo: Path | str = REPO, files: dict[str, str] | None = None) -> str:
+    """One hash over raced_files(repo), or those given.  A hash of another identity version is never equal to it."""
     lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo) if files is None else files).items()]
     return hashlib.sha256("\n".join([f"identity version {IDENTITY_VERSION}", *lines]).encode()).hexdigest()
 
 
-def identity_version(code):
+def identity_version(code: dict) -> int | None:
     """Of a record's "code".  None: an imported log, whose source_sha256 is that of the log's own source."""
     return code.get("identity_version", 1)
 
 
-def differing_files(a_code, b_code):
+def differing_files(a_code: dict, b_code: dict) -> list[str] | None:
     """Two records' "code" -> sorted paths of the raced files that differ, added and removed ones too; None: unknown."""
     a, b = a_code.get("files"), b_code.get("files")
     if not a or not b or identity_version(a_code) != identity_version(b_code):
@@ -93,7 +93,7 @@ def _sha256_of_syntax(source):
 # ---- what a record keeps
 
 
-def state(repo=REPO):
+def state(repo: Path | str = REPO) -> dict:
     """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked.
 
     files: raced_files(), each hash cut to 12 digits.  The last four are None outside git.
@@ -118,14 +118,14 @@ def state(repo=REPO):
     return found | {"diff_sha256": digest}
 
 
-def diff(repo=REPO):
+def diff(repo: Path | str = REPO) -> str:
     """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit, or no git."""
     return (
         git.ask(repo, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary", "--", ".", ":(exclude)results") or ""
     )
 
 
-def write(repo, folder):
+def write(repo: Path | str, folder: Path | str) -> None:
     """The run folder's code/: commit.json, diff.patch and untracked/ with the sources that git does not know."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import private
@@ -119,6 +120,7 @@ def cpu_model() -> str | None:
 
 
 def usable_cpus() -> int:
+    """Logical CPUs that this process may use: its affinity where the system has one, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -161,15 +163,20 @@ class CpuMeter:
     ticks of 10 ms a core, so below a second or so it is coarse.  Time stolen by a hypervisor counts as foreign.
     """
 
-    def __init__(self, now_ns=time.perf_counter_ns, read_busy_s=None, own_s=time.process_time):
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+        read_busy_s: Callable[[], float | None] | None = None,
+        own_s: Callable[[], float] = time.process_time,
+    ):
         self._now_ns, self._read_busy_s, self._own_s = now_ns, read_busy_s or _busy_cpu_s, own_s
         self._start = (now_ns(), self._read_busy_s(), own_s())
 
-    def own_cpu_s(self):
+    def own_cpu_s(self) -> float:
         """CPU seconds of this process, all threads, since the meter was made."""
         return self._own_s() - self._start[2]
 
-    def foreign_cpu_cores(self, own_cpu_s=None):
+    def foreign_cpu_cores(self, own_cpu_s: float | None = None) -> float | None:
         """Cores, mean since the meter was made; own_cpu_s: of all our processes together.  None without /proc."""
         wall_s, busy_s = s_from_ns(self._now_ns() - self._start[0]), self._read_busy_s()
         if busy_s is None or self._start[1] is None or wall_s <= 0:
@@ -200,7 +207,7 @@ def packages() -> dict[str, str]:
     return {name: version for name, version in versions if name}
 
 
-def env_variables(environ) -> dict[str, str]:
+def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change how torch, NCCL, OpenMP or this harness run; no secret, home or serial number."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
 

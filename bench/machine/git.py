@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 from bench.paths import INSTALLED
 
@@ -12,7 +13,7 @@ class Failed(Exception):
     """git cannot be run, or refused; the message is its own."""
 
 
-def run(repo, *words, given=None, errors="surrogateescape", **env):
+def run(repo: Path | str, *words: str, given: bytes | None = None, errors: str = "surrogateescape", **env: str) -> str:
     """Output of `git WORDS` in this folder as text.  given: bytes for its standard input; env: variables beside ours.
 
     errors: how bytes that are not UTF-8 are decoded.  Raises Failed, also where the harness is installed: a repository
@@ -30,7 +31,7 @@ def run(repo, *words, given=None, errors="surrogateescape", **env):
     return done.stdout.decode(errors=errors)
 
 
-def ask(repo, *words):
+def ask(repo: Path | str, *words: str) -> str | None:
     """The same, or None where git, the repository or the commit is missing."""
     try:
         return run(repo, *words)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 from bench import private
 from bench.units import gib_from_bytes
@@ -29,18 +30,18 @@ OTHER_NAMES = {
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
-def num_visible():
+def num_visible() -> int:
     """How many GPUs CUDA would show a process started here, without torch: 0 without driver or GPU."""
     return sum(gpu["visible"] is not None for gpu in nvml_facts()["gpus"])
 
 
-def of_run(gpus, hardware):
+def of_run(gpus: list[dict], hardware) -> list[dict]:
     """Facts of all GPUs -> those that a run on this hardware uses, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
     return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
 
 
-def visible_order(uuids, cuda_visible_devices):
+def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> list[int]:
     """What CUDA_VISIBLE_DEVICES makes visible: uuids of all GPUs -> the numbers of the visible ones, in CUDA's order.
 
     As CUDA does: numbers, or beginnings of a UUID; it ends at the first one that fits no GPU; a GPU named twice hides
@@ -59,7 +60,7 @@ def visible_order(uuids, cuda_visible_devices):
     return order if len(set(order)) == len(order) else []
 
 
-def nvml_facts():
+def nvml_facts() -> dict:
     """{"driver", "nvml": None or why it has no answer, "gpus": [...]}, GPUs in PCI order, asked once each."""
     try:
         import pynvml
@@ -79,7 +80,7 @@ def nvml_facts():
             pynvml.nvmlShutdown()
 
 
-def call(nvml, what, handle, *args):
+def call(nvml, what: str, handle, *args):
     """nvmlDeviceGet<what> of one GPU, by another name where the driver knows only that.  Raises nvml.NVMLError."""
     # nvidia-ml-py raises an error that is not an NVMLError if a driver is older than a function's newest version.
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
@@ -94,8 +95,11 @@ def call(nvml, what, handle, *args):
     raise nvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
-def asked_devices(nvml):
-    """CUDA_VISIBLE_DEVICES; a MIG slice as the GPU it is part of (CUDA shows a process one slice only)."""
+def asked_devices(nvml) -> str | None:
+    """CUDA_VISIBLE_DEVICES, None where it is not set.
+
+    A MIG slice is given as the GPU it is part of (CUDA shows a process one slice only).
+    """
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (asked or "").startswith("MIG-"):
         return asked
@@ -148,6 +152,6 @@ def _gpu(nvml, handle):
     }
 
 
-def reason_names(bits):
+def reason_names(bits: int) -> list[str]:
     """A clocks event bit mask -> names, an unknown bit as its number."""
     return [CLOCKS_EVENT_REASONS.get(1 << n, hex(1 << n)) for n in range(bits.bit_length()) if bits >> n & 1]

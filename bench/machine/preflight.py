@@ -4,13 +4,17 @@ fail: the run cannot start or its record cannot be written.  warn: it can, and i
 checks() is the quick part, which every run makes and records; ./run.sh doctor (bench/cli/doctor.py) asks more.
 """
 
+from pathlib import Path
+
 from bench.machine import check_gpu, check_host, environment, gpus
 from bench.machine.check import Check, report
 
 __all__ = ["Check", "checks", "report"]
 
 
-def checks(hardware, dataset_bytes: int, env: dict, results, foreign_cpu_cores: float | None = None) -> list[Check]:
+def checks(
+    hardware, dataset_bytes: int, env: dict, results: Path | str, foreign_cpu_cores: float | None = None
+) -> list[Check]:
     """hardware: resolved; env: environment(); results: folder of the records.
 
     Samples the CPU for 0.3 s where foreign_cpu_cores is None.  Checks of GPUs only for a run on GPUs.

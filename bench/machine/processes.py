@@ -5,12 +5,14 @@ nothing; elsewhere the process is looked for once a second.
 """
 
 import contextlib
+import io
 import os
 import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import private
@@ -19,7 +21,9 @@ LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
 
 
 @contextlib.contextmanager
-def child(words, cwd, env, out, end_within_s):
+def child(
+    words: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: io.IOBase | None, end_within_s: float
+) -> Iterator[subprocess.Popen]:
     """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
@@ -47,7 +51,7 @@ def child(words, cwd, env, out, end_within_s):
                 process.wait()
 
 
-def call_and_exit(main, *args):
+def call_and_exit(main: Callable[..., object], *args):
     """End this process as soon as main(*args) has: exit code 0, or 1 with the traceback of what it raised.
 
     Not sys.exit: DDP over gloo aborts in its static destructors in about 1 exit of 20.
@@ -65,7 +69,7 @@ def call_and_exit(main, *args):
     os._exit(exit_code)
 
 
-def when_gone(pid, then, name):
+def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
     """Call then() in a daemon thread as soon as process pid has ended."""
 
     def wait():
@@ -76,7 +80,7 @@ def when_gone(pid, then, name):
     threading.Thread(target=wait, name=name, daemon=True).start()
 
 
-def has_ended(pid, within_s):
+def has_ended(pid: int, within_s: float | None) -> bool:
     """Whether process pid ends within so many seconds (None: wait for it).  A zombie has ended too."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -103,7 +107,7 @@ def _exists(pid):
     return True
 
 
-def die_with_parent():
+def die_with_parent() -> None:
     """For the child, between fork and exec: be killed when the parent is.  Linux only; elsewhere does nothing."""
     try:
         import ctypes
@@ -114,16 +118,19 @@ def die_with_parent():
         pass
 
 
-def boot_id_hash():
-    """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process."""
+def boot_id_hash() -> str | None:
+    """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process.
+
+    None where the system is not Linux.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
-    except OSError:  # not Linux
+    except OSError:
         return None
 
 
-def start_ticks(pid):
+def start_ticks(pid: int) -> int | None:
     """When process pid started, ticks since boot (field 22 of /proc/PID/stat); None: no such process, or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may hold spaces

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+from collections.abc import Callable, Iterator
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -11,7 +12,7 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
-def raise_interrupted():
+def raise_interrupted() -> Iterator[Callable[[], None]]:
     """In this block the first of them raises Interrupted, and later ones are ignored; as before afterwards.
 
     Yields a function that has all of them ignored from its call to the end of the block.

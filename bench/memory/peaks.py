@@ -4,6 +4,8 @@ One object a process, shared by the run and its instruments, because a peak that
 others: split() ends a segment and keeps its peak for whole_gib().
 """
 
+from pathlib import Path
+
 from bench.machine import environment
 from bench.units import GIB, KIB, gib_from_bytes
 
@@ -22,12 +24,12 @@ class CudaPeaks:
         self._cuda, self._device, self._whole = torch.cuda, device, {}
         torch.cuda.init()  # before it there is no allocator to ask
 
-    def reset(self):
+    def reset(self) -> None:
         """From here on is whole(): the warm-up has ended."""
         self._cuda.reset_peak_memory_stats(self._device)
         self._whole = {}
 
-    def split(self):
+    def split(self) -> dict:
         """{"peak_bytes": {kind: bytes}, "num_alloc_retries", "num_ooms"}: peaks since the last split, all counts."""
         stats = self._cuda.memory_stats(self._device)
         found = self._of(stats)
@@ -35,21 +37,22 @@ class CudaPeaks:
         self._cuda.reset_peak_memory_stats(self._device)
         return {"peak_bytes": found, **{name: stats.get(name, 0) for name in COUNTS}}
 
-    def counts(self):
+    def counts(self) -> dict[str, int]:
         """{"num_alloc_retries", "num_ooms"}; some tens of microseconds."""
         stats = self._cuda.memory_stats(self._device)
         return {name: stats.get(name, 0) for name in COUNTS}
 
-    def whole_gib(self):
+    def whole_gib(self) -> dict[str, float]:
         """{kind: GiB} since reset()."""
         self._keep(self._of(self._cuda.memory_stats(self._device)))
         return {kind: gib_from_bytes(num_bytes) for kind, num_bytes in self._whole.items()}
 
-    def now_bytes(self):
+    def now_bytes(self) -> int:
         """Of tensors, at this moment."""
         return self._cuda.memory_allocated(self._device)
 
-    def total_gib(self):
+    def total_gib(self) -> float:
+        """Of the GPU."""
         return gib_from_bytes(self._cuda.get_device_properties(self._device).total_memory)
 
     def _of(self, stats):
@@ -69,13 +72,14 @@ class ProcessPeaks:
     what = "resident set of the process"
     KINDS = {"rss": None}
 
-    def __init__(self, folder="/proc/self"):
+    def __init__(self, folder: Path | str = "/proc/self"):
         self._folder, self._whole_bytes, self._last_bytes, self._highest_bytes = folder, 0, 0, 0
 
-    def reset(self):
+    def reset(self) -> None:
         """Nothing: the memory of a process from before the run cannot be separated from the run's."""
 
-    def split(self):
+    def split(self) -> dict:
+        """As CudaPeaks.split(); the counts are None."""
         now_bytes, highest_bytes = self._read()
         self._whole_bytes = max(self._whole_bytes, highest_bytes)
         if not self._forget() and highest_bytes <= self._highest_bytes:
@@ -85,19 +89,20 @@ class ProcessPeaks:
         self._last_bytes, self._highest_bytes = now_bytes, highest_bytes
         return {"peak_bytes": {"rss": found}, **dict.fromkeys(COUNTS)}
 
-    def counts(self):
+    def counts(self) -> dict[str, None]:
         return dict.fromkeys(COUNTS)
 
-    def whole_gib(self):
+    def whole_gib(self) -> dict[str, float]:
+        """{"rss": GiB} since the process began."""
         return {"rss": gib_from_bytes(max(self._whole_bytes, self._read()[1]))}
 
-    def total_gib(self):
+    def total_gib(self) -> float:
         """Of the machine."""
         import os
 
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
-    def now_bytes(self):
+    def now_bytes(self) -> int:
         return self._read()[0]
 
     def _read(self):
@@ -119,6 +124,6 @@ class ProcessPeaks:
             return False
 
 
-def peaks_for(device_type, device=None):
-    """ "cuda" or "cpu", and which GPU as torch.cuda takes it -> peaks."""
+def peaks_for(device_type: str, device=None) -> CudaPeaks | ProcessPeaks:
+    """ "cuda" or "cpu", and which GPU as torch.cuda takes it, None for the current one -> peaks."""
     return CudaPeaks(device) if device_type == "cuda" else ProcessPeaks()

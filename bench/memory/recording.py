@@ -10,6 +10,7 @@ of their allocation when a recording ends, so that one over the build names the 
 import pickle
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bench import atomic, private
@@ -23,7 +24,8 @@ _oom_callback = None
 _is_observing = False
 
 
-def is_available():
+def is_available() -> bool:
+    """Whether this process has a GPU, whose allocator keeps a history; imports torch."""
     import torch
 
     return torch.cuda.is_available()
@@ -32,17 +34,17 @@ def is_available():
 class Recording:
     """max_entries: the newest are kept.  RuntimeError from start() where another recording runs."""
 
-    def __init__(self, name="memory history", max_entries=200_000, stacks="python"):
+    def __init__(self, name: str = "memory history", max_entries: int = 200_000, stacks: str = "python"):
         if stacks not in STACKS:
             raise ValueError(f"stacks={stacks}: use {' or '.join(STACKS)}")
         self.name, self._max_entries, self._stacks = name, max_entries, stacks
         self._marks = []
 
     @property
-    def is_running(self):
+    def is_running(self) -> bool:
         return _holder is self
 
-    def start(self):
+    def start(self) -> None:
         """Empty, also after an earlier recording."""
         global _holder
         if _holder not in (None, self):
@@ -58,11 +60,11 @@ class Recording:
         )
         _holder = self
 
-    def mark(self, name):
+    def mark(self, name: str) -> None:
         """An edge, on the clock of the trace's time_us."""
         self._marks.append([time.time_ns() / 1e3, name])
 
-    def dump(self, path, **facts):
+    def dump(self, path: Path | str, **facts) -> int:
         """Write what is recorded, and what the allocator holds now, whole or not at all.  Returns the bytes written.
 
         facts go beside the marks into the snapshot's "speedrun".
@@ -74,7 +76,7 @@ class Recording:
         snapshot["speedrun"] = {**facts, "marks": list(self._marks)}
         return write(snapshot, Path(path))
 
-    def stop(self):
+    def stop(self) -> None:
         global _holder
         if self.is_running:
             import torch
@@ -83,7 +85,7 @@ class Recording:
             _holder = None
 
 
-def write(snapshot, path):
+def write(snapshot: dict, path: Path) -> int:
     """Snapshot -> a pickle, whole or not there.  Returns its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.replacing(path, durable=False) as file:
@@ -92,7 +94,7 @@ def write(snapshot, path):
     return num_bytes
 
 
-def redact(snapshot):
+def redact(snapshot: dict) -> None:
     """Take private paths out of the names of source files, in place."""
     seen, clean = set(), {}
     for holder in _holders(snapshot):
@@ -118,7 +120,7 @@ def _without_private(name):
     return re.sub(r"torchinductor_[^/]+", "torchinductor", name)
 
 
-def when_out_of_memory(callback):
+def when_out_of_memory(callback: Callable[[int, int, int, int], object] | None) -> None:
     """callback(device, requested_bytes, limit_bytes, free_bytes) as soon as CUDA has no memory, before unwinding.
 
     One at a time; None ends it.  It may be called again for one failure, and from any thread.  What it raises is

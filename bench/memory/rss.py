@@ -5,6 +5,7 @@ It says what the whole process held, the interpreter and its libraries included;
 """
 
 import json
+from pathlib import Path
 
 from bench.units import MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
@@ -14,7 +15,7 @@ SUFFIX = ".rss.json"
 WHAT = "resident set of the process: without a GPU, torch keeps no history of allocations"
 
 
-def load(path):
+def load(path: Path) -> dict:
     """The samples as a dict.  ValueError for a file without any."""
     try:
         samples = json.loads(path.read_text())
@@ -28,12 +29,13 @@ def load(path):
     return samples
 
 
-def facts(samples):
+def facts(samples: dict) -> dict:
+    """Samples as load() gives them -> {"what", "num_samples", "peak_bytes", "end_bytes"}."""
     rss_bytes = samples["rss_bytes"]
     return {"what": WHAT, "num_samples": len(rss_bytes), "peak_bytes": max(rss_bytes), "end_bytes": rss_bytes[-1]}
 
 
-def chart_of(samples, id="rss"):
+def chart_of(samples: dict, id: str = "rss") -> dict:
     """Samples as load() gives them -> a chart spec."""
     marks, rss_bytes, x_ms = samples["marks"], samples["rss_bytes"], _ms(samples["marks"])
     series = [series_of("resident set", [size / MIB for size in rss_bytes], "line")]
@@ -42,7 +44,7 @@ def chart_of(samples, id="rss"):
     return chart(id, "Resident set", caption, "ms since the first mark", "MiB", x_ms, series, lines)
 
 
-def of_samples(samples, title):
+def of_samples(samples: dict, title: str) -> str:
     """Samples as load() gives them -> html."""
     drawn, columns = chart_of(samples), (samples["marks"], _ms(samples["marks"]), samples["rss_bytes"])
     rows = [[name, round(where, 3), round(size / MIB, 2)] for (_, name), where, size in zip(*columns)]

@@ -37,8 +37,11 @@ class Timeline:
     at_peak: list[tuple[str, str, str, int, int]]  # phase, operator, source, bytes, count; largest first
 
 
-def read(profile, start_bytes=0):
-    """A stopped torch.profiler.profile -> ({device: Timeline}, [(phase, start_ns, end_ns)] in order)."""
+def read(profile, start_bytes: int = 0) -> tuple[dict[str, Timeline], list[tuple[str, int, int]]]:
+    """A stopped torch.profiler.profile -> ({device: Timeline}, [(phase, start_ns, end_ns)] in order).
+
+    start_bytes: allocated on a GPU as it began.
+    """
     by_device, phases = {}, []
     todo = [(event, "", "") for event in profile.profiler.kineto_results.experimental_event_tree()]
     while todo:

@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,20 +33,20 @@ class Saved:
     num_bytes: int  # of the file, compressed or not
     left_out: dict[str, int]  # category: events, where max_mib did not allow them
 
-    def facts(self):
+    def facts(self) -> dict:
         """What the record says of it."""
         return {"num_events": self.num_events, "num_bytes": self.num_bytes, "left_out": self.left_out}
 
     @property
-    def num_recorded(self):
+    def num_recorded(self) -> int:
         """Events that torch has in memory, written or not."""
         return self.num_events + sum(self.left_out.values())
 
 
-def save(profile, path, max_mib=None, renamed=()):
+def save(profile, path: Path | str, max_mib: float | None = None, renamed: Iterable[tuple[str, str]] = ()) -> Saved:
     """Write the trace of a stopped torch.profiler.profile to path, gzipped if that ends in .gz.  Raises OSError.
 
-    renamed: pairs (name of an event, its new name).
+    max_mib: of the trace before compression, None for no limit.  renamed: pairs (name of an event, its new name).
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

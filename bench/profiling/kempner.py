@@ -48,7 +48,7 @@ class ProfilingConfig:
 class WindowProfile(ExclusiveProfile):
     """torch.profiler.profile that counts steps from 1 and says what became of its window."""
 
-    def __init__(self, first_step, last_step, trace_dir, rank):
+    def __init__(self, first_step: int, last_step: int, trace_dir: Path | str, rank: int):
         self.first_step, self.last_step = first_step, last_step
         self.status, self.path = "not reached", None
         self._trace_dir, self._rank = Path(trace_dir), rank
@@ -83,7 +83,7 @@ class WindowProfile(ExclusiveProfile):
             LOG.warning("profiler: %s %s: training ended at step %d", self.owner, self.status, self.step_num - 1)
 
 
-def build_profiler(config, rank=0):
+def build_profiler(config, rank: int = 0) -> WindowProfile | None:
     """config: anything with enable, start_step, end_step and trace_dir -> WindowProfile, or None where not enabled."""
     if not config.enable:
         return None
@@ -93,11 +93,17 @@ def build_profiler(config, rank=0):
     return prof
 
 
-def print_profiler_summary(prof, trace_dir=None, classifier="fixed", shown_dir=None):
+def print_profiler_summary(
+    prof: torch.profiler.profile,
+    trace_dir: Path | str | None = None,
+    classifier: str = "fixed",
+    shown_dir: Path | str | None = None,
+) -> dict[str, float | None]:
     """Print KempnerForge's three blocks, write trace_dir/summary.md, and return the thirteen figures.
 
-    classifier: see breakdown.py.  shown_dir stands in the text for trace_dir.  A profile that recorded nothing gives
-    zeros and a warning, never an exception: this runs at the end of a training run.
+    trace_dir: None writes no file.  classifier: see breakdown.py.  shown_dir stands in the text for trace_dir, if
+    given.  A profile that recorded nothing gives zeros and a warning, never an exception: this runs at the end of a
+    training run.
     """
     averages = _averages(prof)
     found = breakdown.figures(averages, _peak_tflops(), classifier)

@@ -11,7 +11,7 @@ NO_PHASE = "outside of phases"
 NUM_GROUPS = 25
 
 
-def of_timelines(title, about, timelines, phases):
+def of_timelines(title: str, about: str, timelines: dict, phases: list[tuple[str, int, int]]) -> str:
     """timelines: {device: Timeline}, phases: [(name, start_ns, end_ns)], as allocations.read gives -> HTML text."""
     charts = [_chart(timeline, phases) for timeline in timelines.values()]
     parts = [_section(timeline, drawn) for timeline, drawn in zip(timelines.values(), charts, strict=True)]

@@ -45,12 +45,12 @@ class Ranges:
     def __init__(self):
         self._open = []
 
-    def open(self, name):
+    def open(self, name: str) -> None:
         entered = record_function(name)
         entered.__enter__()
         self._open.append(entered)
 
-    def close(self, down_to=0):
+    def close(self, down_to: int = 0) -> None:
         """Close until only down_to are open."""
         while len(self._open) > down_to:
             self._open.pop().__exit__(None, None, None)
@@ -59,10 +59,11 @@ class Ranges:
 class Recording:
     """warm(), start(), stop(), each once and in this order; warm() may be omitted.  cancel() from anywhere.
 
-    facts go into the trace's metadata as "speedrun".  profile is torch's object: events, key_averages, export.
+    options: of bench/config/profiler_windows.py.  facts go into the trace's metadata as "speedrun".  profile is torch's
+    object: events, key_averages, export.
     """
 
-    def __init__(self, name, options, device_type, rank, world_size, **facts):
+    def __init__(self, name: str, options, device_type: str, rank: int, world_size: int, **facts):
         self.name, self.is_warm, self.is_recording = name, False, False
         self.ranges = Ranges()
         self.start_mem_bytes = 0  # of torch's allocator on a GPU; unknown on a CPU
@@ -78,12 +79,12 @@ class Recording:
         self.profile = ExclusiveProfile(activities=sorted(wanted, key=str), **chosen)
         self.profile.owner = f"window {name}"
 
-    def warm(self):
+    def warm(self) -> None:
         """The profiler's machinery runs (CUPTI, on a GPU) and nothing is recorded."""
         self.profile.prepare_trace()
         self.is_warm = True
 
-    def start(self):
+    def start(self) -> None:
         if not self.is_warm:
             self.warm()
         if self._device_type == "cuda":
@@ -95,14 +96,14 @@ class Recording:
             here = {"backend": None, "rank": self._rank, "world_size": self._world_size}
             self.profile.add_metadata_json("distributedInfo", json.dumps(here))
 
-    def stop(self, **facts):
+    def stop(self, **facts) -> None:
         """Waits for the device, so that the last step's kernels are in.  facts: of the trace, over the planned."""
         self.ranges.close()
         self.profile.add_metadata_json("speedrun", json.dumps(self._facts | facts))
         self.is_recording = self.is_warm = False
         self.profile.stop_trace()
 
-    def cancel(self):
+    def cancel(self) -> None:
         """End what runs; nothing is kept.  A profiler left prepared would prevent the next one."""
         if self.is_warm and not self.is_recording:
             self.profile.start_trace()

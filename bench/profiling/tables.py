@@ -6,23 +6,26 @@ MAX_EVENTS not at all, because the other ranks wait meanwhile.
 """
 
 import contextlib
+from pathlib import Path
 
 from torch.autograd.profiler_util import EventList
 
 from bench import atomic
+from bench.profiling.files import Saved
+from bench.profiling.recording import Recording
 from bench.units import MIB
 
 MAX_EVENTS = 1_000_000  # of the trace; torch needs about 30 us and 2 KiB for each
 NUM_ROWS, NUM_MEMORY_ROWS = 40, 15
 
 
-def readable(saved):
+def readable(saved: Saved) -> bool:
     """Whether a saved trace is small enough for torch to be asked about its events."""
     return saved.num_recorded <= MAX_EVENTS
 
 
-def write(recording, stem, **facts):
-    """recording: a stopped Recording; stem: its trace's path without suffix.  Returns what was written."""
+def write(recording: Recording, stem: Path, **facts) -> list[Path]:
+    """recording: a stopped one; stem: its trace's path without suffix.  Returns the paths of what was written."""
     profile = recording.profile
     with _readable_names(profile.profiler):
         averages = _operators(profile, profile.key_averages())

@@ -1,6 +1,7 @@
 """Windows of steps under the profiler: what became of each, on one rank and on all."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class Shot:
     flush_ms: float | None = None
 
 
-def merged(summaries):
+def merged(summaries: Sequence[dict[str, dict]]) -> dict[str, dict]:
     """Trace.summary() of every rank -> one: of each window its first recording rank's, with all files."""
     merged_windows = {}
     for name in dict.fromkeys(name for summary in summaries for name in summary):

@@ -4,6 +4,7 @@ Pure.  samples: rows of telemetry.csv as read() gives them.  spans: [(begin_ns, 
 A figure that no sample gives is None.
 """
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from bench.telemetry.samples import Curve, by_device, curves, inside, mean
@@ -34,7 +35,9 @@ def disagreement_pct(counter_j, integral_j):
     return 100 * abs(integral_j - counter_j) / counter_j if counter_j and integral_j is not None else None
 
 
-def step_spans(rows, spans, ends):
+def step_spans(
+    rows: Iterable[dict], spans: Sequence[tuple[int, int]], ends: Sequence[int]
+) -> dict[int, tuple[int, int]]:
     """{row: (begin_ns, end_ns)} of every step, by the device's own time.
 
     rows: {"step", "step_ms"}; ends: the last row of each span.  A GPU is behind the host that submits its work, so a
@@ -54,7 +57,7 @@ def step_spans(rows, spans, ends):
     return found
 
 
-def columns(samples, steps, joined):
+def columns(samples: list[dict], steps: dict[int, tuple[int, int]], joined: dict) -> dict[str, dict[int, float]]:
     """{column: {row: value}} of steps.csv.  steps: {row: (begin_ns, end_ns)}; joined: summary() of the same samples.
 
     energy_j of all GPUs, adding up to joined["energy_j"]; clocks, mean of the devices; slowed_frac, the share of the
@@ -79,7 +82,7 @@ def columns(samples, steps, joined):
     return found | ({"slowed_frac": shares} if shares else {})
 
 
-def summary(samples, spans, started, stopped):
+def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict, stopped: dict) -> dict:
     """What the record says of them.  started, stopped: {"t_ns", "energy_j": {device: joules}} at both ends of the run.
 
     energy_j is what all devices took while the clock ran: the counters' figure for the whole run (run_energy_j, which

@@ -3,12 +3,13 @@
 import csv
 from bisect import bisect_right
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 TEXT = ("device", "throttle_reasons")
 MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
 
 
-def read(path):
+def read(path: Path | str) -> list[dict]:
     """telemetry.csv -> rows, numbers as numbers and empty cells as None; a line that was cut is skipped.
 
     read_ns is when the device was read: t_ns of its tick and late_ms.

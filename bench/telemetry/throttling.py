@@ -26,7 +26,7 @@ def slowed_frac(samples):
     return sum(known) / len(known) if known else None
 
 
-def doubts(summary):
+def doubts(summary: dict) -> list[str]:
     """The record's summary of telemetry -> sentences, each a reason with its figure."""
     found = []
     for name, device in summary["by_device"].items():

@@ -10,7 +10,7 @@ NUM_SUMMARY_ROWS = 10
 MAX_STACKS = 20
 
 
-def of_snapshot(snapshot, title):
+def of_snapshot(snapshot: dict, title: str) -> str:
     """Snapshot as load() gives it, or any of its shape; title: words -> html."""
     sites, about = Sites(), _about(snapshot)
     timelines = _timelines(snapshot, sites)
@@ -25,7 +25,7 @@ def of_snapshot(snapshot, title):
     return page(title, *body, data={"charts": [spec for of_device in specs.values() for spec in of_device]})
 
 
-def summary(snapshot, id):
+def summary(snapshot: dict, id: str) -> tuple[list[dict], Safe]:
     """Snapshot, prefix of the charts' ids -> (chart specs, html of what was held and who held it), a part of a page."""
     about, specs, parts = _about(snapshot), [], []
     for held in _timelines(snapshot, Sites()):

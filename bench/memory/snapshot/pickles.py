@@ -5,6 +5,7 @@ its shape is checked, so that what comes after can rely on it.
 """
 
 import pickle
+from pathlib import Path
 
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 
@@ -17,7 +18,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside the file")
 
 
-def load(path):
+def load(path: Path | str) -> dict:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
         with open(path, "rb") as file:
@@ -35,7 +36,7 @@ def load(path):
         raise ValueError(f"{path}: {error}: give what torch.cuda.memory._dump_snapshot wrote") from None
 
 
-def checked(snapshot):
+def checked(snapshot: object) -> dict:
     """The snapshot itself, if it has the shape of one.  ValueError says what is wrong with it.
 
     A list is taken for the segments alone, as torch.cuda.memory_snapshot() gives them.

@@ -7,7 +7,7 @@ Gaps cannot be freed and serve only what fits into them; empty_cache() frees who
 from bench.memory.snapshot.timeline import ALIVE
 
 
-def of_device(snapshot, device):
+def of_device(snapshot: dict, device: int) -> dict[str, int]:
     """{"num_segments", and bytes: "reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", ...}."""
     sizes = ("reserved", "used", "rounding", "waiting", "free", "in_gaps", "largest_gap", "largest_free")
     found = dict.fromkeys(("num_segments", *sizes), 0)

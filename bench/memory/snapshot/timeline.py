@@ -22,22 +22,22 @@ class Timeline:
 
     device: int
     num_entries: int
-    times_us: list  # of each entry; None where the snapshot has no times
-    initial: dict  # site -> bytes before the first entry
-    changes: list = field(default_factory=list)
+    times_us: list[float] | None  # of each entry; None where the snapshot has no times
+    initial: dict[str, int]  # site -> bytes before the first entry
+    changes: list[tuple[int, str, int]] = field(default_factory=list)
     reserved_initial: int = 0
-    reserved_changes: list = field(default_factory=list)  # (entry, bytes)
-    ooms: list = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
+    reserved_changes: list[tuple[int, int]] = field(default_factory=list)  # (entry, bytes)
+    ooms: list[dict] = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
     end_bytes: int = 0  # by the walk
     unexplained_bytes: int = 0  # by the walk, minus by the final blocks: 0 in a whole snapshot
-    allocated: dict = field(default_factory=dict)  # site -> [allocations, bytes] during the recording
+    allocated: dict[str, list[int]] = field(default_factory=dict)  # site -> [allocations, bytes] during the recording
     peak_bytes: int = 0
     peak_entry: int = -1  # -1: before the first entry
-    at_peak: dict = field(default_factory=dict)  # site -> bytes
+    at_peak: dict[str, int] = field(default_factory=dict)  # site -> bytes
 
 
-def of_device(snapshot, device, sites=None):
-    """Snapshot, number of the device -> Timeline."""
+def of_device(snapshot: dict, device: int, sites: Sites | None = None) -> Timeline:
+    """Snapshot, number of the device -> Timeline.  sites: names stacks and remembers them; None: one of its own."""
     sites = sites or Sites()
     traces = snapshot["device_traces"]
     entries = traces[device] if device < len(traces) else []
@@ -56,7 +56,7 @@ def of_device(snapshot, device, sites=None):
     return found
 
 
-def devices(snapshot):
+def devices(snapshot: dict) -> list[int]:
     """Numbers of the devices that the snapshot says something about."""
     with_trace = {number for number, trace in enumerate(snapshot["device_traces"]) if trace}
     return sorted(with_trace | {segment.get("device", 0) for segment in snapshot["segments"]})
