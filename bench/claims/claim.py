@@ -5,6 +5,7 @@ Reads run folders and races, and the ledger once; bench/claims/rules/ says wheth
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,15 +23,15 @@ class Run:
     record: dict
 
     @property
-    def race_id(self):
+    def race_id(self) -> str | None:
         return (self.record.get("race") or {}).get("race_id")
 
     @property
-    def is_discarded(self):
+    def is_discarded(self) -> bool:
         return bool((self.record.get("race") or {}).get("discarded"))
 
     @functools.cached_property
-    def config(self):
+    def config(self) -> schema.Config:
         """The run's own config.yaml.  ValueError where it cannot be read."""
         try:
             return schema.read(self.folder)
@@ -54,29 +55,29 @@ class Claim:
     track: str
     track_rules: schema.TrackConfig  # as conf/track/ has it now
     data: schema.DataConfig  # the track's
-    runs: list  # the claimed
+    runs: list[Run]  # the claimed
     ledger: ledger.Ledger
-    others: list = field(default_factory=list)  # of the other arms of the same races
-    races: list = field(default_factory=list)  # ClaimedRace
-    missing: list = field(default_factory=list)  # names of runs that belong here and are not
+    others: list[Run] = field(default_factory=list)  # of the other arms of the same races
+    races: list[ClaimedRace] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # names of runs that belong here and are not
     claimed_n: int | None = None  # None: no number is claimed
     table_fault: str | None = None  # of a claim folder's README
     is_folder: bool = False
 
     @property
-    def all_runs(self):
+    def all_runs(self) -> list[Run]:
         return self.runs + self.others
 
     @property
-    def names(self):
+    def names(self) -> set[str]:
         return {run.name for run in self.runs}
 
     @functools.cached_property
-    def kinds(self):
+    def kinds(self) -> set[tuple[str | None, str | None]]:
         """(config_id, source_sha256) of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
-    def code_of(self, source_sha256, names):
+    def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
         for name in names:
             with contextlib.suppress(ValueError, KeyError):
@@ -86,7 +87,7 @@ class Claim:
         return None
 
 
-def of_folders(folders, book=None) -> Claim:
+def of_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None) -> Claim:
     """Run folders that are claimed together.  Discarded warm-up runs among them are left to their race.
 
     book: their ledger.Ledger, if it has been read; else it is the nearest one, upwards, and the same for all.
@@ -107,8 +108,8 @@ def of_folders(folders, book=None) -> Claim:
     return claim
 
 
-def of_race(race, arm, book) -> Claim:
-    """One arm of a race's State: the runs that hold its slots; those that are gone are missing."""
+def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
+    """One arm of a race: the runs that hold its slots; those that are gone are missing.  ValueError: all are gone."""
     there = [book.results / run for run in race.runs(arm) if (book.results / run / "run.json").is_file()]
     if not there:
         raise ValueError(f"{race.race_id}: no run of {arm} is there: restore the run folders, or race again")

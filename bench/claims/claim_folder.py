@@ -21,7 +21,7 @@ COMMAND = "judge --claim"  # what wrote the block of the README
 COLUMNS = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")
 
 
-def lacks_claim(folder):
+def lacks_claim(folder: Path) -> bool:
     """Whether the folder has a claim's README and no claim.yaml."""
     try:
         is_claims = COMMAND in markdown_blocks.commands((folder / "README.md").read_text())
@@ -30,7 +30,7 @@ def lacks_claim(folder):
     return is_claims and not (folder / CLAIM).is_file()
 
 
-def read(folder):
+def read(folder: str | Path) -> claims.Claim:
     """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()
     try:
@@ -57,7 +57,7 @@ def _is_of(path, track, arm):
     return run["track"] == track and not race.get("discarded") and (not race or race["arm"] == arm)
 
 
-def write(folder, claim):
+def write(folder: str | Path, claim: claims.Claim) -> None:
     """Make the claim's folder.  Raises ValueError where something else is in the way."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
@@ -78,8 +78,8 @@ def write(folder, claim):
     publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder)
 
 
-def content(folder):
-    """A claim's folder -> what is in it, to be published as it stands."""
+def content(folder: Path) -> publication.Content:
+    """A claim's folder -> what is in it, to be published as it stands.  ValueError: its two texts cannot be read."""
     try:
         texts = {name: (folder / name).read_text() for name in (CLAIM, "README.md")}
     except (OSError, UnicodeDecodeError) as error:

@@ -6,6 +6,7 @@ races and the ledger alone; what would be a record is judged first (bench/claims
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,11 @@ class Entry:
         return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
 
 
-def text(folders=(), form="github", on_error=None):
-    """The leaderboard of results/, or of these folders, in Markdown (github) or for a terminal (simple)."""
+def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
+    """The leaderboard of results/, or of these folders, in Markdown (github) or for a terminal (simple).
+
+    folders: words of the user.  A run that cannot be read is skipped and reported to on_error(message).
+    """
     paths = [named.folder(word) for word in folders] or [results_root()]
     parts = []
     tracks = by_track(index.read_rows([path for path in paths if path.is_dir()], on_error))

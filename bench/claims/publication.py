@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,17 +32,17 @@ class Content:
     """What is to be copied, and from where."""
 
     ledger: ledger.Ledger  # of the results folder that it lies in
-    named_runs: list  # "<track>/<run_id>"; those of the races belong to it anyway
-    race_ids: list
+    named_runs: list[str]  # "<track>/<run_id>"; those of the races belong to it anyway
+    race_ids: list[str]
     name: str  # of the publication, unless the user gives one
-    texts: dict | None = None  # of a claim: {file name: its text}, README.md among them; None: there is none yet
+    texts: dict[str, str] | None = None  # of a claim: by file name, README.md among them; None: there is none yet
 
     @property
-    def results(self):
+    def results(self) -> Path:
         return self.ledger.results
 
     @functools.cached_property
-    def runs(self):
+    def runs(self) -> list[str]:
         """Names of the runs and of all of the races, warm-ups and interrupted ones too: each once, if it is there."""
         names = list(self.named_runs)
         for race_id in self.race_ids:
@@ -54,7 +55,7 @@ class Content:
         return [name for name in dict.fromkeys(names) if (self.results / name / "run.json").is_file()]
 
 
-def of_words(words):
+def of_words(words: Sequence[str]) -> Content:
     """Run folders, folders of them, run ids, or one race -> Content.  ValueError: no run, or several ledgers."""
     race = named.find(words)[0].race if len(words) == 1 else None
     if race:
@@ -67,8 +68,8 @@ def of_words(words):
     return Content(book, names, sorted(set(races) - {None}), re.sub(r"-s\d+(-\d+)?$", "", first))
 
 
-def publish(content, name, table):
-    """Content -> its new folder in results/published/.  table: bench.cli.table.main.
+def publish(content: Content, name: str | None, table: Callable[[list[str]], int]) -> Path:
+    """Content -> its new folder in results/published/, called name (None: content.name).  table: bench.cli.table.main.
 
     Raises ValueError, and nothing is written: the name is invalid or taken, a run or a race has not ended, a file names
     this machine, or the disk is full.

@@ -13,6 +13,7 @@ from bench import stats
 from bench.compare import eligibility, verdict
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.paths import results_root
+from bench.record.rows import Row
 
 SCHEMA_VERSION = 1
 FOLDER = "calibrations"
@@ -20,9 +21,10 @@ NS = (2, 3, 5, 8, 10, 20)
 CHANGES_PCT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-def of_rows(a_rows, b_rows, resolution_pct=None):
-    """Rows (bench/record/rows.py) of the two groups of an A/A race -> what is kept, without its time stamp.
+def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict:
+    """Rows of the two groups of an A/A race -> what is kept, without its time stamp.
 
+    resolution_pct: a change of run time for which needed_n is given too, beside CHANGES_PCT.
     Raises ValueError where fewer than two runs a side have a time that counts.
     """
     aa = verdict.of_rows(a_rows, b_rows)
@@ -88,7 +90,8 @@ def _pct(log_change):
 # ---- kept per session
 
 
-def folder(root=None):
+def folder(root: str | Path | None = None) -> Path:
+    """Where calibrations are kept, made or not.  root: the results folder, None for results_root()."""
     return Path(root or results_root()) / FOLDER
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterable
 
 import yaml
 
 from bench.compare import calibration, differences, eligibility, verdict
+from bench.compare.selection import Arm
 from bench.config import schema
 from bench.diagnosis import between_runs
 from bench.record import step_files
@@ -15,8 +17,8 @@ MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
 KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting")
 
 
-def of_arms(arms, diagnose=True, **options) -> list[tuple[str, verdict.Comparison]]:
-    """arms: of bench.compare.selection, the baseline first -> [(name of B, Comparison)]; several B share Holm's p.
+def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple[str, verdict.Comparison]]:
+    """arms: the baseline first -> [(name of B, Comparison)]; several B share Holm's p.
 
     diagnose: also where the time went.  options: those of verdict.of_rows().
     """

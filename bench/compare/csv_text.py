@@ -2,14 +2,16 @@
 
 import csv
 import io
+from collections.abc import Iterable
 
 from bench.compare.text import METRICS
+from bench.compare.verdict import Comparison
 
 COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
 COLUMNS += ("ci95_low", "ci95_high", "p", "p_holm", "n_a", "n_b", "mde_pct")
 
 
-def text(results):
+def text(results: Iterable[tuple[str, Comparison]]) -> str:
     """[(name of B, Comparison)] -> CSV with a head line; the unit of change is per cent, of val_loss nats."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

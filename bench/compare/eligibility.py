@@ -4,9 +4,11 @@ What is known to differ is refused; what is unknown, as in imported logs, is mar
 """
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench import stats, utc
+from bench.record.rows import Row
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
@@ -98,7 +100,7 @@ def identity(row):
     return row["log_id"] or row["run_id"]
 
 
-def index_of_runs(rows):
+def index_of_runs(rows: Sequence[Row]) -> list[int]:
     """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
     by_run = {}
     for number, row in enumerate(rows):

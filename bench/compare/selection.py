@@ -1,13 +1,14 @@
 """The words of a comparison -> its arms: groups of started runs."""
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, REPO, results_root
 from bench.record import index, named, race_folder, run_folder
-from bench.record.rows import row_of
+from bench.record.rows import Row, row_of
 
 SEPARATOR = "vs"
 
@@ -17,9 +18,9 @@ class Arm:
     """All started runs of one side of a comparison; rows and folders have the same length."""
 
     name: str  # as the user typed it, or the arm's name in its race
-    rows: list = field(default_factory=list)  # bench.record.rows.Row
-    folders: list = field(default_factory=list)  # None for a log
-    records: dict = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
+    rows: list[Row] = field(default_factory=list)
+    folders: list[str | None] = field(default_factory=list)  # None for a log
+    records: dict[str, dict] = field(default_factory=dict)  # run_id -> record, of runs that lie in no folder
     plan: dict | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
     unplanned_look: bool = False  # the race's interim state was shown when no look was due
@@ -27,13 +28,13 @@ class Arm:
         None  # the Comparison that race.json has of this arm; of the baseline, the first candidate's
     )
 
-    def record_of(self, number):
+    def record_of(self, number: int) -> dict:
         """The whole record of the run that has this number in rows."""
         folder = self.folders[number]
         return self.records[self.rows[number]["run_id"]] if folder is None else run_folder.read(folder)
 
 
-def of_words(words, on_error=None):
+def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None) -> list[Arm]:
     """What follows the verb -> arms, the baseline first.
 
     Each word is an arm, a race alone is all of its arms, and "vs" between words makes everything up to it one arm.
@@ -67,8 +68,13 @@ def of_words(words, on_error=None):
     return arms
 
 
-def of_folders(name, folders, on_error=None, **of_race):
-    """Run folders -> one arm.  of_race: its plan, race and unplanned_look."""
+def of_folders(
+    name: str, folders: Iterable[str | Path], on_error: Callable[[str], None] | None = None, **of_race
+) -> Arm:
+    """Run folders -> one arm.  of_race: its plan, race, unplanned_look and reported, as in Arm.
+
+    What cannot be read is skipped and reported to on_error(message).  ValueError: a path is not a folder.
+    """
     rows = index.read_rows([str(path) for path in folders], on_error)
     return Arm(name, [row for _, row in rows], [folder for folder, _ in rows], **of_race)
 
@@ -181,7 +187,7 @@ def _refuse_empty(word, folder, arm):
         raise ValueError(f"{word}: no verdict: {why} (arm {arm.name} has no run to compare)")
 
 
-def open_races(arm):
+def open_races(arm: Arm) -> list[str]:
     """Ids of races that runs of the arm belong to and that have not ended.  A race named as such is its own matter."""
     found = set()
     for row, folder in zip(arm.rows, arm.folders, strict=True):

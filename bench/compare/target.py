@@ -4,17 +4,19 @@ One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Loss
 """
 
 import functools
+from collections.abc import Sequence
 
 import yaml
 
 from bench import stats
 from bench.paths import CONF
+from bench.record.rows import Row
 
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
 
 @functools.cache
-def p_value_of(track):
+def p_value_of(track: str | None) -> float:
     """The p that conf/track/ asks for on this track; for one that it does not have (a log's, None) that of OF_LOGS."""
     name = track if track in {path.stem for path in CONF.glob("track/*.yaml")} else OF_LOGS
     return yaml.safe_load((CONF / "track" / f"{name}.yaml").read_text())["track"]["p_value"]
@@ -32,8 +34,8 @@ def of_losses(losses, target_val_loss, p_value):
     return {"n": len(losses), "mean": mean, "sd": stats.sd(losses), "t": t, "p": p, "below": below}
 
 
-def of_repeats(rows, p_value):
-    """Rows of runs of one config with different seeds -> of_losses(), "passed" and "words".
+def of_repeats(rows: Sequence[Row], p_value: float) -> dict:
+    """Rows, at least one, of runs of one config with different seeds -> of_losses(), "passed" and "words".
 
     passed is None where there is nothing to decide: no target, or too few runs.
     """

@@ -2,6 +2,7 @@
 
 from bench import text_table
 from bench.compare.effects import MIN_FLOOR_PCT
+from bench.compare.verdict import Comparison
 from bench.diagnosis import text as diagnosis_text
 
 MAX_DIFFERENCES = 40
@@ -38,7 +39,13 @@ FLAGS = {  # what each means, for someone who meets it the first time
 }
 
 
-def render(result, names=("A", "B"), form="terminal", heading="##", patch=False):
+def render(
+    result: Comparison,
+    names: tuple[str, str] = ("A", "B"),
+    form: str = "terminal",
+    heading: str = "##",
+    patch: bool = False,
+) -> str:
     """The comparison as text; form terminal or md, heading: of Markdown; patch: the change of the source in full."""
     is_md = form == "md"
     parts = [_head(result, names, is_md, heading)]

@@ -98,7 +98,7 @@ def order(names, n, first_seed=0, order_seed=0):
     return slots
 
 
-def sha256(plan):
+def sha256(plan: dict) -> str:
     """Hash of the plan's canonical text: keys sorted, no spaces."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -1,6 +1,7 @@
 """A request -> the race's plan: every arm checked by its own code, fresh seeds, random order, a hash in the ledger."""
 
 import secrets
+from pathlib import Path
 
 from bench import atomic, utc
 from bench.paths import REPO
@@ -10,8 +11,11 @@ from bench.record import ledger, race_folder
 KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations")  # of an arm's facts, in the plan
 
 
-def begin(request, results):
-    """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started."""
+def begin(request: dict, results: Path) -> Path:
+    """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started.
+
+    request: of request.parse(); "arms" is taken out of it.  ValueError: what cannot be raced, planned or written.
+    """
     asked = request.pop("arms")
     commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
     settings = {"n": plan.N, **request}

@@ -1,6 +1,7 @@
 """What a user types after ./run.sh race -> arms and settings.  Pure: nothing is looked up, nothing is run."""
 
 import shlex
+from collections.abc import Iterable
 
 from bench.race import plan
 
@@ -14,7 +15,7 @@ SETTINGS = {  # word: (what the plan calls it, how it is read, what it must be)
 }
 
 
-def parse(words):
+def parse(words: Iterable[str]) -> dict:
     """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong."""
     arms, common, settings = {}, [], {}
     for word in words:

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 from bench import atomic, utc
@@ -16,8 +17,11 @@ from bench.record import ledger
 DECIDED = ("faster", "slower", "equivalent")
 
 
-def go(folder, results, args):
-    """Run what is open of a plan, to its end or to an interrupt.  Returns the exit code."""
+def go(folder: Path, results: Path, args: Namespace) -> int:
+    """Run what is open of a plan, to its end or to an interrupt.  Returns the exit code.
+
+    args: show, json and md of ./run.sh race.  ValueError: the race has ended, is not as planned, or another one runs.
+    """
     with state.locked(folder):
         for other in state.unfinished(results):
             if other != folder and state.is_running(other):
@@ -145,8 +149,11 @@ def result_of(race, results):
     return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
 
 
-def finish(folder, results, status, why, args):
-    """Write race.json, its ledger entry and its pages, and print the result.  Returns the exit code."""
+def finish(folder: Path, results: Path, status: str, why: str | None, args: Namespace) -> int:
+    """Write race.json, its ledger entry and its pages, and print the result.  Returns the exit code.
+
+    status, why: as in race_folder.Race.  args: json and md of ./run.sh race.
+    """
     race = state.read(folder, results)
     result = result_of(race, results) if status != "abandoned" else None
     found = state.as_json(race, status, why, utc.now(), result)
@@ -164,8 +171,11 @@ def finish(folder, results, status, why, args):
     return 0 if all(one["comparable"] for one in result["against"].values()) else 2
 
 
-def look(folder, results):
-    """Show the interim state; the ledger keeps the look.  Before the end only a planned one leaves a verdict valid."""
+def look(folder: Path, results: Path) -> int:
+    """Show the interim state; the ledger keeps the look.  Before the end only a planned one leaves a verdict valid.
+
+    Returns the exit code.  ValueError: an arm has no run yet.
+    """
     race = state.read(folder, results)
     started = race.started()
     if not all(started.values()):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class Slot:
     arm: str
     seed: int
     discarded: bool
-    attempts: list = field(default_factory=list)  # [(run, status)], oldest first; run is "<track>/<run_id>"
+    attempts: list[tuple[str, str]] = field(default_factory=list)  # ("<track>/<run_id>", status), oldest first
 
     @property
     def is_done(self):
@@ -46,27 +47,27 @@ class State:
 
     folder: Path
     plan: dict
-    lines: list  # of the ledger, this race's
-    slots: list
+    lines: list[dict]  # of the ledger, this race's
+    slots: list[Slot]
 
     @property
-    def race_id(self):
+    def race_id(self) -> str:
         return self.plan["race_id"]
 
     def next_slot(self):
         """The first slot that is open, or None."""
         return next((slot for slot in self.slots if not slot.is_done), None)
 
-    def runs(self, arm, discarded=False):
+    def runs(self, arm: str, discarded: bool = False) -> list[str]:
         """The runs that hold the arm's slots, in order of the plan; failed ones too."""
         return [slot.run for slot in self.slots if slot.arm == arm and slot.discarded == discarded and slot.is_done]
 
-    def interrupted(self, arm):
+    def interrupted(self, arm: str) -> list[str]:
         """Runs whose slot was run again, or still is open."""
         mine = [slot for slot in self.slots if slot.arm == arm]
         return [run for slot in mine for run, _ in (slot.attempts[:-1] if slot.is_done else slot.attempts)]
 
-    def started(self):
+    def started(self) -> dict[str, int]:
         """{arm: number of slots that are done}, without warm-ups."""
         return {arm: len(self.runs(arm)) for arm in self.plan["arms"]}
 
@@ -78,7 +79,7 @@ class State:
         return [line for line in self.lines if line["event"] == name]
 
     @property
-    def looks(self):
+    def looks(self) -> list[dict]:
         return [{key: line[key] for key in ("at", "started", "planned")} for line in self.events("look")]
 
     @property
@@ -86,11 +87,11 @@ class State:
         return any(not look["planned"] for look in self.looks)
 
     @property
-    def has_ended(self):
+    def has_ended(self) -> bool:
         return bool(self.events("race_end"))
 
 
-def read(folder, results=None, book=None) -> State:
+def read(folder: str | Path, results: str | Path | None = None, book: ledger.Ledger | None = None) -> State:
     """A race's folder.  ValueError where there is no plan, or it is not the one in the ledger.
 
     results: the folder that the ledger's names start from, RESULTS of RESULTS/races/RACE unless it is given.
@@ -130,7 +131,7 @@ def _status(results, run, end):
         return "aborted"
 
 
-def unfinished(results):
+def unfinished(results: str | Path) -> list[Path]:
     """Folders of the races that have a plan and no end, oldest first."""
     ended = {line["race_id"] for line in ledger.read(results).lines if line["event"] == "race_end"}
     folders = sorted(path.parent for path in (Path(results) / race_folder.FOLDER).glob("*/plan.json"))
@@ -150,7 +151,7 @@ def is_running(folder):
 
 
 @contextlib.contextmanager
-def locked(folder):
+def locked(folder: str | Path) -> Iterator[None]:
     """No other process runs this race meanwhile.  ValueError where one does."""
     with open(Path(folder) / LOCK, "w") as file:
         for attempts_left in reversed(range(NUM_ATTEMPTS)):

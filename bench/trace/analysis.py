@@ -1,5 +1,7 @@
 """Ranks of one job -> everything that is said about them: the --json answer of ./run.sh analyze."""
 
+from collections.abc import Iterable
+
 from bench.machine import peak_rates
 from bench.trace import (
     advice,
@@ -27,8 +29,10 @@ def analyze(paths, rules=categories.RULES, include_last_step=False):
     return of_ranks(load.load_all(paths), rules, include_last_step)
 
 
-def of_ranks(ranks, rules=categories.RULES, include_last_step=False):
-    """Ranks of one job -> the same."""
+def of_ranks(
+    ranks: Iterable[load.Rank], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
+) -> dict:
+    """Ranks of one job, of load.load_all() or load.by_window() -> the same."""
     chosen = {rank.rank: (rank, *_rows(rank, rules, include_last_step)) for rank in ranks}
     by_rank = {str(number): of_rank(*one, rules, include_last_step) for number, one in chosen.items()}
     return {"ranks": by_rank, "overall": _overall(by_rank, chosen)}

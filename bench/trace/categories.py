@@ -103,7 +103,7 @@ UNSPECIFIC = (TRITON, ELEMENTWISE, OTHER)
 HOST_RANGES = ("nccl:", "gloo:", "record_param_comms")  # around kernels that are counted themselves
 
 
-def category(kernel_name, annotation=None, rules=RULES):
+def category(kernel_name: str, annotation: str | None = None, rules: tuple[Rule, ...] = RULES) -> str:
     """One of CATEGORIES.  annotation: the innermost range around the launch; it decides where the name says little."""
     by_name = _first(kernel_name, rules)
     if annotation is not None and by_name in UNSPECIFIC:
@@ -117,7 +117,7 @@ def is_communication(kernel_name, rules=RULES):
     return _first(kernel_name, rules) == COMMUNICATION
 
 
-def load_rules(path):
+def load_rules(path: str | Path) -> tuple[Rule, ...]:
     """A user's yaml or json list of {category, pattern[, example]} -> their rules followed by RULES.
 
     Raises ValueError for another form, an unknown category, a pattern that is not a regular expression,

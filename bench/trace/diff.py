@@ -9,21 +9,24 @@ so the step's change is the lines' change and a rest, which is that of idle time
 over.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from bench.trace import events, intervals, kernels, operators, window
+from bench.trace.load import Rank
 
 NS_PER_MS = 1_000_000
 US_PER_MS = 1000
 UNKNOWN = ("(launched by no recorded operator)",)
 
 
-def by_default(ranks):
+def by_default(ranks: Iterable[Rank]) -> str:
     """What to match two traces by: kernels where both have some, else the operators of the CPU."""
     return "kernel" if all(len(rank.device_rows()) for rank in ranks) else "operator"
 
 
-def profile(rank, by="kernel"):
+def profile(rank: Rank, by: str = "kernel") -> dict:
     """A Rank -> {"num_steps", "step_ms", "span_ms", "busy_ms", "lines": {key: {"ms", "count"}}, "categories": {name:
     ms}}, per step.
 
@@ -78,7 +81,7 @@ def _summed(parts):
     return lines
 
 
-def compare(a, b):
+def compare(a: dict, b: dict) -> dict:
     """Two profiles -> {"of", of: [a, b], "num_steps", "change_ms", "explained_ms", "rest_ms", "idle_change_ms",
     "overlap_change_ms", "lines", "categories"}
 

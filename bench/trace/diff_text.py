@@ -6,8 +6,8 @@ CHANGE, MS, COUNT = "{:+.3f}".format, decimals(3), decimals(1)
 TIMES = (("A ms", "a_ms", MS), ("B ms", "b_ms", MS))
 
 
-def as_text(difference, a, b):
-    """a, b: the names of the two traces."""
+def as_text(difference: dict, a: str, b: str) -> str:
+    """difference: diff.compare() with "by", kernel or operator; a, b: the names of the two traces."""
     parts = []
     if difference["change_ms"] is not None:
         a_ms, b_ms = difference[difference["of"]]

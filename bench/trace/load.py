@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ class Rank:
     def is_kind(self, *kinds):
         return np.isin(self.kind, kinds)
 
-    def device_rows(self):
+    def device_rows(self) -> np.ndarray:
         """Indices of kernels, copies and memsets."""
         return np.flatnonzero(self.is_kind(*events.DEVICE_KINDS))
 
@@ -78,7 +79,7 @@ class Rank:
         return list(first.values())
 
 
-def load(path, kinds=None) -> Rank:
+def load(path: str | Path, kinds: Collection[int] | None = None) -> Rank:
     """One file -> Rank.  kinds: those to keep, None: all.  NoTrace (a ValueError) for a file that is not a trace."""
     source = Source(path)
     if source.is_zip:
@@ -92,13 +93,13 @@ def load(path, kinds=None) -> Rank:
         return _rank(path, [_read(path, kinds, 0, num_parts), *(other.result() for other in others)])
 
 
-def load_all(paths) -> list[Rank]:
+def load_all(paths: Sequence[str | Path]) -> list[Rank]:
     """Files of one job -> Ranks in order of rank.  A file that cannot be read raises NoTrace."""
     return _numbered(_load_each(paths))
 
 
-def by_window(paths):
-    """Files -> {window: Ranks in order of rank}, the earliest first.
+def by_window(paths: Sequence[str | Path]) -> dict[str | None, list[Rank]]:
+    """Files -> {window: Ranks in order of rank}, the earliest first.  A file that is not a trace raises NoTrace.
 
     Traces of this project say of which window they are; the others are one, None.
     """
@@ -122,8 +123,11 @@ def _load_each(paths):
         return [_rank(path, [part]) for path, part in zip(paths, pool.map(_read, paths, itertools.repeat(None)))]
 
 
-def find(word):
-    """What a user named -> trace files: a file, or all traces in a folder (and in its traces/)."""
+def find(word: str | Path) -> list[Path]:
+    """What a user named -> trace files, at least one: a file, or all traces in a folder, else those in its traces/.
+
+    NoTrace where there is none.
+    """
     path = Path(word)
     if path.is_file():
         return [path]

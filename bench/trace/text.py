@@ -10,11 +10,13 @@ NUM_LINES = 10
 BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
 
 
-def as_text(answer, title):
+def as_text(answer: dict, title: str) -> str:
+    """answer: of analysis.of_ranks(); title: what was analysed."""
     return "\n".join(_lines(answer, title, "simple", ""))
 
 
-def as_markdown(answer, title):
+def as_markdown(answer: dict, title: str) -> str:
+    """The same in Markdown, for a file."""
     return "\n".join(_lines(answer, title, "github", "## ")) + "\n"
 
 

@@ -33,7 +33,7 @@ RULES = [
 ]
 
 
-def check(claim):
-    """Every rule's {"rule", "passed", "evidence"}, also after one that failed."""
+def check(claim) -> list[dict]:
+    """A bench.claims.claim.Claim -> every rule's {"rule", "passed", "evidence"}, also after one that failed."""
     found = verification.applied(RULES, claim)
     return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in found]
