@@ -48,7 +48,7 @@ HELP = """usage: ./run.sh [verb] [...]
 Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Exit code.  A ValueError is the user's and becomes one line; anything else is ours and keeps its traceback."""
     if argv and argv[0] in ("-h", "--help", "help"):
         about = {verb: what for verb, (_, what) in VERBS.items()} | ({} if paths.INSTALLED else CHECKOUT_VERBS)
@@ -89,8 +89,8 @@ class Renaming:
         return self._stream.write(text.replace("./run.sh", "speedrun").replace("./speedrun.sh", "speedrun speedrun"))
 
 
-def run():
-    """main(), and quiet when the reader of a pipe has seen enough."""
+def run() -> None:
+    """main() to this process's exit code, and quiet when the reader of a pipe has seen enough."""
     if paths.INSTALLED:
         sys.stdout, sys.stderr = Renaming(sys.stdout), Renaming(sys.stderr)
     try:

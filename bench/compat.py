@@ -8,11 +8,12 @@ set), and a snapshot's history begins a step before it.  Keys that end in _gb ho
 """
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from bench.memory import recording
 from bench.memory.peaks import peaks_for
-from bench.training.timers import marks_for
+from bench.training.timers import CudaMarks, HostMarks, marks_for
 from bench.units import gib_from_bytes
 
 logger = logging.getLogger(__name__)
@@ -29,22 +30,22 @@ class CUDATimer:
     without a stop, or a stop without a start.
     """
 
-    def __init__(self, marks=None):
+    def __init__(self, marks: HostMarks | CudaMarks | None = None):
         self._marks = marks or marks_for(_device_type())
         self._pairs, self._started, self._total_ms = [], None, 0.0  # pairs: recorded, not yet read
 
-    def start(self):
+    def start(self) -> None:
         if self._started is not None:
             raise RuntimeError("CUDATimer.start() twice: call stop() first")
         self._started = self._marks.mark()
 
-    def stop(self):
+    def stop(self) -> None:
         if self._started is None:
             raise RuntimeError("CUDATimer.stop() without start()")
         self._pairs.append((self._started, self._marks.mark()))
         self._started = None
 
-    def elapsed_ms(self):
+    def elapsed_ms(self) -> float:
         for start, end in self._pairs:
             self._marks.wait(end)
             self._total_ms += self._marks.ms_between(start, end)
@@ -52,7 +53,7 @@ class CUDATimer:
         self._pairs = []
         return self._total_ms
 
-    def reset(self):
+    def reset(self) -> None:
         self.elapsed_ms()  # gives the marks back
         self._total_ms = 0.0
 
@@ -70,26 +71,27 @@ class CUDATimerCollection:
     enabled=False makes every call free and every time 0.0.
     """
 
-    def __init__(self, regions, enabled=True, marks=None):
+    def __init__(self, regions: Iterable[str], enabled: bool = True, marks: HostMarks | CudaMarks | None = None):
         self.enabled = enabled
         marks = marks or (marks_for(_device_type()) if enabled else None)
         self._timers = {region: CUDATimer(marks) if enabled else None for region in regions}
 
-    def start(self, region):
+    def start(self, region: str) -> None:
         if self.enabled:
             self._timers[region].start()
 
-    def stop(self, region):
+    def stop(self, region: str) -> None:
         if self.enabled:
             self._timers[region].stop()
 
-    def elapsed_ms(self, region):
+    def elapsed_ms(self, region: str) -> float:
         return self._timers[region].elapsed_ms() if self.enabled else 0.0
 
-    def elapsed_all(self):
+    def elapsed_all(self) -> dict[str, float]:
+        """Milliseconds of each region."""
         return {region: self.elapsed_ms(region) for region in self._timers}
 
-    def reset(self):
+    def reset(self) -> None:
         for timer in self._timers.values() if self.enabled else ():
             timer.reset()
 
@@ -97,7 +99,13 @@ class CUDATimerCollection:
 class DeviceMemoryMonitor:
     """report(step) after each step.  snapshot_step: after which one to write a snapshot; None: never."""
 
-    def __init__(self, device=0, snapshot_step=None, snapshot_dir="memory_snapshots", rank=0):
+    def __init__(
+        self,
+        device: int = 0,
+        snapshot_step: int | None = None,
+        snapshot_dir: Path | str = "memory_snapshots",
+        rank: int = 0,
+    ):
         self._device, self._snapshot_step = device, snapshot_step
         self._name = f"device_{device}_rank_{rank}"
         self._folder, self._facts = Path(snapshot_dir), {"rank": rank}
@@ -106,7 +114,7 @@ class DeviceMemoryMonitor:
         if snapshot_step is not None and snapshot_step <= 1:
             self._begin()
 
-    def report(self, step):
+    def report(self, step: int) -> dict:
         """Peaks since the report before: {"allocated_gb" (now), "peak_gb", "reserved_gb", "total_gb", "mem_utilization"
         (0 to 1), "max_active_gib", "num_alloc_retries", "num_ooms", "what"}; without a GPU the process' resident set.
         """
@@ -127,7 +135,7 @@ class DeviceMemoryMonitor:
             "max_active_gib": gib.get("active"),
         }
 
-    def capture_snapshot(self, step):
+    def capture_snapshot(self, step: int) -> str | None:
         """Write snapshot_step_S_device_D_rank_R.pickle.  Its path; None without a GPU, or if that failed, logged."""
         if not recording.is_available():
             return None

@@ -7,7 +7,7 @@ import os
 import sys
 
 
-def main():
+def main() -> None:
     """What ./run.sh is in a checkout."""
     os.environ["SPEEDRUN_CWD"] = os.getcwd()
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))

@@ -11,6 +11,6 @@ torch: an optimizer imports torch inside build().
 import importlib
 
 
-def load(arch):
-    """The model class of models/ARCH.py."""
+def load(arch: str) -> type:
+    """The model class of models/ARCH.py, a models.base.LanguageModel."""
     return importlib.import_module(f"models.{arch}").MODEL

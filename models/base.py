@@ -13,19 +13,19 @@ from models import flops
 class LanguageModel(nn.Module):
     """A subclass adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT) and init_weights(generator)."""
 
-    def forward(self, tokens_BT, targets_BT):
+    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean nats per token, float32 also under bf16 autocast."""
         return F.cross_entropy(self.logits(tokens_BT).flatten(0, 1), targets_BT.flatten())
 
-    def hidden_matrices(self):
+    def hidden_matrices(self) -> list[nn.Parameter]:
         """The 2-D weights inside the blocks, in order: what Muon may take."""
         return [parameter for parameter in self.blocks.parameters() if parameter.ndim == 2]
 
-    def flops_per_token(self, seq_len):
+    def flops_per_token(self, seq_len: int) -> int:
         """Forward and backward, masked pairs of tokens counted."""
         return flops.flops_per_token(*self._shape(), seq_len)
 
-    def flops_per_token_causal(self, seq_len):
+    def flops_per_token_causal(self, seq_len: int) -> int:
         """Forward and backward, masked pairs of tokens not counted."""
         return flops.flops_per_token_causal(*self._shape(), seq_len)
 

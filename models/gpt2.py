@@ -5,7 +5,7 @@ B batch, T tokens, D width, V vocabulary, H heads, K head width
 """
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Generator, Tensor, nn
 
 from models.attention import causal_attention, merge_heads, split_heads
 from models.base import LanguageModel, constant_, normal_
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class GPT2(LanguageModel):
-    def __init__(self, vocab_size, seq_len, num_layers, num_heads, width):
+    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.token_embedding = nn.Embedding(vocab_size, width)  # and the head: one matrix for both
@@ -58,7 +58,7 @@ class GPT2(LanguageModel):
         self.blocks = nn.ModuleList(Block(num_heads, width) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(width)
 
-    def init_weights(self, generator):
+    def init_weights(self, generator: Generator) -> None:
         """Every parameter anew, from a CPU generator."""
         residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5  # 2 additions a block keep the stream's variance
         for name, module in self.named_modules():
@@ -69,14 +69,15 @@ class GPT2(LanguageModel):
             if isinstance(module, (nn.Linear, nn.LayerNorm)):
                 constant_(module.bias, 0.0)
 
-    def logits(self, tokens_BT):
+    def logits(self, tokens_BT: Tensor) -> Tensor:
         """[B, T] -> [B, T, V], of the next token, float32."""
         x_BTD = self.token_embedding(tokens_BT) + self.position_embedding.weight[: tokens_BT.shape[1]]
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return F.linear(self.final_norm(x_BTD), self.head_weight()).float()
 
-    def head_weight(self):
+    def head_weight(self) -> nn.Parameter:
+        """[V, D]."""
         return self.token_embedding.weight
 
 

@@ -94,7 +94,7 @@ class Block(nn.Module):
 
 
 class Modern(LanguageModel):
-    def __init__(self, vocab_size, seq_len, num_layers, num_heads, width):
+    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.embedding = nn.Embedding(vocab_size, width)
@@ -102,7 +102,7 @@ class Modern(LanguageModel):
         self.blocks = nn.ModuleList(Block(num_heads, width) for _ in range(num_layers))
         self.head = nn.Linear(width, vocab_size, bias=False)
 
-    def init_weights(self, generator):
+    def init_weights(self, generator: torch.Generator) -> None:
         """Every parameter anew, from a CPU generator, and the rotary table."""
         normal_(self.embedding.weight, EMBEDDING_STD, generator)
         for name, module in self.named_modules():
@@ -113,14 +113,15 @@ class Modern(LanguageModel):
                 normal_(module.weight, std, generator)
         self.rotary.fill()
 
-    def logits(self, tokens_BT):
+    def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
         x_BTD = rms_norm(self.embedding(tokens_BT))
         for block in self.blocks:
             x_BTD = block(x_BTD, self.rotary)
         return softcap(self.head(rms_norm(x_BTD)).float())
 
-    def head_weight(self):
+    def head_weight(self) -> nn.Parameter:
+        """[V, D]."""
         return self.head.weight
 
 

@@ -134,22 +134,22 @@ class MuonWithAdamW:
         self.adamw, self.muon = adamw, muon
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> list[dict]:
         return [*self.adamw.param_groups, *self.muon.param_groups]
 
-    def step(self):
+    def step(self) -> None:
         self.adamw.step()
         self.muon.step()
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         self.adamw.zero_grad(set_to_none=set_to_none)
         self.muon.zero_grad(set_to_none=set_to_none)
 
-    def state_dict(self):
+    def state_dict(self) -> dict:
         """Of both.  Refers to the live tensors: copy it to keep it."""
         return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict) -> None:
         """Both as they were.  A state taken before the first step resets them entirely."""
         self.adamw.load_state_dict(state["adamw"])
         self.muon.load_state_dict(state["muon"])

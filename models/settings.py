@@ -11,7 +11,7 @@ class Range:
     words: str  # what to try, e.g. "use 1 or more"
 
 
-def one_of(*names):
+def one_of(*names: str) -> Range:
     """A Range of words."""
     return Range(lambda value: value in names, f"use {', '.join(names[:-1])} or {names[-1]}")
 

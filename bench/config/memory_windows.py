@@ -10,6 +10,8 @@ TAKEN = "oom"  # what snapshots of an out-of-memory are called
 
 @dataclass(frozen=True, kw_only=True)
 class Window(windows.Window):
+    """max_entries and stacks: of torch's memory history, as _record_memory_history takes them."""
+
     max_entries: int
     stacks: str
 

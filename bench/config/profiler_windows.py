@@ -38,11 +38,11 @@ class Window(windows.Window):
     max_mib: float | None = None  # of the trace before compression; None: no limit
 
     @property
-    def begin_step(self):
+    def begin_step(self) -> int:
         """The first step that the window disturbs."""
         return self.first_step - self.warmup_steps
 
-    def overlaps(self, other):
+    def overlaps(self, other: "Window") -> bool:
         """Whether some rank would have both at once."""
         together = self.begin_step <= other.last_step and other.begin_step <= self.last_step
         shared = self.ranks is None or other.ranks is None or set(self.ranks) & set(other.ranks)
@@ -77,13 +77,14 @@ def _refuse_overlap(window, other):
         )
 
 
-def words(window):
+def words(window: Window) -> str:
     """Window -> "steps 11 to 14 after warm-up from step 6"."""
     warmup = f" after warm-up from step {window.begin_step}" if window.warmup_steps else ""
     return span(window.first_step, window.last_step) + warmup
 
 
-def span(first_step, last_step):
+def span(first_step: int, last_step: int) -> str:
+    """Both included -> "steps 11 to 14", or "step 11" where they are the same."""
     return f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
 
 
@@ -151,6 +152,7 @@ def kempner_window(settings: dict) -> Window | None:
 
 
 def stage_options(settings: dict) -> Options:
+    """Settings of the instrument stages, checked -> what its profiler records."""
     return Options(None, settings["record_shapes"], settings["profile_memory"], settings["with_stack"])
 
 

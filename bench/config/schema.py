@@ -132,11 +132,12 @@ class Machine:
     num_cpus: int
 
 
-def to_dict(config):
+def to_dict(config: Any) -> dict[str, Any]:
+    """A Config, or one of its groups -> a nested dict of all its settings, a copy."""
     return dataclasses.asdict(config)
 
 
-def read(folder):
+def read(folder: Path | str) -> Config:
     """config.yaml of a run folder, of any version -> Config.  Raises OSError, ValueError."""
     path = Path(folder) / "config.yaml"
     try:
@@ -148,7 +149,7 @@ def read(folder):
     return build(Config, upgraded(values))
 
 
-def upgraded(values):
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """config.yaml's values, of any version -> as the newest version has them, in a new dict."""
     optim, track = values.get("optim"), values.get("track")
     if isinstance(optim, dict) and isinstance(optim.get("schedule"), str):
@@ -163,7 +164,7 @@ def upgraded(values):
     return values
 
 
-def config_id(config):
+def config_id(config: Config) -> str:
     """First 8 hex digits of a sha256 over all that changes a run but its seed: runs that share it are repeats.
 
     What is None is not hashed, and optim is hashed flat, as version 1 wrote it: a setting that a later version adds or
@@ -186,14 +187,14 @@ def _without_none(values):
     return {key: _without_none(value) for key, value in values.items() if value is not None}
 
 
-def get(config, dotted):
+def get(config: Config | dict, dotted: str) -> Any:
     """Value of a dotted key, of a Config or of its dict."""
     for part in dotted.split("."):
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
 
 
-def num_micro_steps(config):
+def num_micro_steps(config: Config) -> int:
     """Micro-steps of each rank in one optimizer step, of a resolved config."""
     hardware = config.hardware
     return config.data.batch_tokens // (config.data.seq_len * hardware.num_processes * hardware.micro_batch_seqs)

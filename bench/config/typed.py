@@ -10,6 +10,7 @@ import math
 import pkgutil
 import types
 import typing
+from collections.abc import Iterator
 
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
@@ -47,7 +48,7 @@ def filled(cls, values):
     return whole
 
 
-def leaves(values, path=""):
+def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str, typing.Any]]:
     """A nested dict -> (dotted key, value) of each leaf; an empty dict is one."""
     for key, value in values.items():
         if isinstance(value, dict) and value:

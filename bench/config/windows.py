@@ -19,10 +19,11 @@ class Window:
     ranks: tuple[int, ...] | None = None  # None: every rank
 
     @property
-    def last_step(self):
+    def last_step(self) -> int:
         return self.first_step + self.active_steps - 1
 
-    def has(self, rank):
+    def has(self, rank: int) -> bool:
+        """Whether that rank records it."""
         return self.ranks is None or rank in self.ranks
 
 
@@ -78,7 +79,7 @@ def ranks_of(where, ranks):
     return tuple(sorted(set(ranks)))
 
 
-def check_ranks(instruments, num_processes):
+def check_ranks(instruments: dict[str, dict], num_processes: int) -> None:
     """Raises ValueError where ranks are chosen that the run does not have: nothing would be recorded."""
     for name, settings in instruments.items():
         where = f"instruments.{name}"

@@ -11,9 +11,12 @@ import itertools
 import queue
 import threading
 import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+
+from bench.data.shards import Shard
 
 # Small steps are read several at once, or handing them over would cost more than reading them.
 BLOCK_TOKENS = 1 << 16
@@ -24,7 +27,7 @@ CLOSE_S = 30.0
 class Stream:
     """The endless concatenation of shards.  Not for two threads at once."""
 
-    def __init__(self, shards):
+    def __init__(self, shards: Sequence[Shard]):
         if not shards:
             raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
         self._shards = list(shards)
@@ -60,7 +63,17 @@ class Loader:
     wait_ns is how long next() has waited for the thread since load_state_dict(), and num_waits how often.
     """
 
-    def __init__(self, shards, batch_tokens, seq_len, num_micro_steps, rank, world_size, device, depth=2):
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        batch_tokens: int,
+        seq_len: int,
+        num_micro_steps: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str,
+        depth: int = 2,
+    ):
         num_slices = world_size * num_micro_steps
         if batch_tokens % (num_slices * seq_len):
             hint = f"a multiple of world_size * num_micro_steps * seq_len = {num_slices * seq_len}"
@@ -89,7 +102,7 @@ class Loader:
         self._start(0)
 
     @property
-    def num_tokens(self):
+    def num_tokens(self) -> int:
         """Of one epoch."""
         return self._stream.num_tokens
 
@@ -109,14 +122,14 @@ class Loader:
         step, micro_step = divmod(self._micro, self._num_micro_steps)
         return {"step": step, "micro_step": micro_step}
 
-    def load_state_dict(self, state: dict[str, int]):
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from there.  Returns when the first batch is ready, so that the first step does not start late."""
         self._stop()
         self._start(state["step"] * self._num_micro_steps + state["micro_step"])
         self._next_block()
         self.wait_ns = self.num_waits = 0
 
-    def close(self):
+    def close(self) -> None:
         """End the thread; next() is of no use afterwards."""
         self._stop()
         self._error = ValueError("the loader is closed: make a new one")
@@ -197,7 +210,15 @@ def _fill(pair, stream, start):
     pair[1] = span[1:]
 
 
-def val_batches(shards, val_tokens, seq_len, micro_batch_seqs, rank, world_size, device):
+def val_batches(
+    shards: Sequence[Shard],
+    val_tokens: int,
+    seq_len: int,
+    micro_batch_seqs: int,
+    rank: int,
+    world_size: int,
+    device: torch.device | str,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """This rank's (tokens_BT, targets_BT) of exactly the first val_tokens tokens, int64 on the device.
 
     The val_tokens / seq_len rows are dealt to the ranks in equal blocks, and each rank's to equal batches of at most

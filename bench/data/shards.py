@@ -4,6 +4,7 @@
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Shard:
     num_tokens: int
     num_bytes: int
 
-    def tokens(self):
+    def tokens(self) -> np.memmap:
         """Read-only uint16 view of the file; costs no memory until it is read."""
         return np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(self.num_tokens,))
 
@@ -46,7 +47,7 @@ def num_bytes(num_tokens: int) -> int:
     return HEADER_BYTES + TOKEN_BYTES * num_tokens
 
 
-def write(path, tokens) -> Shard:
+def write(path: Path | str, tokens: np.ndarray | Sequence[int]) -> Shard:
     """1-D integers below 65536 -> a shard under its final name, whole or not at all.  Returns its Shard."""
     path, tokens = Path(path), np.asarray(tokens)
     assert tokens.ndim == 1 and tokens.dtype.kind in "iu", f"{path.name}: tokens must be 1-D integers"
@@ -61,7 +62,7 @@ def write(path, tokens) -> Shard:
     return Shard(path, len(tokens), num_bytes(len(tokens)))
 
 
-def check(path) -> Shard:
+def check(path: Path | str) -> Shard:
     """Header and size of a file -> Shard.  Raises CheckFailed, which names the file, what is wrong and what to try."""
     path = Path(path)
     try:
@@ -99,7 +100,7 @@ def max_token(shard: Shard) -> int:
     return largest
 
 
-def sha256(path) -> str:
+def sha256(path: Path | str) -> str:
     """Hex digest of a whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,12 +7,14 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench import atomic, utc
 from bench.exporters import dashboards
 from bench.launch import finish, initial_record, ranks
+from bench.launch.prepare import Job
 from bench.launch.progress import Progress, say
 from bench.machine import environment, preflight
 from bench.machine.processes import has_ended
@@ -24,7 +26,13 @@ HEARTBEAT_S = 10.0
 TICK_S = 0.5
 
 
-def launch(job, command=(), results=None, brief=False, race=None):
+def launch(
+    job: Job,
+    command: Sequence[str] = (),
+    results: Path | str | None = None,
+    brief: bool = False,
+    race: dict | None = None,
+) -> dict:
     """Train once.  Returns the finished record (a dict) with its folder as run["folder"]; a failed run raises nothing.
 
     command: what the user typed, a list of words; results: the results folder, None for the usual one; brief: show

@@ -1,6 +1,7 @@
 """Overrides -> a run that may start: composed, its data found or made, resolved, everything checked."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench import instruments, private
@@ -46,7 +47,7 @@ def asked(overrides: list[str]) -> schema.Config:
     return config
 
 
-def prepare(overrides: list[str], fetch: bool = False, say=print) -> Job:
+def prepare(overrides: list[str], fetch: bool = False, say: Callable[[str], None] = print) -> Job:
     """Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
     config = asked(overrides)
     data = config.data

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from bench.config.schema import HardwareConfig
 from bench.launch import ranks
 from bench.machine.preflight import Check
 from bench.units import GIB, MIB
@@ -22,8 +23,8 @@ NUM_CPU_RANKS = 2  # what a probe of gloo needs
 ERROR_LINE = re.compile(r"timed out|timeout|error", re.I)
 
 
-def probe(hardware, timeout_s=COLLECTIVE_TIMEOUT_S):
-    """hardware: resolved; timeout_s: of one collective -> list of Check."""
+def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> list[Check]:
+    """hardware: resolved; timeout_s: of one collective.  What fails is a Check that says so."""
     num_ranks = max(NUM_CPU_RANKS, hardware.num_processes) if hardware.device == "cpu" else hardware.num_processes
     env = ranks.environment(dataclasses.replace(hardware, num_processes=num_ranks, num_threads=1))
     with tempfile.TemporaryDirectory() as name:

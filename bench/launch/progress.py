@@ -108,8 +108,8 @@ class Progress:
         return lines
 
 
-def last_words(run):
-    """One line on how a run ended, for a person."""
+def last_words(run: dict) -> str:
+    """The record that launch() returns -> how the run ended, for a person."""
     if run["status"] == "complete":
         metrics = run["metrics"]
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
@@ -128,5 +128,6 @@ def _warned(run):
     return "".join(f"\n       warning: {words}" for words in known[:MAX_WARNINGS] + more)
 
 
-def say(topic, text):
+def say(topic: str, text: str) -> None:
+    """Print text for the person at the terminal, with the topic before it."""
     print(f"{topic:>8}  {text}", flush=True)

@@ -29,7 +29,7 @@ from bench.training.trainer import Trainer
 GPU_SEQS, GPU_SEQ_LEN = 64, 1024
 
 
-def measure(num_block_steps=2):
+def measure(num_block_steps: int = 2) -> list[tuple]:
     """[(what, measured, sign, target[, 95 % interval])] of alternating blocks of the same steps on this machine's CPU.
 
     Short blocks: what disturbs a shared machine lasts for seconds, and a round of longer blocks is no less noisy.
@@ -43,8 +43,11 @@ def measure(num_block_steps=2):
         return [*rows, ("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0)]
 
 
-def measure_gpu(num_rounds=10, num_block_steps=20):
-    """The same on one GPU with GPT-2 124M, bfloat16, compiled, 64 sequences of 1,024; and the bare loop's MFU."""
+def measure_gpu(num_rounds: int = 10, num_block_steps: int = 20) -> list[tuple]:
+    """The same on one GPU with GPT-2 124M, bfloat16, compiled, 64 sequences of 1,024; and the bare loop's MFU.
+
+    [] where this machine shows no NVIDIA GPU.
+    """
     gpus = nvml_facts()["gpus"]
     if not gpus:
         print("gpu: skipped, this machine shows no NVIDIA GPU", file=sys.stderr)

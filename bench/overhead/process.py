@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.paths import REPO
 
 
-def loader(num_steps=200, num_repeats=5):
-    """Tokens per second of global batches from page cache, one core, in the reference batch shape."""
+def loader(num_steps: int = 200, num_repeats: int = 5) -> list[tuple]:
+    """Million tokens per second of global batches from page cache, one core, in the reference batch shape."""
     import numpy as np
     import torch
 
@@ -35,7 +35,7 @@ def loader(num_steps=200, num_repeats=5):
     return [("loader, million tokens/s", statistics.median(rates), ">=", 50)]
 
 
-def startup(num_repeats=7):
+def startup(num_repeats: int = 7) -> list[tuple]:
     """Seconds of a whole process, interpreter start included."""
     seconds = []
     for _ in range(num_repeats):
@@ -45,8 +45,8 @@ def startup(num_repeats=7):
     return [("--help, s", statistics.median(seconds), "<=", 0.3)]
 
 
-def memory():
-    """The launcher's own peak, from the record of a short run."""
+def memory() -> list[tuple]:
+    """The launcher's own peak in MiB, from the record of a short run."""
     with tempfile.TemporaryDirectory() as folder:
         _bench("run", "track=free", "experiment=smoke", SPEEDRUN_RESULTS=folder)
         (path,) = Path(folder).glob("*/*/run.json")

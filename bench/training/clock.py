@@ -7,6 +7,7 @@ maximum over ranks, which bench/training/run.py gathers.
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
 
 TIMING_PROTOCOL = {
     "id": "tp-1",  # a change of anything below needs a new id: runs timed differently are not comparable
@@ -23,21 +24,23 @@ TIMING_PROTOCOL = {
 class Clock:
     """clock.start(); ...; with clock.paused("validation"): ...; clock.stop().  sync() waits for the device."""
 
-    def __init__(self, sync, barrier, now_ns=time.perf_counter_ns):
+    def __init__(
+        self, sync: Callable[[], None], barrier: Callable[[], None], now_ns: Callable[[], int] = time.perf_counter_ns
+    ):
         self._sync, self._barrier, self._now_ns = sync, barrier, now_ns
         self._running_since_ns = None
         self._train_ns = 0
         self.paused_ns = {}  # reason -> ns
         self.num_pauses = {}  # reason -> count
 
-    def start(self):
+    def start(self) -> None:
         assert self._running_since_ns is None and self._train_ns == 0, "a clock is started once"
         self._barrier()
         self._sync()
         self._running_since_ns = self._now_ns()
 
     @contextlib.contextmanager
-    def paused(self, reason):
+    def paused(self, reason: str) -> Iterator[None]:
         self._sync()
         stopped_ns = self._now_ns()
         self._train_ns += stopped_ns - self._running_since_ns
@@ -50,13 +53,13 @@ class Clock:
         self.num_pauses[reason] = self.num_pauses.get(reason, 0) + 1
         self._running_since_ns = started_ns
 
-    def stop(self):
+    def stop(self) -> None:
         self._sync()
         self._train_ns += self._now_ns() - self._running_since_ns
         self._running_since_ns = None
         self._barrier()
 
     @property
-    def train_s(self):
+    def train_s(self) -> float:
         """Seconds of training up to the last edge: exact after stop() and inside paused()."""
         return self._train_ns / 1e9

@@ -6,6 +6,7 @@ One process alone starts no process group: every function then does the obvious 
 import datetime
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,18 +14,21 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
+    """This process among those of its run, and its device."""
+
     rank: int
     world_size: int
     device: torch.device
 
     @property
-    def is_first(self):
+    def is_first(self) -> bool:
         return self.rank == 0
 
 
-def start(device_type, timeout_s, num_processes=None):
+def start(device_type: str, timeout_s: float, num_processes: int | None = None) -> Ranks:
     """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs.
 
+    device_type: "cuda" or "cpu"; timeout_s: of a collective.
     num_processes: how many there must be, None for any number; ValueError where torchrun started another number.
     """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -41,25 +45,26 @@ def start(device_type, timeout_s, num_processes=None):
     return Ranks(rank, world_size, device)
 
 
-def barrier():
+def barrier() -> None:
+    """Wait until every rank is here."""
     if dist.is_initialized():
         dist.barrier()
 
 
-def sync(device):
+def sync(device: torch.device) -> None:
     """Wait until the device has done everything that was submitted."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def all_sum(tensor):
+def all_sum(tensor: torch.Tensor) -> torch.Tensor:
     """In place: the sum over ranks, on every rank."""
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
 
 
-def gather(value):
+def gather(value: Any) -> list:
     """Any small picklable value -> list over ranks, on every rank.  Between our own processes only."""
     if not dist.is_initialized():
         return [value]
@@ -68,7 +73,8 @@ def gather(value):
     return values
 
 
-def stop():
+def stop() -> None:
+    """Leave the process group, all ranks together."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

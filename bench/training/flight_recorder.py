@@ -17,7 +17,7 @@ RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL has its own
 NUM_COLLECTIVES = 2000  # of each rank; torch's own default for NCCL
 
 
-def variables(num_processes):
+def variables(num_processes: int) -> dict[str, str]:
     """Environment variables of the ranks: the recorder for gloo and NCCL, and NCCL's dump.  One rank alone: {}."""
     if num_processes == 1:
         return {}
@@ -28,7 +28,7 @@ def variables(num_processes):
     }
 
 
-def enable_stack_dumps(folder):
+def enable_stack_dumps(folder: Path) -> None:
     """Before torch is imported: stacks on a signal that ends this process, and where NCCL's dump goes."""
     faulthandler.enable(all_threads=True)  # SIGSEGV, SIGABRT and their like; in C, so that a held lock cannot stop it
     if hasattr(faulthandler, "register"):
@@ -37,7 +37,7 @@ def enable_stack_dumps(folder):
         os.environ[name] = str(Path(folder) / "logs" / "flight_rank")  # torch appends the rank
 
 
-def dump(folder, rank):
+def dump(folder: Path, rank: int) -> None:
     """This rank's last collectives as JSON -> logs/rankN.flight.json; nothing where torch has recorded none."""
     dumps = {}  # number of collectives -> JSON
     try:

@@ -16,7 +16,7 @@ WORDS = {
 GENERATION = 1  # of manual: what survived one collection and is young still; all that was frozen stays untouched
 
 
-def protocol(policy, every_steps):
+def protocol(policy: str | None, every_steps: int | None) -> dict[str, str]:
     """What changes in the timing protocol of a record: nothing for the default."""
     return {} if policy is None else {"garbage_collection": WORDS[policy].format(every_steps=every_steps)}
 
@@ -24,7 +24,7 @@ def protocol(policy, every_steps):
 class GcPolicy:
     """before_training(); each_step() at the end of every step, in its time; after_training()."""
 
-    def __init__(self, policy=None, every_steps=None):
+    def __init__(self, policy: str | None = None, every_steps: int | None = None):
         self._policy, self._every_steps = policy, every_steps
         self._steps_done = 0
 

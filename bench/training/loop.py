@@ -1,7 +1,19 @@
 """The training loop.  It knows no config, no file and no GPU: it steps, validates, and stops at the goal."""
 
+from collections.abc import Callable
 
-def train(step, evaluate, reached, num_steps, val_every_steps, clock, instruments):
+from bench.training.clock import Clock
+
+
+def train(
+    step: Callable[[int], None],
+    evaluate: Callable[[], float],
+    reached: Callable[[float], bool],
+    num_steps: int,
+    val_every_steps: int,
+    clock: Clock,
+    instruments,
+) -> tuple[int, float]:
     """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
 
     step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every

@@ -5,8 +5,11 @@ Part of every run, instruments or none.  Nothing waits for the device: a step is
 
 import math
 import time
+from collections.abc import Callable
 
 import torch
+
+from bench.training.timers import CudaMarks, HostMarks
 
 READ_LATE_STEPS = 1  # at least 1, so that the last step before a validation is read with it
 
@@ -28,7 +31,15 @@ class StepLog:
     has no step and is not in .rows.
     """
 
-    def __init__(self, marks, device, num_steps, on_row=None, now_ns=time.perf_counter_ns, rows=None):
+    def __init__(
+        self,
+        marks: HostMarks | CudaMarks,
+        device: torch.device,
+        num_steps: int,
+        on_row: Callable[[dict], None] | None = None,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+        rows: list[dict] | None = None,
+    ):
         self._marks, self._now_ns, self._on_row = marks, now_ns, on_row
         on_gpu = device.type == "cuda"
         self._losses = torch.zeros(num_steps, device=device)
@@ -38,24 +49,24 @@ class StepLog:
         self._start = self._start_ns = None
         self.rows = [] if rows is None else rows
 
-    def on_step_start(self, step):
+    def on_step_start(self, step: int) -> None:
         self._start_ns = self._now_ns()
         self._start = self._marks.mark()
         if self._segment[1] is None:
             self._segment = (self._segment[0], self._start)
 
-    def add_loss(self, step, loss):
+    def add_loss(self, step: int, loss: torch.Tensor) -> None:
         """loss: this micro-step's share of the step's mean, a scalar tensor on the device."""
         self._losses[step].add_(loss)
 
-    def on_step_end(self, step):
+    def on_step_end(self, step: int) -> None:
         if self._host_losses is not self._losses:
             self._host_losses[step : step + 1].copy_(self._losses[step : step + 1], non_blocking=True)
         self._unread.append((step, self._start_ns, self._start, self._marks.mark()))
         while len(self._unread) > READ_LATE_STEPS and self._marks.ready(self._unread[0][-1]):
             self._read()
 
-    def on_validation(self, steps_done, val_loss, train_s):
+    def on_validation(self, steps_done: int, val_loss: float, train_s: float) -> None:
         """The device has been waited for: read everything, and begin a new segment of the clock."""
         while len(self._unread) > 1:
             self._read()

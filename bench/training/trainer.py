@@ -7,15 +7,18 @@ import contextlib
 import inspect
 import itertools
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
-from bench.config.schema import num_micro_steps
+from bench.config.schema import Config, num_micro_steps
 from bench.data.loader import Loader, val_batches
+from bench.data.shards import Shard
 from bench.training import distributed
 from bench.training import evaluate as evaluation
+from bench.training.step_log import StepLog
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -23,7 +26,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Trainer:
     """Build, warm_up(), then hand step and evaluate to loop.train.  config is resolved, shards are checked."""
 
-    def __init__(self, config, ranks, train_shards, val_shards):
+    def __init__(
+        self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
+    ):
         self.config, self.ranks, self._val_shards = config, ranks, val_shards
         self._num_micro_steps = num_micro_steps(config)
         self.model = _build_model(config, ranks.device)
@@ -42,17 +47,18 @@ class Trainer:
         self._instruments = self._log = None
         self._checks = ()
 
-    def attach(self, instruments, log, checks=()):
+    def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
         """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
         self._instruments, self._log, self._checks = instruments, log, checks
 
-    def autocast(self):
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """What the forward pass runs in, as hardware.dtype says."""
         dtype = DTYPES[self.config.hardware.dtype]
         if dtype is torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.ranks.device.type, dtype=dtype)
 
-    def step(self, step):
+    def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
         for micro_step in range(self._num_micro_steps):
             self._instruments.on_phase("data")
@@ -70,7 +76,7 @@ class Trainer:
         for check in self._checks:
             check()
 
-    def update(self, step):
+    def update(self, step: int) -> None:
         """The optimizer's part of a step: clip, set the learning rate, update, drop the gradients."""
         if self.config.optim.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip_norm)
@@ -78,16 +84,17 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def evaluate(self, max_batches=None):
+    def evaluate(self, max_batches: int | None = None) -> float:
         """Mean nats per token over exactly val_tokens; max_batches is for the warm-up."""
         return evaluation.evaluate(
             self._forward_alone(), self._val_batches(max_batches), self.autocast, distributed.all_sum, self.ranks.device
         )
 
-    def lr_frac(self, step):
+    def lr_frac(self, step: int) -> float:
+        """Learning rate of optimizer step number step, as a fraction of the peak."""
         return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps)
 
-    def warm_up(self):
+    def warm_up(self) -> dict[str, float | str | None]:
         """Run every graph of the run on real batches, then restore all state bit for bit.
 
         Returns {"warmup_s", "compile_s", "compile_cache"}; compile_s is what the first call of each graph took longer
@@ -106,7 +113,7 @@ class Trainer:
             "compile_cache": _compile_cache() if compiled else None,
         }
 
-    def close(self):
+    def close(self) -> None:
         """Drop DDP before the process group goes: in the other order gloo aborts at exit now and then."""
         self.loader.close()
         self.forward = None

@@ -16,7 +16,7 @@ class Config(optimizers.Config):
     eps: Positive
     weight_decay: NotNegative  # of matrices
 
-    def build(self, model, rank, world_size, device_type):
+    def build(self, model, rank: int, world_size: int, device_type: str):
         """AdamW over all of the model.  Every rank does the same update: rank and world_size are not used."""
         return self.adamw(model.parameters(), device_type)
 

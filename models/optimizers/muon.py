@@ -15,7 +15,7 @@ class Config(adamw.Config):
     muon_weight_decay: NotNegative
     muon_ns_steps: PositiveInt  # Newton-Schulz iterations
 
-    def build(self, model, rank, world_size, device_type):
+    def build(self, model, rank: int, world_size: int, device_type: str):
         """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
         from models.muon_update import Muon, MuonWithAdamW
 

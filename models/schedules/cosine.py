@@ -11,7 +11,7 @@ from models.settings import Frac
 class Config(schedules.Config):
     final_lr_frac: Frac  # of the peak
 
-    def lr_frac(self, step, num_steps):
+    def lr_frac(self, step: int, num_steps: int) -> float:
         rise = super().lr_frac(step, num_steps)
         num_warmup_steps = round(self.warmup_frac * num_steps)
         if step < num_warmup_steps:

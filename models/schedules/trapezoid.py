@@ -22,7 +22,7 @@ class Config(schedules.Config):
                 "run: make one smaller"
             )
 
-    def lr_frac(self, step, num_steps):
+    def lr_frac(self, step: int, num_steps: int) -> float:
         num_cooldown_steps = round(self.cooldown_frac * num_steps)
         num_left = num_steps - step
         fall = 1.0 if num_left >= num_cooldown_steps else num_left / num_cooldown_steps

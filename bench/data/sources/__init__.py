@@ -6,12 +6,13 @@ file has changed.  prepare() first makes what is missing, or fetches it if asked
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.data import shards
-from bench.data.shards import CheckFailed
+from bench.data.shards import CheckFailed, Shard
 from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
 from bench.paths import REPO
@@ -38,6 +39,8 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Dataset:
+    """All shards of a data source, checked.  Every token is below vocab_size."""
+
     name: str
     vocab_size: int
     train: tuple[ShardFile, ...]
@@ -53,19 +56,19 @@ def chosen(data) -> Source:
     return getattr(importlib.import_module(f"bench.data.sources.{module}"), name)(data)
 
 
-def find(data, say=print):
+def find(data, say: Callable[[str], None] = print) -> Dataset:
     """DataConfig -> Dataset of what is there.  Raises CheckFailed: what is missing or damaged, and what to do."""
     return _find(chosen(data), say)
 
 
-def prepare(data, fetch=False, say=print):
+def prepare(data, fetch: bool = False, say: Callable[[str], None] = print) -> Dataset:
     """find(), after making what can be made on this machine; takes from the network only if fetch."""
     origin = chosen(data)
     origin.obtain(fetch, say)
     return _find(origin, say)
 
 
-def recorded(data, say=print):
+def recorded(data: dict, say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
     """run.json["data"] -> {"train": [Shard], "val": [Shard]}: the same bytes, found again on this machine.
 
     Raises CheckFailed for a file that is not there, is damaged, or is another one than the record names.
@@ -88,7 +91,7 @@ def _again(data, file, facts, say):
     return shard
 
 
-def floor_nats(data, dataset, val_tokens):
+def floor_nats(data, dataset: Dataset, val_tokens: int) -> float | None:
     """Exact mean nats per token of the true distribution over the first val_tokens targets; None where unknown."""
     if dataset.floor_source is None:
         return None
@@ -96,8 +99,8 @@ def floor_nats(data, dataset, val_tokens):
     return dataset.floor_source.floor_nats(shards.check(dataset.val[0].path).tokens()[: val_tokens + 1])
 
 
-def check_val_tokens(dataset, val_tokens):
-    """A target needs the token after it: val_tokens targets need one token more."""
+def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
+    """Raises ValueError where the val shards hold too few tokens: val_tokens targets need one token more."""
     num_tokens = sum(file.num_tokens for file in dataset.val)
     if val_tokens + 1 > num_tokens:
         hint = f"the val shards of data={dataset.name} hold {num_tokens} tokens: use fewer"

@@ -5,6 +5,8 @@
 
 import contextlib
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 from bench import atomic
 from bench.data import shards
@@ -17,7 +19,7 @@ SLOW_BYTES = 100 * MIB  # from here on reading takes long enough to be announced
 class Facts:
     """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
 
-    def __init__(self, root):
+    def __init__(self, root: Path):
         self._path, self._known, self._new = root / FILE, {}, False
 
     def __enter__(self):
@@ -31,10 +33,11 @@ class Facts:
             with contextlib.suppress(OSError):  # a read-only root only costs time
                 atomic.write_json(self._path, self._known)
 
-    def sha256(self, path, say=lambda text: None):
+    def sha256(self, path: Path, say: Callable[[str], None] = lambda text: None) -> str:
+        """Of the file as it is now."""
         return self._fact(path, "sha256", lambda: shards.sha256(path), say)
 
-    def of(self, shard, say=lambda text: None):
+    def of(self, shard: shards.Shard, say: Callable[[str], None] = lambda text: None) -> tuple[str, int]:
         """(sha256, largest token) of the file as it is now."""
         return self.sha256(shard.path, say), self._fact(shard.path, "max_token", lambda: shards.max_token(shard))
 

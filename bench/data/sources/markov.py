@@ -36,7 +36,7 @@ MASK = 2**64 - 1
 TABLES, TRAIN, VAL = 0, 1, 2  # streams of random numbers that share a seed
 
 
-def floor_slack_nats(val_tokens):
+def floor_slack_nats(val_tokens: int) -> float:
     """How far below the floor a val_loss may honestly be, nats per token: luck and rounding."""
     return SLACK_NATS / val_tokens + ROUNDING_NATS
 
@@ -82,7 +82,7 @@ class Markov(Made):
     def floor_source(self):
         return self
 
-    def floor_nats(self, tokens):
+    def floor_nats(self, tokens: np.ndarray) -> float:
         """Mean nats of tokens[1:], the first ones of the val shard, each given all before it in its document."""
         return mean_nats(self.counts(), self.data.markov_lags, tokens)
 

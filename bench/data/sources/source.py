@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +33,13 @@ class Expected:
     sha256: str | None
 
 
-def data_root():
+def data_root() -> Path:
     """Where data live: SPEEDRUN_DATA, or .data in project_folder()."""
     return of_user(os.environ.get("SPEEDRUN_DATA", project_folder() / ".data"))
 
 
-def need_bytes(folder, num_bytes, what):
-    """Refuse before writing when the disk is too full."""
+def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
+    """Raises CheckFailed, before anything is written, when the disk is too full."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
@@ -67,17 +68,17 @@ class Source:
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
 
     @property
-    def name(self):
+    def name(self) -> str:
         return self.data.source
 
-    def files(self):
+    def files(self) -> dict[str, list[Expected]]:
         """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""
         raise NotImplementedError
 
-    def obtain(self, fetch, say):
+    def obtain(self, fetch: bool, say: Callable[[str], None]) -> None:
         """Make what can be made here; take from the network only if fetch."""
 
-    def remedy(self, path):
+    def remedy(self, path: Path | str) -> str:
         """What to do about a damaged file."""
         return "get it again"
 
@@ -85,15 +86,15 @@ class Source:
 class Made(Source):
     """A source whose shards are made on this machine."""
 
-    def recipe(self):
+    def recipe(self) -> dict:
         """JSON-able: all that determines the bytes."""
         raise NotImplementedError
 
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         """At most so many will be written."""
         raise NotImplementedError
 
-    def make(self, folder, say):
+    def make(self, folder: Path, say: Callable[[str], None]) -> None:
         """Write train_%06d.bin and val_%06d.bin into an empty folder."""
         raise NotImplementedError
 
