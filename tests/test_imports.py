@@ -179,3 +179,57 @@ def test_answers_without_importing_torch(verb):
     )
     assert done.returncode == 0, done.stderr[-500:]
     assert not any(line.split("|")[-1].strip() == "torch" for line in done.stderr.splitlines())
+
+
+# ---- what crosses rooms says its types
+
+
+def _functions():
+    """(module, name) -> the node of every public function of ours."""
+    return {
+        (module, node.name): node
+        for module, path in _paths_by_module().items()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+
+
+def _paths_by_module():
+    found = {}
+    for paths in rooms().values():
+        for path in paths:
+            parts = path.relative_to(REPO).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _called_from_another_room(functions):
+    room_by_module, paths = modules(), _paths_by_module()
+    for module, path in paths.items():
+        tree, bound = ast.parse(path.read_text()), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    used = (node.module, alias.name)
+                    if used in functions and room_by_module[node.module] != room_by_module[module]:
+                        yield used
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used = (bound.get(node.value.id), node.attr)
+                if used in functions and room_by_module[used[0]] != room_by_module[module]:
+                    yield used
+
+
+def test_what_another_room_calls_has_type_hints_and_a_docstring():
+    functions = _functions()
+    called = set(_called_from_another_room(functions))
+    assert len(called) > 200
+    arguments = {one: functions[one].args.args + functions[one].args.kwonlyargs for one in called}
+    unhinted = [one for one in called if not functions[one].returns and not any(a.annotation for a in arguments[one])]
+    assert sorted(one for one in unhinted if arguments[one] or _returns(functions[one])) == []
+    assert sorted(one for one in called if not ast.get_docstring(functions[one])) == []
+
+
+def _returns(function):
+    return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
