@@ -74,6 +74,7 @@ def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path)
     assert "1 of 1 complete" in once_more.stdout
 
 
+@pytest.mark.slow
 def test_a_run_on_the_users_own_shards_in_an_odd_folder(tmp_path, results):
     from bench.data import shards
     from bench.launch.prepare import prepare

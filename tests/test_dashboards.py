@@ -297,6 +297,7 @@ def test_mlflow_keeps_one_run_of_each_record_with_its_series_settings_and_status
     assert not any(tag.startswith("mlflow.user") or "source" in tag for tag in tags)
 
 
+@pytest.mark.slow
 def test_a_run_with_exporters_is_exported_or_warned_and_passes_verification(results_dir):
     there = [name for name in dashboards.names() if importlib.util.find_spec(name)]
     done = bench(results_dir, "run", *SHORT, "exporters=[tensorboard,wandb,mlflow]")

@@ -184,6 +184,7 @@ def test_a_merge_that_fails_is_a_warning_that_reaches_rank_0(tmp_path):
 # ---- a real run
 
 
+@pytest.mark.slow
 def test_on_two_cpu_ranks_both_are_recorded_and_no_loss_changes(results_dir, two_rank_run):
     folder = real_runs.run(results_dir, "seed=5", *TWO, "instruments=[memory,memory_history]")
     run = run_json(folder)

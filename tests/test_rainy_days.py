@@ -43,6 +43,7 @@ def test_a_killed_rank_is_named_and_ends_the_run(tmp_path):
     assert len(rows) > 3 and rows[3]["step"] == 3
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path):
     with real_runs.Background(tmp_path / "results", *TWO, TMPDIR=str(real_runs.temp_in(tmp_path))) as running:
         running.wait_for_step(3)
@@ -59,6 +60,7 @@ def test_a_killed_launcher_leaves_a_finished_record_and_nothing_running(tmp_path
     assert real_runs.left_in_temp(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_when_everything_is_killed_the_reader_says_so(tmp_path):
     with real_runs.Background(tmp_path, *TWO) as running:
         running.wait_for_step(3)
@@ -104,6 +106,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(diverged_run):
     assert "lower optim.lr" in text
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_reported_with_its_remedy(tmp_path):
     done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, "model.vocab_size=4000000000")  # 2 TB of embedding
     assert done.returncode == 1
@@ -129,6 +132,7 @@ def timed_out(tmp_path_factory):
         return code, [*seen, real_runs.run_json(running.folder)]
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_ended(timed_out):
     code, seen = timed_out
     assert code == 1

@@ -192,6 +192,7 @@ def has_every_ranks_steps(folder):
     assert {event["rank"] for event in step_files.read_events(folder) if event["event"] == "gc_total"} == {0, 1}
 
 
+@pytest.mark.slow
 def test_micro_steps_change_only_the_rounding(results, finished_run):
     folder = real_runs.run(results, "seed=5", "hardware.micro_batch_seqs=2")
     assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
@@ -212,6 +213,7 @@ def test_a_run_stops_at_its_target(results):
     assert run["metrics"]["val_loss"] <= 5.5
 
 
+@pytest.mark.slow
 def test_what_a_track_fixes_may_be_changed_but_the_record_says_so(results):
     done = real_runs.bench(
         results, "run", "track=cpu_nano", "goal.num_steps=4", "goal.val_tokens=4096", "hardware=cpu", "name=short"
