@@ -32,7 +32,8 @@ def run(tmp_path, monkeypatch):
     shutil.copytree(EXAMPLE, folder)
     (folder / "steps.csv").write_text(
         "step,flags,tokens,lr,train_loss,val_loss,step_ms,data_ms,t_ns\n"
-        "0,,0,,,5.5,,,\n1,,1024,0.003,5.25,,100.5,1.5,2000000000\n2,memory_history,2048,0.002,4.75,4.5,300.5,2.5,3000000000\n"
+        "0,,0,,,5.5,,,\n1,,1024,0.003,5.25,,100.5,1.5,2000000000\n"
+        "2,memory_history,2048,0.002,4.75,4.5,300.5,2.5,3000000000\n"
     )
     event = {"t_ns": 1_000_000_000, "utc": "2026-11-21T03:15:01.000Z", "event": "run_start"}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")

@@ -124,10 +124,10 @@ def test_the_floor_is_that_of_the_tokens_that_validation_reads():
     dataset = sources.prepare(data, **QUIET)
     tokens = shards.check(dataset.val[0].path).tokens()[:129]
     expected = markov.mean_nats(markov.tables(64, 2, 0), [1, 3], tokens)
-    assert sources.floor_nats(data, dataset, 128) == expected
-    assert sources.floor_nats(data, dataset, 256) != expected
+    assert sources.floor_nats(dataset, 128) == expected
+    assert sources.floor_nats(dataset, 256) != expected
     with pytest.raises(ValueError, match="goal.val_tokens=2000000"):
-        sources.floor_nats(data, dataset, 2_000_000)
+        sources.floor_nats(dataset, 2_000_000)
 
 
 def test_a_better_guess_than_the_truth_is_hard_to_make():

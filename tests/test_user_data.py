@@ -27,7 +27,7 @@ def test_the_users_shards_are_read_in_the_order_of_their_names(mine):
     dataset = sources.find(settings(**mine, vocab_size=301), **QUIET)
     assert [file.path.name for file in dataset.train] == ["train_1.bin", "train_2.bin"]
     assert [file.num_tokens for file in dataset.train + dataset.val] == [3, 2, 3]
-    assert sources.floor_nats(settings(**mine), dataset, 2) is None
+    assert sources.floor_nats(dataset, 2) is None
 
 
 def test_a_token_outside_the_vocabulary_is_refused_by_file(mine):

@@ -91,7 +91,7 @@ def _again(data, file, facts, say):
     return shard
 
 
-def floor_nats(data, dataset: Dataset, val_tokens: int) -> float | None:
+def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
     """Exact mean nats per token of the true distribution over the first val_tokens targets; None where unknown."""
     if dataset.floor_source is None:
         return None

@@ -53,7 +53,7 @@ class Source:
     uses = ()  # fields of DataConfig beyond ALWAYS that mean something here
     needs = ()  # those among them that must be set
     vocab_size = None
-    floor_source = None  # has floor_nats(tokens, val_tokens) where the true distribution is known
+    floor_source = None  # has floor_nats(tokens) where the true distribution is known
 
     def __init__(self, data):
         self.data = data
