@@ -219,6 +219,8 @@ def test_every_entry_of_the_list_is_there_and_named_once():
 def test_all_that_a_rank_imports_is_raced_or_excluded_with_a_reason():
     started = [
         REPO / "bench/training/worker.py",
+        REPO / "bench/launch/agent.py",
+        REPO / "bench/launch/ranks.py",
         REPO / "bench/telemetry/sampler.py",
         *REPO.glob("bench/instruments/*.py"),
     ]
