@@ -14,8 +14,10 @@ from bench import stats, text_table
 from bench.claims import claim as claims
 from bench.claims import rules
 from bench.compare import target
+from bench.config import schema
 from bench.paths import results_root
 from bench.record import index, ledger, named, race_folder
+from bench.record.rows import Row
 
 MAX_ENTRIES = 20  # shown of a track
 COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")
@@ -32,6 +34,7 @@ class Entry:
     book: ledger.Ledger  # that has them
     status: str = ""
     since: str | None = None  # when it had the runs that a record takes
+    number: int | None = None  # of the record, among those on its device
 
     def __post_init__(self):
         self.first, self.last_run = self.rows[0], self.rows[-1]["started_at"]
@@ -46,20 +49,46 @@ class Entry:
         return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
 
 
+@dataclass
+class Board:
+    """What stands on a track."""
+
+    track: str
+    track_rules: schema.TrackConfig
+    entries: list[Entry]  # best time first; those without a time that counts at the end
+    records: list[tuple[Entry, Entry | None, dict]]  # progression()
+
+    @property
+    def needed(self) -> str:
+        """What a record takes, a sentence; words between ` are commands."""
+        asked = self.track_rules.rules
+        device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
+        return f"A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
+
+
+def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+    """[(run folder, row)] of these results folders -> a Board of each track that has a target, by name."""
+    races, made = races_of(paths), []
+    for track, entries in sorted(by_track(found).items()):
+        track_rules = claims.track_rules(track)
+        if track_rules.rules.num_runs is None:
+            continue  # no target there
+        records = progression(entries, track_rules, races)
+        entries = sorted(entries, key=lambda entry: (entry.train_s is None, entry.train_s or 0, entry.last_run))
+        made.append(Board(track, track_rules, entries, records))
+    return made
+
+
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
     """The leaderboard of results/, or of these folders, in Markdown (github) or for a terminal (simple).
 
     folders: words of the user.  A run that cannot be read is skipped and reported to on_error(message).
     """
     paths = [named.folder(word) for word in folders] or [results_root()]
+    found = index.read_rows([path for path in paths if path.is_dir()], on_error)
     parts = []
-    tracks = by_track(index.read_rows([path for path in paths if path.is_dir()], on_error))
-    for track, entries in sorted(tracks.items()):
-        track_rules = claims.track_rules(track)
-        if track_rules.rules.num_runs is None:
-            continue  # no target there
-        records = progression(entries, track_rules, races_of(paths))
-        parts += [_heading(track, track_rules, form), _standing(entries, form), _records(records, form)]
+    for board in boards(found, paths):
+        parts += [_heading(board, form), _standing(board.entries, form), _records(board.records, form)]
     nothing = "no runs yet; ./run.sh table --leaderboard results/published shows the published"
     return "\n\n".join(parts) or nothing
 
@@ -110,16 +139,16 @@ def _without_copies(groups):
 def progression(entries, track_rules, races=(), judge=None):
     """Entries of one track -> [(entry, the record before it on the same device or None, comparison())], oldest first.
 
-    Gives every entry its status.  judge(entry) is the list of rules that it fails.
+    Gives every entry its status.  judge(entry) is a rule that it fails, or None.
     """
     best, records = {}, []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
         before = best.get(entry.first["device"])
-        entry.status = _why_no_record(entry, track_rules, before, judge or failed_rules)
+        entry.status = _why_no_record(entry, track_rules, before, judge or failed_rule)
         if not entry.status:
-            entry.status = "record"
+            entry.status, entry.number = "record", before.number + 1 if before else 1
             best[entry.first["device"]] = entry
             if before:
                 before.status = "was a record"
@@ -160,23 +189,19 @@ def _why_no_record(entry, track_rules, before, judge):
     if before is not None and entry.train_s >= before.train_s:
         return "slower than the record"
     failed = judge(entry)
-    return f"refused: {failed[0]}" + f" and {len(failed) - 1} more" * (len(failed) > 1) if failed else ""
+    return f"refused: {failed}" if failed else ""
 
 
 def _setting(entry):
     return *entry.kind, entry.first["comparability_id"]
 
 
-def failed_rules(entry):
-    """The rules of ./run.sh judge that the entry's runs fail."""
+def failed_rule(entry: Entry) -> str | None:
+    """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they keep them all."""
     try:
-        return [
-            rule["rule"]
-            for rule in rules.check(claims.of_folders(entry.folders, entry.book))
-            if rule["passed"] is False
-        ]
+        return rules.first_failed(claims.of_folders(entry.folders, entry.book))
     except ValueError as error:
-        return [str(error)]
+        return str(error)
 
 
 def races_of(paths):
@@ -209,17 +234,12 @@ def comparison(before, entry, races):
 # ---- words
 
 
-def _heading(track, track_rules, form):
-    asked = track_rules.rules
-    device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
-    needed = f"A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
-    about = f"{track_rules.about}. {needed}"
-    return f"### {track}\n\n{about}" if form == "github" else f"{track}: {about.replace('`', '')}"
+def _heading(board, form):
+    about = f"{board.track_rules.about}. {board.needed}"
+    return f"### {board.track}\n\n{about}" if form == "github" else f"{board.track}: {about.replace('`', '')}"
 
 
-def _standing(entries, form):
-    """Best time first; entries without a time that counts at the end."""
-    ordered = sorted(entries, key=lambda entry: (entry.train_s is None, entry.train_s or 0, entry.last_run))
+def _standing(ordered, form):
     more = len(ordered) - MAX_ENTRIES
     cells = [
         [
@@ -247,7 +267,7 @@ def _records(records, form):
         return "No record yet."
     cells = [
         [
-            str(number),
+            str(entry.number),
             entry.since[:10],
             entry.first["name"],
             entry.first["config_id"],
@@ -257,7 +277,7 @@ def _records(records, form):
             str(len(entry.rows)),
             *_origin(entry),
         ]
-        for number, (entry, _, against) in enumerate(records, 1)
+        for entry, _, against in records
     ]
     return text_table.render(RECORDS, cells, [name in ("record", "train_s", "change", "n") for name in RECORDS], form)
 

@@ -1,12 +1,77 @@
-// The list of runs: Tabulator over the page's JSON block "runs-data"; two ticked runs are set side by side.
+// The list of runs: Tabulator over the page's JSON block "runs-data".  What is seen (filters, sort, columns, grouping,
+// ticks) is in the address after #, so that a link, a reload and Back show the same.
 "use strict";
 (function () {
-  const data = JSON.parse(document.getElementById("runs-data").textContent);
-  const numbers = { val_loss: 4, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, num_steps: 0, seed: 0, world_size: 0, num_deviations: 0 };
-  const hidden = new Set(["model", "optim", "num_deviations", "target_reached", "commit", "config_id", "session_id", "comparability_id", "world_size", "num_steps", "race_id", "arm"]);
-  const lowerIsBetter = new Set(["val_loss", "train_s", "step_avg_ms", "peak_mem_gib"]);
-  const rows = data.rows.map((cells) => Object.fromEntries(cells.map((value, number) => [data.columns[number], value])));
-  const show = (column, value) => (value == null ? "–" : column in numbers && typeof value === "number" ? value.toLocaleString("en", { minimumFractionDigits: numbers[column], maximumFractionDigits: numbers[column] }) : String(value));
+  const packed = JSON.parse(document.getElementById("runs-data").textContent);
+  const NUMBERS = { val_loss: 4, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, energy_j: 0, num_steps: 0, step_ms_p50: 2, step_ms_p95: 2, compile_s: 2, wall_s: 1, seed: 0, world_size: 0, num_deviations: 0 };
+  const HEADLINE = ["val_loss", "train_s", "step_avg_ms", "tokens_per_s"];
+  const MEANS = [...HEADLINE, "mfu", "peak_mem_gib", "energy_j"]; // of a group
+  const LOWER_IS_BETTER = ["val_loss", "train_s", "step_avg_ms", "peak_mem_gib", "energy_j"];
+  const TITLES = { started_at: "date", run_id: "run" };
+  const WIDTHS = { val_loss: 88, train_s: 96, step_avg_ms: 116, tokens_per_s: 116, started_at: 144, run_id: 228, status: 132, why: 260 };
+  const HIDDEN = ["short", "group", "counts", "page"]; // of each row, in no column
+  const MAX_SIDE_BY_SIDE = 6;
+  const rows = unpacked(packed.columns);
+  const fields = Object.keys(packed.columns).filter((field) => !HIDDEN.includes(field));
+  const hasTracks = new Set(rows.map((row) => row.track)).size > 1;
+  const FIRST = [...HEADLINE, "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status"];
+  const narrow = matchMedia("(max-width: 40rem)");
+  const $ = (id) => document.getElementById(id);
+
+  function unpacked(columns) {
+    const names = Object.keys(columns);
+    const lists = names.map((name) => (columns[name].codes ? columns[name].codes.map((code) => columns[name].values[code]) : columns[name].values));
+    return lists[0].map((_, key) => Object.assign({ key }, Object.fromEntries(names.map((name, number) => [name, lists[number][key]]))));
+  }
+
+  // ---- words
+
+  function make(name, attributes, ...children) { // text, never markup
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes || {})) if (value != null) element.setAttribute(key, value);
+    element.append(...children.filter((child) => child != null));
+    return element;
+  }
+
+  const number = (field, value) => value.toLocaleString("en", { minimumFractionDigits: NUMBERS[field], maximumFractionDigits: NUMBERS[field] });
+  const show = (field, value) => (value == null ? "–" : field in NUMBERS && typeof value === "number" ? number(field, value) : field === "started_at" ? String(value).slice(0, 16).replace("T", " ") : String(value));
+  const title = (field) => TITLES[field] || field;
+
+  function badges(row) {
+    const COLOURS = { valid: "good", suspect: "doubt", invalid: "bad", failed: "bad", aborted: "bad", damaged: "bad" };
+    const words = [row.status === "complete" ? row.validity : row.status];
+    if (row.num_deviations) words.push("open");
+    if (row.provenance === "imported") words.push("imported");
+    return make("span", { class: "badges", title: row.why }, ...words.filter(Boolean).map((word) => make("span", { class: "badge " + (COLOURS[word] || "soft") }, word)));
+  }
+
+  function idOf(row) { // short; what is copied is the whole
+    const words = row.page ? make("a", { href: "runs/run.html?" + encodeURIComponent(row.run_id) }, row.short) : make("span", {}, row.short);
+    const id = make("span", { class: "id", title: row.run_id, "data-full": row.run_id }, words);
+    const button = make("button", { type: "button", class: "copy", "aria-label": "copy the run id " + row.run_id, title: "copy " + row.run_id }, "⧉");
+    button.addEventListener("click", (event) => {
+      event.stopPropagation();
+      getSelection().selectAllChildren(id);
+      button.textContent = document.execCommand("copy") ? "✓" : "⧉";
+      getSelection().removeAllRanges();
+      setTimeout(() => (button.textContent = "⧉"), 1500);
+    });
+    return make("span", { class: "run" }, id, button);
+  }
+
+  document.addEventListener("copy", (event) => {
+    const parts = [getSelection().anchorNode, getSelection().focusNode].map((node) => node && (node.nodeType === 1 ? node : node.parentElement).closest(".id"));
+    if (!parts[0] || parts[0] !== parts[1]) return;
+    event.clipboardData.setData("text/plain", parts[0].dataset.full);
+    event.preventDefault();
+  });
+
+  function card(cell) {
+    const row = cell.getData();
+    const facts = HEADLINE.map((field) => make("div", {}, make("dt", {}, field), make("dd", {}, show(field, row[field]))));
+    const where = [row.name, row.device, show("started_at", row.started_at)].filter(Boolean).join(" · ");
+    return make("div", { class: "card" }, make("div", {}, idOf(row), " ", badges(row)), make("dl", {}, ...facts), make("div", { class: "soft" }, where));
+  }
 
   function matches(wanted, value) { // ">3", "<= 92.5", "=7", else a part of the words
     const found = /^\s*(<=|>=|<|>|=)\s*(-?[\d.]+(?:e-?\d+)?)\s*$/i.exec(wanted);
@@ -16,82 +81,232 @@
     return { "<": value < bound, ">": value > bound, "<=": value <= bound, ">=": value >= bound, "=": value === bound }[found[1]];
   }
 
-  function link(cell) {
-    const id = cell.getValue();
-    if (!Object.hasOwn(data.pages, id)) return document.createTextNode(String(id));
-    const a = document.createElement("a");
-    a.href = data.pages[id];
-    a.textContent = id;
-    return a;
+  // ---- groups: repeats, as ./run.sh table --group has them
+
+  function meanOf(field, members) {
+    const values = members.filter((row) => row.counts && row[field] != null).map((row) => row[field]);
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    const sd = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1));
+    return { mean: values.length ? mean : null, sd: values.length > 1 ? sd : null };
   }
 
-  function word(column) {
-    return (cell) => document.createTextNode(show(column, cell.getValue()));
+  function meanWords(field, members) {
+    const { mean, sd } = meanOf(field, members);
+    return mean == null ? "" : number(field, mean) + (sd == null ? "" : " ± " + sd.toLocaleString("en", { maximumFractionDigits: NUMBERS[field] + 1 }));
   }
 
-  const columns = [{ formatter: "rowSelection", headerSort: false, width: 44, hozAlign: "center", frozen: true }].concat(
-    data.columns.map((column) => ({
-      title: column, field: column, visible: !hidden.has(column), headerFilter: "input", headerFilterFunc: matches,
-      headerFilterParams: { elementAttributes: { "aria-label": "filter " + column } }, formatter: column === "run_id" ? link : word(column),
-      sorter: column in numbers ? "number" : "string", sorterParams: { alignEmptyValues: "bottom" },
-      hozAlign: column in numbers ? "right" : "left", minWidth: column === "run_id" ? 330 : 90,
-    })),
-  );
-  const table = new Tabulator("#runs", {
-    data: rows, columns, index: "run_id", height: Math.max(320, Math.min(680, innerHeight * 0.65)), layout: "fitData",
-    selectableRows: 2, selectableRowsRollingSelection: true, selectableRowsPersistence: true, placeholder: "no run matches these filters",
-    initialSort: [{ column: "started_at", dir: "desc" }],
+  const ofGroup = (members) => ({ n: members.filter((row) => row.counts).length, first: members.find((row) => row.counts) || members[0] });
+
+  function groupHead(key, count, members, group) {
+    const { n, first } = ofGroup(members);
+    const others = count - n ? ", " + (count - n) + " not counted" : "";
+    const button = make("button", { type: "button", "aria-expanded": String(Boolean(group.isVisible && group.isVisible())) }, first.name || "damaged", " ", make("code", {}, first.config_id || ""));
+    const head = make("span", { class: "group" }, button, make("span", { class: "soft" }, " n = " + n + others + (first.device ? " · " + first.device : "")));
+    if (narrow.matches) head.append(make("div", { class: "soft" }, HEADLINE.filter((field) => meanWords(field, members)).map((field) => field + " " + meanWords(field, members)).join(", ")));
+    return head;
+  }
+
+  // ---- the table
+
+  const sorted = (field) => (field in NUMBERS ? "number" : "string");
+  const formatters = { run_id: (cell) => idOf(cell.getData()), status: (cell) => badges(cell.getData()) };
+  const column = (field) => ({
+    title: title(field), field, headerFilter: "input", headerFilterFunc: matches, headerFilterLiveFilterDelay: 150,
+    headerFilterParams: { elementAttributes: { "aria-label": "filter " + title(field) } }, sorter: sorted(field), sorterParams: { alignEmptyValues: "bottom" },
+    formatter: formatters[field] || ((cell) => make("span", { title: field in NUMBERS ? null : cell.getValue() }, show(field, cell.getValue()))),
+    hozAlign: field in NUMBERS ? "right" : "left", headerHozAlign: field in NUMBERS ? "right" : "left",
+    width: WIDTHS[field], minWidth: WIDTHS[field] || (field in NUMBERS ? 96 : 120),
+    ...(MEANS.includes(field) ? { topCalc: (values, members) => meanWords(field, members), topCalcFormatter: (cell) => make("span", { class: "mean" }, cell.getValue()) } : {}),
   });
-  const shown = document.getElementById("shown");
-  table.on("dataFiltered", (filters, found) => (shown.textContent = found.length + " of " + rows.length + " runs"));
+  const state = read();
+  const isShown = (field) => !narrow.matches && state.cols.includes(field);
+  const table = new Tabulator("#runs", {
+    data: rows, index: "key", layout: "fitColumns", maxHeight: Math.max(360, innerHeight * 0.72), selectableRows: "highlight", selectableRowsPersistence: true,
+    columns: [
+      { formatter: "rowSelection", headerSort: false, width: 44, minWidth: 44, hozAlign: "center", title: "" },
+      { title: "runs", field: "short", formatter: card, visible: narrow.matches, headerSort: false, minWidth: 200, variableHeight: true },
+      ...fields.map((field) => Object.assign(column(field), { visible: isShown(field) })),
+    ],
+    placeholder: "no run matches these filters", initialSort: state.sort, initialHeaderFilter: Object.entries(state.filters).map(([field, value]) => ({ field, value })),
+    columnCalcs: "group", groupBy: state.group ? "group" : false, groupStartOpen: false, groupToggleElement: "header", groupClosedShowCalcs: true, groupHeader: groupHead,
+    columnDefaults: { tooltip: false },
+  });
+  const searched = (row) => !state.q || fields.some((field) => row[field] != null && String(row[field]).toLowerCase().includes(state.q.toLowerCase()));
+
+  // ---- what is seen, in the address
+
+  function read() {
+    const words = new URLSearchParams(location.hash.slice(1));
+    const sort = words.get("sort") || "-started_at";
+    const field = sort.replace(/^-/, "");
+    const cols = (words.get("cols") || "").split(",").filter((name) => fields.includes(name));
+    const filters = [...words].filter(([key]) => key.startsWith("f.") && fields.includes(key.slice(2))).map(([key, value]) => [key.slice(2), value]);
+    return {
+      q: words.get("q") || "", sort: [{ column: fields.includes(field) ? field : "started_at", dir: sort.startsWith("-") ? "desc" : "asc" }], cols: cols.length ? cols : FIRST,
+      group: words.get("group") === "config", filters: Object.fromEntries(filters), ticked: (words.get("ticked") || "").split(",").filter(Boolean),
+    };
+  }
+
+  function hash() {
+    const words = new URLSearchParams();
+    const [{ column, dir }] = state.sort;
+    if (state.q) words.set("q", state.q);
+    if (column !== "started_at" || dir !== "desc") words.set("sort", (dir === "desc" ? "-" : "") + column);
+    for (const [field, value] of Object.entries(state.filters)) words.set("f." + field, value);
+    if (state.cols.join() !== FIRST.join()) words.set("cols", state.cols.join());
+    if (state.group) words.set("group", "config");
+    if (state.ticked.length) words.set("ticked", state.ticked.join());
+    return "#" + words.toString().replaceAll("%2C", ",");
+  }
+
+  let isRestoring = true;
+  function save(isStep) { // a step can be gone back; typing and ticking are none
+    if (isRestoring || hash() === (location.hash || "#")) return;
+    history[isStep ? "pushState" : "replaceState"](null, "", hash());
+  }
+
+  function restore() {
+    isRestoring = true;
+    Object.assign(state, read());
+    for (const field of fields) table.setHeaderFilterValue(field, state.filters[field] || "");
+    table.setSort(state.sort);
+    table.setGroupBy(state.group ? "group" : false);
+    table.deselectRow();
+    tick();
+    arrange();
+    $("q").value = state.q;
+    search();
+    isRestoring = false;
+  }
+
+  const tick = () => table.selectRow(rows.filter((row) => state.ticked.includes(row.run_id)).map((row) => row.key));
+  const search = () => (state.q ? table.setFilter(searched) : table.clearFilter());
+
+  function arrange() { // which columns show, and what the bar says of it
+    document.body.classList.toggle("narrow", narrow.matches);
+    table[narrow.matches ? "showColumn" : "hideColumn"]("short");
+    for (const field of fields) {
+      table[isShown(field) ? "showColumn" : "hideColumn"](field);
+      $("column-" + field).checked = state.cols.includes(field);
+    }
+    $("group").checked = state.group;
+    $("sort").value = (state.sort[0].dir === "desc" ? "-" : "") + state.sort[0].column;
+  }
+
+  // ---- the bar
+
+  function choose(field, isOn) {
+    state.cols = fields.filter((one) => (one === field ? isOn : state.cols.includes(one)));
+    if (!isOn && state.filters[field]) table.setHeaderFilterValue(field, ""); // no filter that cannot be seen
+    arrange();
+    save(true);
+  }
+
+  function bar() {
+    const on = (element, kind, react) => (element.addEventListener(kind, react), element);
+    const button = (words, react, id) => on(make("button", { type: "button", id }, words), "click", react);
+    const check = (id, words, react) => { const box = on(make("input", { type: "checkbox", id }), "change", () => react(box.checked)); return make("label", {}, box, " ", words); };
+    const sorts = [...HEADLINE.flatMap((field) => (field === "tokens_per_s" ? ["-" + field] : [field])), "-started_at", "started_at", "name"];
+    const options = sorts.map((sort) => make("option", { value: sort }, title(sort.replace("-", "")) + (sort.startsWith("-") ? ", largest first" : "")));
+    const menu = make("details", { class: "menu" }, make("summary", {}, "Columns"), make("div", {}, ...fields.map((field) => check("column-" + field, title(field), (isOn) => choose(field, isOn)))));
+    on(menu, "keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.firstChild.focus(); } });
+    document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
+    $("bar").append(
+      on(make("input", { id: "q", type: "search", placeholder: "Search all columns", "aria-label": "search all columns", value: state.q }), "input", (event) => { state.q = event.target.value; search(); save(); }),
+      check("group", "Group by config", (isOn) => { state.group = isOn; table.setGroupBy(isOn ? "group" : false); save(true); }), menu,
+      make("label", { class: "sorting" }, "Sort ", on(make("select", { id: "sort" }, ...options), "change", (event) => table.setSort(event.target.value.replace("-", ""), event.target.value.startsWith("-") ? "desc" : "asc"))),
+      button("CSV", () => save_file("csv"), "csv"), button("JSON", () => save_file("json"), "json"),
+      button("Clear", () => { history.pushState(null, "", "#"); restore(); }, "clear"), make("span", { id: "shown", role: "status" }), make("span", { id: "of-ticked" }),
+    );
+  }
+
+  // ---- a file of what is seen: these rows in this order, these columns, unrounded
+
+  function seen() {
+    const of = (row, names) => Object.fromEntries(names.map((field) => [field, row[field]]));
+    if (!state.group) return table.getRows("active").map((row) => of(row.getData(), state.cols));
+    const shared = state.cols.filter((field) => !(field in NUMBERS) && !["run_id", "started_at", "status", "validity", "why"].includes(field));
+    return table.getGroups().map((group) => {
+      const members = group.getRows().map((row) => row.getData());
+      const { n, first } = ofGroup(members);
+      const means = MEANS.filter((field) => state.cols.includes(field)).flatMap((field) => Object.entries(meanOf(field, members)).map(([what, value]) => [field + "_" + what, value]));
+      return { ...of(first, [...new Set([...shared, "config_id"])]), n, ...Object.fromEntries(means), run_ids: members.map((row) => row.run_id) };
+    });
+  }
+
+  function save_file(kind) {
+    const found = seen();
+    const names = found.length ? Object.keys(found[0]) : state.cols;
+    const quoted = (value) => (value == null ? "" : /[",\n\r]/.test(String(value)) ? '"' + String(value).replaceAll('"', '""') + '"' : String(value));
+    const lines = [names.join(), ...found.map((row) => names.map((name) => quoted(Array.isArray(row[name]) ? row[name].join(" ") : row[name])).join())];
+    const text = kind === "csv" ? lines.join("\n") + "\n" : JSON.stringify(found, null, 1) + "\n";
+    const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: kind === "csv" ? "text/csv" : "application/json" })), download: "runs." + kind });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+
+  // ---- the ticked runs, side by side
+
+  function change(field, first, value) {
+    if (!MEANS.includes(field) || first == null || value == null || !first || first === value) return null;
+    const pct = 100 * (value / first - 1);
+    const colour = LOWER_IS_BETTER.includes(field) ? (pct < 0 ? "good" : "bad") : "soft";
+    return make("span", { class: colour }, " (" + (pct >= 0 ? "+" : "") + pct.toFixed(2) + " %)");
+  }
+
+  function ticked(found) {
+    found = found.slice().sort((one, other) => String(one.started_at).localeCompare(String(other.started_at)));
+    state.ticked = found.map((row) => row.run_id);
+    save();
+    const ids = state.ticked.map(encodeURIComponent).join(",");
+    const links = found.length && packed.curves ? [make("a", { href: "curves.html#runs=" + ids, id: "curves" }, "Curves")] : [];
+    $("of-ticked").replaceChildren(...(found.length ? [found.length + " ticked ", ...links] : []));
+    $("ticked").replaceChildren(...(found.length > 1 ? sideBySide(found.slice(0, MAX_SIDE_BY_SIDE), found.length) : []));
+  }
+
+  function sideBySide(found, count) {
+    const differing = fields.filter((field) => !["run_id", "validity"].includes(field) && new Set(found.map((row) => row[field])).size > 1);
+    const head = make("tr", {}, make("th", {}, ""), ...found.map((row) => make("th", {}, idOf(row))));
+    const lines = differing.map((field) => make("tr", {}, make("td", {}, title(field)), ...found.map((row, number) => make("td", { class: field in NUMBERS ? "number" : null }, show(field, row[field]), number ? change(field, found[0][field], row[field]) : null))));
+    const alike = found.every((row) => row.comparability_id && row.comparability_id === found[0].comparability_id && row.session_id === found[0].session_id);
+    const advice = alike ? "Same session and machine, but one run a side gives no verdict about speed." : "Other machine, software or session: their times are not comparable.";
+    const more = count > found.length ? " The first " + found.length + " of " + count + "." : "";
+    const command = found.length === 2 ? [make("p", {}, make("code", {}, "./run.sh compare " + found.map((row) => row.run_id).join(" ")))] : [];
+    return [make("h2", {}, "The ticked runs"), make("p", {}, advice + " What differs, against the earliest:" + more), ...command, make("div", { class: "scroll", tabindex: "0" }, make("table", {}, head, ...lines))];
+  }
+
+  // ---- events
+
+  bar();
+  table.on("dataFiltered", (filters, found) => {
+    $("shown").textContent = found.length.toLocaleString("en") + " of " + rows.length.toLocaleString("en") + " runs";
+    if (!isRestoring) state.filters = Object.fromEntries(table.getHeaderFilters().map((filter) => [filter.field, filter.value]));
+    save();
+  });
+  table.on("dataSorted", (sorters) => {
+    if (isRestoring || !sorters.length) return;
+    state.sort = [{ column: sorters[0].field, dir: sorters[0].dir }];
+    $("sort").value = (sorters[0].dir === "desc" ? "-" : "") + sorters[0].field;
+    save(true);
+  });
+  table.on("rowSelectionChanged", (found) => isRestoring || ticked(found));
+  table.on("groupVisibilityChanged", (group, isVisible) => group.getElement().querySelector("button").setAttribute("aria-expanded", String(isVisible)));
   table.on("tableBuilt", () => { // by keyboard as by mouse: Tab to a head, Enter or Space sorts, again turns it round
-    for (const column of table.getColumns().filter((one) => one.getField())) {
-      const head = column.getElement();
+    for (const one of table.getColumns().filter((column) => column.getField())) {
+      const head = one.getElement();
       head.tabIndex = 0;
       head.addEventListener("keydown", (event) => {
         if (event.target !== head || (event.key !== "Enter" && event.key !== " ")) return;
         event.preventDefault();
-        const now = table.getSorters().find((sorter) => sorter.field === column.getField());
-        table.setSort(column.getField(), now && now.dir === "asc" ? "desc" : "asc");
+        table.setSort(one.getField(), state.sort[0].column === one.getField() && state.sort[0].dir === "asc" ? "desc" : "asc");
       });
     }
+    search();
+    arrange();
+    tick();
+    isRestoring = false;
+    ticked(table.getSelectedData());
   });
-  document.getElementById("clear").addEventListener("click", () => table.clearHeaderFilter());
-
-  const pair = document.getElementById("pair");
-  const cell = (name, words, kind) => {
-    const element = document.createElement(name);
-    element.textContent = words;
-    if (kind) element.className = kind;
-    return element;
-  };
-
-  function change(column, a, b) {
-    if (!(column in numbers) || typeof a !== "number" || typeof b !== "number" || a === 0 || column === "seed") return a === b ? "" : "differs";
-    const pct = 100 * (b / a - 1);
-    return (pct >= 0 ? "+" : "") + pct.toFixed(2) + " %";
-  }
-
-  table.on("rowSelectionChanged", (selected) => {
-    pair.replaceChildren();
-    if (selected.length !== 2) {
-      pair.textContent = selected.length ? "Tick one more." : "Tick two runs above.";
-      return;
-    }
-    const [a, b] = selected.slice().sort((one, other) => (one.started_at < other.started_at ? -1 : 1));
-    const body = document.createElement("table");
-    const head = document.createElement("tr");
-    ["", "A, the earlier", "B", "B against A"].forEach((words) => head.append(cell("th", words)));
-    body.append(head);
-    for (const column of data.columns) {
-      const line = document.createElement("tr");
-      const words = change(column, a[column], b[column]);
-      const better = lowerIsBetter.has(column) && words.endsWith("%") ? (a[column] > b[column] ? "good" : a[column] < b[column] ? "bad" : "") : "";
-      line.append(cell("td", column), cell("td", show(column, a[column]), "number"), cell("td", show(column, b[column]), "number"), cell("td", words, "number " + better));
-      body.append(line);
-    }
-    const comparable = a.comparability_id && a.comparability_id === b.comparability_id && a.session_id === b.session_id;
-    const advice = comparable ? "Same session and machine, but one run a side gives no verdict about speed. " : "Other machine, software or session: their times are not comparable. ";
-    pair.append(cell("p", advice), cell("code", "./run.sh compare " + a.run_id + " " + b.run_id), body);
-  });
+  narrow.addEventListener("change", arrange);
+  addEventListener("popstate", restore);
 })();
