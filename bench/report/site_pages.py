@@ -104,8 +104,10 @@ def _html(folder):
     """(page, None) or (None, why there is none)."""
     try:
         return run_page.html(folder, assets="../assets", back="../index.html"), None
+    except ValueError as error:  # says what is wrong, after the path
+        return None, str(error).replace(f"{folder}/", "")[:300]
     except Exception as error:  # whatever is wrong with one record, the others are shown
-        return None, f"{type(error).__name__}: {error}"[:300]
+        return None, f"the record lacks something or is damaged ({error!r})"[:300]
 
 
 def _packed(pages):

@@ -26,7 +26,7 @@ def races(results: Path | str, out: Path) -> Safe:
     if not lines:
         return Safe("")
     about = soft("Each arm of a race against its baseline, newest first; the intervals are of 95 %.")
-    return section("Races", about, table(HEAD, lines), id="races")
+    return section("Races", about, table(HEAD, lines, class_="races"), id="races")
 
 
 def _read(folder, out):
@@ -60,7 +60,7 @@ def _change(one):
         return one.get("words")
     interval = time.get("ci95_pct")
     size = f"{time['change_pct']:+.2f} %" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
-    return tag("span", tag("b", size), tag("br"), tag("span", one.get("words"), class_="soft"))
+    return tag("div", tag("b", size), tag("div", one.get("words"), class_="soft"))
 
 
 def _badge(word, colour):

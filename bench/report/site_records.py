@@ -150,8 +150,10 @@ def _grid(dates_s, times_s, across, up):
     low_s, high_s = _padded(dates_s, HOUR_S)
     for date_s, words in time_ticks(low_s, high_s):
         yield tag("text", words, x=f"{across(date_s):.1f}", y=HEIGHT - BOTTOM + 20, text_anchor="middle")
-    yield tag("text", "train time, s", x=14, y=HEIGHT / 2, transform=f"rotate(-90 14 {HEIGHT / 2})", text_anchor="middle")
-    yield tag("text", "date (UTC)", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle")
+    middle = HEIGHT / 2
+    words = {"class_": "axis", "text_anchor": "middle"}
+    yield tag("text", "train time, s", x=14, y=middle, transform=f"rotate(-90 14 {middle})", **words)
+    yield tag("text", "date (UTC)", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, **words)
 
 
 def _padded(values, least):

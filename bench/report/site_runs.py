@@ -50,12 +50,18 @@ def read(folder: Path | str) -> Results:
         raise ValueError(f"{folder}: there is no run in it yet: {remedy}")
     found = index.read_rows([folder], on_error=lambda message: None)
     folders -= {path for path, _ in found}
-    damaged = {path: why for path in sorted(folders) if (why := index.fault_of(path))}
+    faults = {path: index.fault_of(path) for path in sorted(folders)}
+    damaged = {path: _without(path, why) for path, why in faults.items() if why}
     found.sort(key=lambda one: (one[1]["track"] or "", one[1]["started_at"] or "", one[1]["run_id"]))
     by_id = {}
     for path, row in found:
         by_id.setdefault(row["run_id"], (path, row))
     return Results(Path(folder), list(by_id.values()), damaged, len(found) - len(by_id))
+
+
+def _without(path, why):
+    """A message without the folder that it begins with."""
+    return why.removeprefix(path).lstrip("/: ")
 
 
 def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list]:

@@ -8,20 +8,24 @@
   const MEANS = [...HEADLINE, "mfu", "peak_mem_gib", "energy_j"]; // of a group
   const LOWER_IS_BETTER = ["val_loss", "train_s", "step_avg_ms", "peak_mem_gib", "energy_j"];
   const TITLES = { started_at: "date", run_id: "run" };
-  const WIDTHS = { val_loss: 88, train_s: 96, step_avg_ms: 116, tokens_per_s: 116, started_at: 144, run_id: 228, status: 132, why: 260 };
+  const WIDTHS = { val_loss: 92, train_s: 92, step_avg_ms: 122, tokens_per_s: 122, started_at: 144, run_id: 190, status: 150, why: 260 };
   const HIDDEN = ["short", "group", "counts", "page"]; // of each row, in no column
+  const SHORTER = { started_at: (value) => String(value).slice(0, 16).replace("T", " "), device: (value) => String(value).replace("NVIDIA ", "") };
   const MAX_SIDE_BY_SIDE = 6;
   const rows = unpacked(packed.columns);
   const fields = Object.keys(packed.columns).filter((field) => !HIDDEN.includes(field));
   const hasTracks = new Set(rows.map((row) => row.track)).size > 1;
-  const FIRST = [...HEADLINE, "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status"];
+  const FIRST = [...HEADLINE, "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status"].filter((field) => rows.some((row) => row[field] != null));
   const narrow = matchMedia("(max-width: 40rem)");
   const $ = (id) => document.getElementById(id);
 
-  function unpacked(columns) {
-    const names = Object.keys(columns);
-    const lists = names.map((name) => (columns[name].codes ? columns[name].codes.map((code) => columns[name].values[code]) : columns[name].values));
-    return lists[0].map((_, key) => Object.assign({ key }, Object.fromEntries(names.map((name, number) => [name, lists[number][key]]))));
+  function unpacked(columns) { // {column: its values, or codes of them} -> rows
+    const rows = [];
+    for (const [name, { values, codes }] of Object.entries(columns)) {
+      const count = (codes || values).length;
+      for (let key = 0; key < count; key++) (rows[key] = rows[key] || { key })[name] = codes ? values[codes[key]] : values[key];
+    }
+    return rows;
   }
 
   // ---- words
@@ -34,27 +38,28 @@
   }
 
   const number = (field, value) => value.toLocaleString("en", { minimumFractionDigits: NUMBERS[field], maximumFractionDigits: NUMBERS[field] });
-  const show = (field, value) => (value == null ? "–" : field in NUMBERS && typeof value === "number" ? number(field, value) : field === "started_at" ? String(value).slice(0, 16).replace("T", " ") : String(value));
+  const show = (field, value) => (value == null ? "–" : field in NUMBERS && typeof value === "number" ? number(field, value) : (SHORTER[field] || String)(value));
   const title = (field) => TITLES[field] || field;
 
   function badges(row) {
     const COLOURS = { valid: "good", suspect: "doubt", invalid: "bad", failed: "bad", aborted: "bad", damaged: "bad" };
-    const words = [row.status === "complete" ? row.validity : row.status];
+    const isImported = row.provenance === "imported"; // its numbers are those of a log: nothing here vouches for them
+    const words = [row.status !== "complete" ? row.status : isImported && row.validity === "valid" ? null : row.validity];
     if (row.num_deviations) words.push("open");
-    if (row.provenance === "imported") words.push("imported");
+    if (isImported) words.push("imported");
     return make("span", { class: "badges", title: row.why }, ...words.filter(Boolean).map((word) => make("span", { class: "badge " + (COLOURS[word] || "soft") }, word)));
   }
 
   function idOf(row) { // short; what is copied is the whole
     const words = row.page ? make("a", { href: "runs/run.html?" + encodeURIComponent(row.run_id) }, row.short) : make("span", {}, row.short);
     const id = make("span", { class: "id", title: row.run_id, "data-full": row.run_id }, words);
-    const button = make("button", { type: "button", class: "copy", "aria-label": "copy the run id " + row.run_id, title: "copy " + row.run_id }, "⧉");
+    const button = make("button", { type: "button", class: "copy", "aria-label": "copy the run id " + row.run_id, title: "copy " + row.run_id });
     button.addEventListener("click", (event) => {
       event.stopPropagation();
       getSelection().selectAllChildren(id);
-      button.textContent = document.execCommand("copy") ? "✓" : "⧉";
+      button.classList.toggle("copied", document.execCommand("copy"));
       getSelection().removeAllRanges();
-      setTimeout(() => (button.textContent = "⧉"), 1500);
+      setTimeout(() => button.classList.remove("copied"), 1500);
     });
     return make("span", { class: "run" }, id, button);
   }
@@ -92,7 +97,7 @@
 
   function meanWords(field, members) {
     const { mean, sd } = meanOf(field, members);
-    return mean == null ? "" : number(field, mean) + (sd == null ? "" : " ± " + sd.toLocaleString("en", { maximumFractionDigits: NUMBERS[field] + 1 }));
+    return mean == null ? "" : number(field, mean) + (sd == null ? "" : " ± " + Number(sd.toPrecision(2)).toLocaleString("en", { maximumFractionDigits: 9 }));
   }
 
   const ofGroup = (members) => ({ n: members.filter((row) => row.counts).length, first: members.find((row) => row.counts) || members[0] });
@@ -100,7 +105,7 @@
   function groupHead(key, count, members, group) {
     const { n, first } = ofGroup(members);
     const others = count - n ? ", " + (count - n) + " not counted" : "";
-    const button = make("button", { type: "button", "aria-expanded": String(Boolean(group.isVisible && group.isVisible())) }, first.name || "damaged", " ", make("code", {}, first.config_id || ""));
+    const button = make("button", { type: "button", "data-group": key, "aria-expanded": String(group.isVisible()) }, key < 0 ? "damaged records" : first.name || "unnamed", " ", make("code", {}, first.config_id || ""));
     const head = make("span", { class: "group" }, button, make("span", { class: "soft" }, " n = " + n + others + (first.device ? " · " + first.device : "")));
     if (narrow.matches) head.append(make("div", { class: "soft" }, HEADLINE.filter((field) => meanWords(field, members)).map((field) => field + " " + meanWords(field, members)).join(", ")));
     return head;
@@ -108,15 +113,16 @@
 
   // ---- the table
 
-  const sorted = (field) => (field in NUMBERS ? "number" : "string");
+  const byDate = (one, other, a, b, column, dir) => (one === other ? 0 : one == null || other == null ? ((one == null) === (dir === "asc") ? 1 : -1) : one < other ? -1 : 1);
+  const sorter = (field) => (field === "started_at" ? byDate : field in NUMBERS ? "number" : "string"); // a locale's order of 10,000 dates takes long
   const formatters = { run_id: (cell) => idOf(cell.getData()), status: (cell) => badges(cell.getData()) };
   const column = (field) => ({
     title: title(field), field, headerFilter: "input", headerFilterFunc: matches, headerFilterLiveFilterDelay: 150,
-    headerFilterParams: { elementAttributes: { "aria-label": "filter " + title(field) } }, sorter: sorted(field), sorterParams: { alignEmptyValues: "bottom" },
+    headerFilterParams: { elementAttributes: { "aria-label": "filter " + title(field) } }, sorter: sorter(field), sorterParams: { alignEmptyValues: "bottom" },
     formatter: formatters[field] || ((cell) => make("span", { title: field in NUMBERS ? null : cell.getValue() }, show(field, cell.getValue()))),
     hozAlign: field in NUMBERS ? "right" : "left", headerHozAlign: field in NUMBERS ? "right" : "left",
-    width: WIDTHS[field], minWidth: WIDTHS[field] || (field in NUMBERS ? 96 : 120),
-    ...(MEANS.includes(field) ? { topCalc: (values, members) => meanWords(field, members), topCalcFormatter: (cell) => make("span", { class: "mean" }, cell.getValue()) } : {}),
+    width: WIDTHS[field], widthGrow: field === "name" ? 2 : 1, minWidth: WIDTHS[field] || (field in NUMBERS ? 96 : 100),
+    ...(MEANS.includes(field) ? { topCalc: (values, members) => meanWords(field, members), topCalcFormatter: (cell) => make("span", { class: "mean" }, ...String(cell.getValue()).split(/(?= ±)/).map((words) => make("span", {}, words))) } : {}),
   });
   const state = read();
   const isShown = (field) => !narrow.matches && state.cols.includes(field);
@@ -127,7 +133,7 @@
       { title: "runs", field: "short", formatter: card, visible: narrow.matches, headerSort: false, minWidth: 200, variableHeight: true },
       ...fields.map((field) => Object.assign(column(field), { visible: isShown(field) })),
     ],
-    placeholder: "no run matches these filters", initialSort: state.sort, initialHeaderFilter: Object.entries(state.filters).map(([field, value]) => ({ field, value })),
+    placeholder: "no run matches these filters", initialSort: state.sort.map((one) => ({ ...one })), initialHeaderFilter: Object.entries(state.filters).map(([field, value]) => ({ field, value })),
     columnCalcs: "group", groupBy: state.group ? "group" : false, groupStartOpen: false, groupToggleElement: "header", groupClosedShowCalcs: true, groupHeader: groupHead,
     columnDefaults: { tooltip: false },
   });
@@ -169,7 +175,7 @@
     isRestoring = true;
     Object.assign(state, read());
     for (const field of fields) table.setHeaderFilterValue(field, state.filters[field] || "");
-    table.setSort(state.sort);
+    table.setSort(state.sort.map((one) => ({ ...one })));
     table.setGroupBy(state.group ? "group" : false);
     table.deselectRow();
     tick();
@@ -216,7 +222,7 @@
       check("group", "Group by config", (isOn) => { state.group = isOn; table.setGroupBy(isOn ? "group" : false); save(true); }), menu,
       make("label", { class: "sorting" }, "Sort ", on(make("select", { id: "sort" }, ...options), "change", (event) => table.setSort(event.target.value.replace("-", ""), event.target.value.startsWith("-") ? "desc" : "asc"))),
       button("CSV", () => save_file("csv"), "csv"), button("JSON", () => save_file("json"), "json"),
-      button("Clear", () => { history.pushState(null, "", "#"); restore(); }, "clear"), make("span", { id: "shown", role: "status" }), make("span", { id: "of-ticked" }),
+      button("Reset", () => { history.pushState(null, "", "#"); restore(); }, "reset"), make("span", { id: "shown", role: "status" }), make("span", { id: "of-ticked" }),
     );
   }
 
@@ -290,7 +296,10 @@
     save(true);
   });
   table.on("rowSelectionChanged", (found) => isRestoring || ticked(found));
-  table.on("groupVisibilityChanged", (group, isVisible) => group.getElement().querySelector("button").setAttribute("aria-expanded", String(isVisible)));
+  table.on("groupVisibilityChanged", (group, isVisible) => {
+    const button = document.querySelector('#runs [data-group="' + group.getKey() + '"]');
+    if (button) button.setAttribute("aria-expanded", String(isVisible));
+  });
   table.on("tableBuilt", () => { // by keyboard as by mouse: Tab to a head, Enter or Space sorts, again turns it round
     for (const one of table.getColumns().filter((column) => column.getField())) {
       const head = one.getElement();
