@@ -30,7 +30,7 @@ def of_folders(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[
                     entries=[_entry(entry) for entry in board.entries if entry.first["device"] == device],
                 )
             )
-    return boards
+    return sorted(boards, key=lambda board: (board["track"], not board["records"]))
 
 
 def _record(entry, before, against):

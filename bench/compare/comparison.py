@@ -88,7 +88,7 @@ def _facts_of_run(run, folder):
 
 
 def differing_folders(a: str, b: str) -> list[dict]:
-    """What differs between two runs, by their folders: [{"kind", "what", "a", "b"}].  ValueError for unreadable ones."""
+    """Two run folders -> what differs, [{"kind", "what", "a", "b"}].  ValueError for one that cannot be read."""
     return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 

@@ -1,7 +1,7 @@
 """The pages of many runs, packed: 10,000 pages in 256 files that a browser opens from disk, without a server.
 
-runs/run.html?RUN_ID loads the pack of that run, NNN.js (JSON {run_id: html}, deflated, in base64), and becomes its page.
-A pack is made again only where a record in it, or the pages' code, changed.
+runs/run.html?RUN_ID loads the pack of that run, NNN.js (JSON {run_id: html}, deflated, in base64), and becomes its
+page.  A pack is made again only where a record in it, or the pages' code, changed.
 """
 
 import base64
@@ -69,9 +69,9 @@ def write_viewer(out: Path) -> None:
 
 def estimated_bytes(runs: Sequence[tuple[str, Row]]) -> int:
     """About what the pages of these runs and their rows will take, from those of some."""
-    samples = runs[:: -(-len(runs) // NUM_SAMPLES)]
-    pages = [_html(folder)[0] or "" for folder, _ in samples]
-    return len(runs) * (len(_packed(dict(enumerate(pages)))) // len(samples) + BYTES_OF_A_ROW)
+    num = min(NUM_SAMPLES, max(1, len(runs) // NUM_PACKS))  # pages in a pack: together they take less
+    pages = [_html(folder)[0] or "" for folder, _ in runs[:: max(1, len(runs) // num)][:num]]
+    return len(runs) * (len(_packed(dict(enumerate(pages)))) // num + BYTES_OF_A_ROW)
 
 
 def pack_of(run_id: str) -> str:

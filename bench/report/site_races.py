@@ -1,4 +1,4 @@
-"""The races of a results folder on its site: who raced whom, the verdict, the size of the change, a link to the page."""
+"""The races of a results folder on its site: who raced whom, the verdict, the size of the change, a link."""
 
 import os
 from pathlib import Path

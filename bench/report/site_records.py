@@ -66,7 +66,9 @@ def leaderboard(boards: Iterable[Board]) -> Safe:
 
 def _board(board):
     title = tag("h3", f"{board['track']} on {board['device'] or 'an unknown device'}")
-    entries = details(f"All entries ({len(board['entries'])})", table(ENTRIES, map(_entry, board["entries"][:MAX_ENTRIES])))
+    entries = details(
+        f"All entries ({len(board['entries'])})", table(ENTRIES, map(_entry, board["entries"][:MAX_ENTRIES]))
+    )
     records = board["records"]
     if not records:
         return [title, soft(f"No record yet. {board['about']}"), entries]
@@ -92,7 +94,10 @@ def _line(record):
 
 
 def _logs(record):
-    links = [tag("a", str(number), href=site_pages.link(run_id)) for number, run_id in enumerate(record["run_ids"][:MAX_LOGS], 1)]
+    links = [
+        tag("a", str(number), href=site_pages.link(run_id))
+        for number, run_id in enumerate(record["run_ids"][:MAX_LOGS], 1)
+    ]
     return tag("span", *(part for link in links for part in (link, " ")))
 
 

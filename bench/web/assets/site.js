@@ -183,6 +183,7 @@
     $("q").value = state.q;
     search();
     isRestoring = false;
+    ticked(table.getSelectedData());
   }
 
   const tick = () => table.selectRow(rows.filter((row) => state.ticked.includes(row.run_id)).map((row) => row.key));
