@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.compare.eligibility import index_of_runs
-from bench.paths import PUBLISHED, REPO, results_root
+from bench.paths import PUBLISHED, results_root
 from bench.record import index, named, race_folder, run_folder
 from bench.record.rows import Row, row_of
 
@@ -161,7 +161,7 @@ def _arms_of_race(folder, on_error):
     race = race_folder.read(folder)
     arms, against = {}, (race.get("result") or {}).get("against") or {}
     for name, arm in race["arms"].items():
-        folders = [_run_of_race(folder, run) for run in arm["runs"]]
+        folders = [race_folder.run_folder_of(folder, run) for run in arm["runs"]]
         arms[name] = of_folders(
             name,
             [path for path in folders if path is not None],
@@ -172,12 +172,6 @@ def _arms_of_race(folder, on_error):
             reported=against.get(name) or next(iter(against.values()), None),
         )
     return arms
-
-
-def _run_of_race(race, run):
-    """Where a run of the race lies: relative to results/ as the race found it, or beside the race when it was moved."""
-    bases = (race.parent.parent, results_root(), race, REPO)
-    return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)
 
 
 def _refuse_empty(word, folder, arm):
