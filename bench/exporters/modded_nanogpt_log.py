@@ -15,7 +15,8 @@ def text(folder: Path) -> str:
 
     The code is its sha256, its commit and what was not committed.  train_time is the sum of the steps so far, at the
     end the record's train_s, which is the slowest rank's; validation is outside of it.  Times have 0 decimals and
-    losses 4, or all that the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
+    losses 4, or all that the record has.  A run without times is written as llm.c's log, which has none.  What is
+    unknown has no line.
     ValueError: it did not complete and does not say how many steps it was to have.
     """
     run, rows = run_folder.read(folder), step_files.read(folder)
@@ -75,7 +76,10 @@ def _num_planned(folder, run, rows):
 
 
 def _step_lines(rows, total, imported, train_s=None):
-    """train_s: of our own complete run, None of others.  One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS."""
+    """One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS.
+
+    train_s: of our own complete run, None of others.
+    """
     meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
     untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
     for row in rows:
