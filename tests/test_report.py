@@ -164,7 +164,7 @@ def test_a_run_in_markdown_cannot_break_out_of_its_table(results, capsys):
 def test_wrong_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no run in it yet"):
         cli.main([str(tmp_path)])
-    with pytest.raises(ValueError, match="nowhere: is not a folder"):
+    with pytest.raises(ValueError, match="nowhere: is not a path"):
         cli.main([str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="it is for one run or race; name one"):
         cli.main([str(tmp_path), "--png"])

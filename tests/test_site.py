@@ -94,6 +94,13 @@ def test_the_groups_are_those_of_the_table(results):
         assert sum(shown["counts"][place] for place in places) == group["n"]
 
 
+def test_a_warm_up_run_of_a_race_is_called_so_and_counts_nowhere(results):
+    add(results, 4, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
+    shown = columns(results)
+    place = shown["seed"].index(4)
+    assert (shown["status"][place], shown["counts"][place]) == ("warm-up", False)
+
+
 def test_a_copy_of_a_run_is_shown_once_and_said(results):
     shutil.copytree(results / "cpu_nano", results / "copied" / "cpu_nano")
     found = site_runs.read(results)
