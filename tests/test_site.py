@@ -39,7 +39,7 @@ def add(results, seed, **changes):
         "started_at": f"2026-11-22T00:00:{seed:02d}.000Z",
     }
     for key, value in changes.items():
-        run[key] = run[key] | value if isinstance(run[key], dict) and isinstance(value, dict) else value
+        run[key] = run[key] | value if isinstance(run.get(key), dict) else value
     folder = results / "cpu_nano" / run["run_id"]
     shutil.copytree(COMPLETE, folder)
     (folder / "run.json").write_text(json.dumps(run))

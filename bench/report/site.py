@@ -11,10 +11,10 @@ from bench import atomic
 from bench.report import site_pages, site_races, site_records, site_runs
 from bench.web.page import ASSETS, Safe, page, section, soft, table, tag
 
-SCRIPTS = ("tabulator.min.js", "site.js")
+SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
 STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
 CURVES = "curves.html"  # the ticked runs' curves, where the site has that page
-HELP = "Click a head to sort, type below it to filter; numbers take <, > and =. Tick runs to set them side by side."
+HELP = "A click on a head sorts, words below it filter (numbers take <, > and =), ticked runs stand side by side."
 
 
 def write(
@@ -29,13 +29,14 @@ def write(
     faults = site_pages.write(results.runs, out, say)
     site_pages.write_viewer(out)
     data = {"columns": _packed(site_runs.columns(results, faults)), "curves": (out / CURVES).exists()}
+    tracks = sorted({str(row["track"]) for _, row in results.runs})
     body = [
         tag("h1", "Results"),
-        soft(f"{_about(results)} {HELP}"),
+        soft(f"{_about(results, tracks)} {HELP}"),
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
-        site_records.leaderboard(boards),
+        site_records.leaderboard(boards, tracks),
         site_races.races(results.folder, out),
         _damaged(results, faults),
         tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),
@@ -45,8 +46,7 @@ def write(
     return out / "index.html"
 
 
-def _about(results):
-    tracks = sorted({str(row["track"]) for _, row in results.runs})
+def _about(results, tracks):
     words = [f"{_num(results.num_runs, 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}."]
     if results.num_copies:
         words.append(f"{_num(results.num_copies, 'copy', 'copies')} of a run not shown.")

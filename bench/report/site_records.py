@@ -58,9 +58,13 @@ class Board(TypedDict):
     entries: list[Entry]
 
 
-def leaderboard(boards: Iterable[Board]) -> Safe:
-    """The section of these boards; "" without any."""
+def leaderboard(boards: Iterable[Board], tracks: Iterable[str]) -> Safe:
+    """The section of these boards.  tracks: of all runs; those without a board are named."""
+    boards = list(boards)
+    others = sorted(set(tracks) - {board["track"] for board in boards})
     shown = [part for board in boards for part in _board(board)]
+    if others:
+        shown.append(soft(f"No record is kept of {', '.join(others)}: this project has no rules for it."))
     return section("Records", *shown, id="records") if shown else Safe("")
 
 
@@ -71,7 +75,7 @@ def _board(board):
     )
     records = board["records"]
     if not records:
-        return [title, soft(f"No record yet. {board['about']}"), entries]
+        return [title, soft(f"{board['about']} No record yet."), entries]
     chart = stepped(records) if len(records) > 1 else ""
     lines = table(HEAD, [_line(record) for record in reversed(records)], class_="records")
     return [title, soft(board["about"]), chart, lines, entries]
