@@ -349,9 +349,11 @@ def test_the_page_of_a_race_begins_with_its_verdict_and_draws_its_runs_in_order(
     assert [one["y"] for one in times["series"]] == [[5.0, None, None, 5.3], [None, 5.1, 5.2, None]]
     cli.main([str(folder)])
     html = (folder / "race.html").read_text()
-    assert html.index("B is slower by 5 %") < html.index("data-chart") < html.index("+4.00 to +6.00 %")
+    shown = ("<dt>A</dt>", "B is slower by 5 %", "<svg", "+4.00 to +6.00 %", "data-chart", "<summary>plan.json")
+    assert sorted(shown, key=html.index) == list(shown)
     assert "Interim looks that were not planned: 1." in html
-    assert "uncalibrated, verdict-depends-on-exclusions" in html
+    assert "Flags: uncalibrated, verdict-depends-on-exclusions" in html
+    assert "with the excluded runs the verdict would be different" in html  # each flag with its meaning
 
 
 def test_a_damaged_race_is_refused(tmp_path):

@@ -42,7 +42,8 @@ def _one(folder, args, room, name):
     elif args.png:
         from bench.report import png
 
-        for path in png.write(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots"):
+        out, panels = of_user(args.out) if args.out else folder / "plots", getattr(room, "panels_of", lambda _: ())
+        for path in png.write(room.charts_of(folder), out, panels(folder)):
             _say(path)
     else:
         path = of_user(args.out) if args.out else folder / name

@@ -22,6 +22,7 @@ TELEMETRY = (
 )
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
 MAX_EVENTS = 200
+NAME = "report.html"  # in the run's folder
 TILES = (  # metric, label, decimals
     ("val_loss", "val_loss, nats per token", 4),
     ("train_s", "train time, s", 2),
