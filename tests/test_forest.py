@@ -20,7 +20,7 @@ def marks(panel):
 
 
 def test_a_change_and_its_interval_lie_where_the_scale_puts_them():
-    """The scale is linear, so that the middle of the interval is drawn in the middle of its line, zero of the margin."""
+    """The scale is linear: the middle of the interval is the middle of its line, and zero that of the margin."""
     drawn = marks(TIME)
     ends = [float(drawn["interval series-1"][0][name]) for name in ("x1", "x2")]
     assert float(drawn["point series-1"][0]["cx"]) == pytest.approx(sum(ends) / 2, abs=0.1)

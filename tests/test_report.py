@@ -127,13 +127,13 @@ def test_the_page_of_a_run_begins_with_its_verdict_and_fits_in_a_mail():
 def test_a_failed_run_says_how_it_ended_and_what_to_try(results):
     failure = {"kind": "out_of_memory", "message": "2 TB wanted", "rank": 0, "step": 3, "hint": "lower the batch"}
     folder = add(results, 7, status="failed", validity="invalid", failure=failure, metrics={"val_loss": None})
-    assert "out_of_memory at step 3: 2 TB wanted Try: lower the batch" in run_page.html(folder)
+    assert "out_of_memory at step 3: 2 TB wanted. Hint: lower the batch." in run_page.html(folder)
 
 
 def test_a_run_that_recorded_its_memory_says_who_held_it(results):
     """The damaged one is named, and of what does not fit the number is shown."""
     html = run_page.html(with_snapshots(results))
-    shown = html[html.index("<h2>Memory</h2>") : html.index("Where and with what")]
+    shown = html[html.index("<h2>Memory</h2>") : html.index("<h2>Files</h2>")]
     assert re.findall(r"<h3>(.*?)</h3>", shown) == ["alike_rank0.pickle", "oom_rank0.pickle", "steps_rank0.pickle"]
     assert "It cannot be read" in shown and "Not shown: 1 more in the folder." in shown
     assert shown.count("models/gpt2.py:45 forward") == 2 and shown.count("<dd>42.0 MiB</dd>") == 2

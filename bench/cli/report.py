@@ -13,6 +13,8 @@ from bench import atomic
 from bench.paths import of_user, results_root
 from bench.record import named
 
+RACE = "race.html"
+
 
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
@@ -21,11 +23,11 @@ def main(argv):
     if (folder / "run.json").exists():
         from bench.report import run_page
 
-        return _one(folder, args, run_page, "report.html")
+        return _one(folder, args, run_page, run_page.NAME)
     if (folder / "race.json").exists():
         from bench.report import race_page
 
-        return _one(folder, args, race_page, "race.html")
+        return _one(folder, args, race_page, RACE)
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
@@ -42,12 +44,14 @@ def _one(folder, args, room, name):
     elif args.png:
         from bench.report import png
 
-        out, panels = of_user(args.out) if args.out else folder / "plots", getattr(room, "panels_of", lambda _: ())
-        for path in png.write(room.charts_of(folder), out, panels(folder)):
+        panels = room.panels_of(folder) if name == RACE else ()
+        for path in png.write(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels):
             _say(path)
     else:
         path = of_user(args.out) if args.out else folder / name
-        atomic.write_out(path, room.html(folder))
+        if name == RACE:
+            room.write_run_pages(folder)
+        atomic.write_out(path, room.html(folder, at=path.parent))
         _say(path)
     return 0
 

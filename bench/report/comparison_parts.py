@@ -79,7 +79,18 @@ def numbers(baseline: str, against: Mapping[str, dict]) -> Safe:
     by_holm = any((one.get("time") or {}).get("p_holm") is not None for one in against.values())
     found = [_line(key, title, name, one, by_holm) for key, title, _ in MEASURES for name, one in against.items()]
     p = "p after Holm" if by_holm else "p"
-    head = ("", "arm", f"mean of {baseline}", "of the arm", "change", "95 % interval", p, "n", "CV, %", "MDE (80 % power)")
+    head = (
+        "",
+        "arm",
+        f"mean of {baseline}",
+        "of the arm",
+        "change",
+        "95 % interval",
+        p,
+        "n",
+        "CV, %",
+        "MDE (80 % power)",
+    )
     lines = [line for line in found if line]
     losses = [tag("p", words) for name, one in against.items() if (words := _loss_words(baseline, name, one))]
     return join([table(head, lines, class_="tight") if lines else "", *losses])
@@ -133,14 +144,20 @@ def differences(baseline: str, name: str, one: dict) -> Safe:
     found = one.get("differences") or []
     if not found:
         return soft(f"{name} against {baseline}: nothing in the records differs.")
-    kinds = ", ".join(f"{sum(d['kind'] == kind for d in found)} of {kind}" for kind in dict.fromkeys(d["kind"] for d in found))
+    kinds = ", ".join(
+        f"{sum(d['kind'] == kind for d in found)} of {kind}" for kind in dict.fromkeys(d["kind"] for d in found)
+    )
     lines = [[d["kind"], tag("code", d["what"]), _values(d["a"]), _values(d["b"])] for d in found]
     head = ("", "what", baseline, name)
-    return details(f"{name} against {baseline}: what differs ({kinds})", table(head, lines), source(one.get("code_change")))
+    return details(
+        f"{name} against {baseline}: what differs ({kinds})", table(head, lines), source(one.get("code_change"))
+    )
 
 
 def _values(values):
-    return " | ".join("–" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values)
+    return " | ".join(
+        "–" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values
+    )
 
 
 def source(change: dict | None) -> Safe:
@@ -167,5 +184,7 @@ def excluded(baseline: str, against: Mapping[str, dict]) -> Safe:
 def diagnosis(against: Mapping[str, dict]) -> Safe:
     """Where the time went."""
     found = [(name, diagnosis_text.text(one.get("diagnosis") or {}, False)) for name, one in against.items()]
-    parts = [details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", words)) for name, words in found if words]
+    parts = [
+        details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", words)) for name, words in found if words
+    ]
     return section("Diagnosis", *parts) if parts else Safe("")

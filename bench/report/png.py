@@ -12,13 +12,7 @@ from bench.web import forest
 from bench.web.page import REPORT_STYLES, figure, page, tag
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless=new",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--force-device-scale-factor=2",
-)
+FLAGS = ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--force-device-scale-factor=2")
 WIDTH_PX, HEIGHT_PX = 960, 400  # of a chart, in CSS pixels; a picture has twice as many each way
 TIMEOUT_S = 60
 # without what only a cursor needs: the button, and the legend's values

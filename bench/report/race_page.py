@@ -16,7 +16,7 @@ from bench.report import comparison_parts as parts
 from bench.report import run_page
 from bench.web import forest
 from bench.web.chart import chart, series_of
-from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag
+from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
 
 COLOUR = {"complete": "", "failed": "bad", "aborted": "bad"}
 
@@ -46,7 +46,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
 
 
 def write_run_pages(folder: Path | str) -> None:
-    """report.html in the folder of every run of a race, which its page links; a record that cannot be shown has none."""
+    """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
     race = race_folder.read(folder)
     for run in _in_order(race, folder):
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
@@ -141,7 +141,7 @@ def _looks(race):
 
 
 def _in_order(race, folder):
-    """[{arm, discarded, run: record, folder}] of the runs that can be read, as started.  The race is in RESULTS/races/."""
+    """[{arm, discarded, run: record, folder}] of the readable runs, as started.  The race lies in RESULTS/races/."""
     results, found = Path(folder).resolve().parent.parent, []
     for arm, facts in race["arms"].items():
         for key in ("warm_up_runs", "runs"):
@@ -190,7 +190,11 @@ def _state(run):
 
 def _link(folder, name, at):
     target = folder / run_page.NAME
-    return tag("a", name, href=quote(os.path.relpath(target, Path(at).resolve()))) if target.exists() else tag("code", name)
+    return (
+        tag("a", name, href=quote(os.path.relpath(target, Path(at).resolve())))
+        if target.exists()
+        else tag("code", name)
+    )
 
 
 # ---- curves
@@ -200,7 +204,9 @@ def _step_curves(runs, names):
     """Mean milliseconds of each step over the runs of an arm: where in training the arms differ."""
     by_arm = {name: [] for name in names}
     for one in runs:
-        rows = [row for row in step_files.read(one["folder"]) if row.get("step_ms") is not None and not row.get("flags")]
+        rows = [
+            row for row in step_files.read(one["folder"]) if row.get("step_ms") is not None and not row.get("flags")
+        ]
         by_arm[one["arm"]].append({row["step"]: row["step_ms"] for row in rows})
     steps = sorted({step for of_arm in by_arm.values() for of_run in of_arm for step in of_run})
     if not steps:

@@ -1,0 +1,68 @@
+"""What cost time in a run, and what was warned of: of what was watched, and never of what could not be seen."""
+
+import json
+
+from bench.diagnosis import event_costs, stalls
+from bench.web.page import Safe, bullets, section, soft, table, tag
+
+QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
+MAX_EVENTS = 200
+
+
+def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
+    """run: its record; rows of steps.csv; events of events.jsonl."""
+    costs = costs_of(run, rows)
+    lines = [[_kind(kind), cost["count"], _rounded(cost.get("ms"), 3)] for kind, cost in costs.items() if cost["count"]]
+    caption = "What cost time in the timed region"
+    parts = [table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
+    quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
+    parts += [tag("p", f"Watched for, and there was none: {', '.join(quiet)}.")] if quiet else []
+    parts.append(soft(_unwatched(run, costs)))
+    loud = [event for event in events if event["event"] not in QUIET_EVENTS]
+    if loud:
+        facts = [[event["event"], event.get("step"), event.get("rank"), what(event)] for event in loud[:MAX_EVENTS]]
+        rest = f", the first {MAX_EVENTS} of {len(loud)}" if len(loud) > MAX_EVENTS else ""
+        parts.append(table(("event", "step", "rank", "facts"), facts, caption="Events" + rest))
+    warnings = [
+        f"{one.get('instrument')}, rank {one.get('rank')}: {one.get('error')}" for one in run.get("warnings") or []
+    ]
+    return section("What happened", *parts, bullets(warnings, "Instrument warning: "))
+
+
+def costs_of(run: dict, rows: list[dict]) -> dict[str, dict]:
+    """{kind: {"count", "ms"}} of the record; stalls also where it has none, from its steps, as compare finds them."""
+    kept = {kind: cost for kind, cost in (run.get("costs") or {}).items() if isinstance(cost, dict) and "count" in cost}
+    timed = [row for row in rows if row["step"] and row.get("step_ms") is not None]
+    return ({"stall": stalls.cost(timed)} if len(timed) >= stalls.MIN_STEPS else {}) | kept
+
+
+def _unwatched(run, costs):
+    missing = [_kind(kind) for kind in event_costs.WATCHED_BY if kind not in costs]
+    if not missing and "stall" in costs:
+        return ""
+    words = ["stall (too few timed steps)"] * ("stall" not in costs) + missing
+    why = "a log does not say" if run.get("provenance") == "imported" else "no instrument recorded it to an end"
+    return f"Not watched, so unknown: {', '.join(words)} ({why})."
+
+
+def _kind(kind):
+    return kind.replace("_", " ")
+
+
+def what(event: dict) -> str:
+    """An event's own facts, as words."""
+    common = ("t_ns", "utc", "event", "rank", "step")
+    return ", ".join(f"{key} {plain(value)}" for key, value in event.items() if key not in common and value is not None)
+
+
+def plain(value: object) -> str | None:
+    """A value of a record as text; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+
+
+def _rounded(value, decimals):
+    return round(value, decimals) if isinstance(value, float) else value
