@@ -1,6 +1,6 @@
 """What the page of a run says that another program's log is the only witness of: whence it is, what nobody knows."""
 
-from bench.report import run_facts
+from bench.report import run_events, run_facts
 from bench.web.page import Safe, bullets, section, soft, table, tag
 
 WORD = "imported"
@@ -17,10 +17,17 @@ def badges(run: dict) -> list[tuple[str, str]]:
     return found + [("suspect", "doubt")] * (run["validity"] == "suspect")
 
 
+def line(run: dict) -> str:
+    """What stands below the title; "" for a run of our own."""
+    of = run.get("imported") or {}
+    return f", imported from a log of {of.get('format')}: {of.get('file')}" if is_one(run) else ""
+
+
 def section_of(run: dict) -> Safe:
     """From which harness and file the run is, by whom and when, and what its clock counts."""
-    of, code = run.get("imported") or {}, run["code"]
-    zone = f" ({of['started_zone']})" if of.get("started_zone") else " (no time zone is given)"
+    of = run.get("imported") or {}
+    zone = of.get("started_zone") or "unknown"
+    started = f"{str(run['started_at']).removesuffix('Z')}, time zone {zone}"
     number, num_runs = of.get("run_of_file"), of.get("num_runs_of_file")
     facts = {
         "harness": " ".join(filter(None, [of.get("format"), f"(lines of kind {of.get('format_id')})"])),
@@ -28,18 +35,17 @@ def section_of(run: dict) -> Safe:
         "sha256 of the log": tag("code", of.get("sha256")),
         "run of the log": f"{number + 1} of {num_runs}" if num_runs and number is not None and num_runs > 1 else None,
         "run by": "the log does not say",
-        "started": run["started_at"] + zone if run["started_at"] else "the log does not say",
+        "started": started if run["started_at"] else "the log does not say",
         "clock": (run.get("timing_protocol") or {}).get("clock"),
         "step_avg in the log": None if of.get("printed_step_avg_ms") is None else f"{of['printed_step_avg_ms']} ms",
         "it means": of.get("step_avg_meaning"),
-        "declared steps": of.get("declared_steps"),
+        "declared steps": run_events.plain(of.get("declared_steps")),
         "result its author goes by": ", ".join(f"{key} {value}" for key, value in (of.get("headline") or {}).items())
         or None,
-        "sha256 of the source in the log": code.get("source_sha256") and tag("code", code["source_sha256"]),
     }
     lines = [(key, value) for key, value in facts.items() if value is not None]
     note = soft("The log itself is not kept: compare its sha256 with that of the file you have.")
-    return section("Imported from a log", table((), lines), note)
+    return section("Imported from a log", table((), lines, class_="facts"), note)
 
 
 def unknown(run: dict) -> Safe:

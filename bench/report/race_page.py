@@ -177,7 +177,10 @@ def _runs(runs, at):
         numbers = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
         numbers = [None if value is None else round(value, 4) for value in numbers]
         nth = "warm-up" if one["discarded"] else number
+        nth = _link(one["folder"], nth, at)  # a narrow screen shows the first columns
         lines.append([nth, one["arm"], run["seed"], *numbers, _state(run), _link(one["folder"], run["run_id"], at)])
+    if not lines:
+        return soft("The records of its runs are not here.")
     head = ("run", "arm", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "run id")
     return table(head, lines, class_="tight")
 
@@ -193,7 +196,7 @@ def _link(folder, name, at):
     return (
         tag("a", name, href=quote(os.path.relpath(target, Path(at).resolve())))
         if target.exists()
-        else tag("code", name)
+        else tag("span", name)
     )
 
 

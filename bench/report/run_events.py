@@ -3,10 +3,12 @@
 import json
 
 from bench.diagnosis import event_costs, stalls
-from bench.web.page import Safe, bullets, section, soft, table, tag
+from bench.web.page import Safe, bullets, details, section, soft, table, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
 MAX_EVENTS = 200
+MAX_OPEN_EVENTS = 12  # more are folded
+STALL = ("ms", "step_ms", "usual_ms", "what")
 
 
 def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
@@ -16,13 +18,16 @@ def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
     caption = "What cost time in the timed region"
     parts = [table(("what", "count", "cost, ms"), lines, caption=caption)] if lines else []
     quiet = [_kind(kind) for kind, cost in costs.items() if not cost["count"]]
-    parts += [tag("p", f"Watched for, and there was none: {', '.join(quiet)}.")] if quiet else []
+    until = "" if run["status"] == "complete" else " until it ended"
+    parts += [tag("p", f"Watched for{until}, and there was none: {', '.join(quiet)}.")] if quiet else []
     parts.append(soft(_unwatched(run, costs)))
     loud = [event for event in events if event["event"] not in QUIET_EVENTS]
     if loud:
         facts = [[event["event"], event.get("step"), event.get("rank"), what(event)] for event in loud[:MAX_EVENTS]]
-        rest = f", the first {MAX_EVENTS} of {len(loud)}" if len(loud) > MAX_EVENTS else ""
-        parts.append(table(("event", "step", "rank", "facts"), facts, caption="Events" + rest))
+        rest = f", the first {MAX_EVENTS} shown" if len(loud) > MAX_EVENTS else ""
+        listed = table(("event", "step", "rank", "facts"), facts)
+        title = f"{len(loud)} event{'s' * (len(loud) != 1)}{rest}"
+        parts.append(details(title, listed) if len(loud) > MAX_OPEN_EVENTS else listed)
     warnings = [
         f"{one.get('instrument')}, rank {one.get('rank')}: {one.get('error')}" for one in run.get("warnings") or []
     ]
@@ -50,9 +55,13 @@ def _kind(kind):
 
 
 def what(event: dict) -> str:
-    """An event's own facts, as words."""
-    common = ("t_ns", "utc", "event", "rank", "step")
-    return ", ".join(f"{key} {plain(value)}" for key, value in event.items() if key not in common and value is not None)
+    """An event's own facts, as words; of a stall first how long, and why as far as that is known."""
+    skipped, words = ("t_ns", "utc", "event", "rank", "step"), []
+    if event["event"] == "stall" and all(name in event for name in STALL):
+        skipped += STALL
+        words = [f"{event['ms']:.4g} ms above the usual {event['usual_ms']:.4g} ms", f"cause {_kind(event['what'])}"]
+    shown = {key: value for key, value in event.items() if key not in skipped and value not in (None, [], {})}
+    return ", ".join([*words, *(f"{key} {plain(value)}" for key, value in shown.items())])
 
 
 def plain(value: object) -> str | None:

@@ -43,7 +43,7 @@ def where(run: dict) -> Safe:
     if is_ours:
         facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
-    facts["started"] = run["started_at"]
+        facts["started"] = run["started_at"]
     shards = [
         [split, file["file"], file["num_tokens"], _code(file["sha256"])]
         for split in ("train", "val")
@@ -54,7 +54,7 @@ def where(run: dict) -> Safe:
     ]
     head = ("split", "shard", "tokens", "sha256")
     data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
-    return section("Where and with what", table((), lines), data)
+    return section("Where and with what", table((), lines, class_="facts"), data)
 
 
 def _code(words, more=""):

@@ -49,7 +49,7 @@ def html(
     body = [
         tag("p", join(ways, " · ")) if ways else "",
         tag("h1", title),
-        soft(tag("code", run["run_id"])),
+        soft(tag("code", run["run_id"]), imported.line(run)),
         _verdict(run),
         tiles(_metrics(run)),
         tag("div", *map(figure, charts), class_="columns"),
