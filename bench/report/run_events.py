@@ -37,6 +37,8 @@ def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
 def costs_of(run: dict, rows: list[dict]) -> dict[str, dict]:
     """{kind: {"count", "ms"}} of the record; stalls also where it has none, from its steps, as compare finds them."""
     kept = {kind: cost for kind, cost in (run.get("costs") or {}).items() if isinstance(cost, dict) and "count" in cost}
+    if "stall" in kept:
+        return kept
     timed = [row for row in rows if row["step"] and row.get("step_ms") is not None]
     return ({"stall": stalls.cost(timed)} if len(timed) >= stalls.MIN_STEPS else {}) | kept
 

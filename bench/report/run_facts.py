@@ -96,15 +96,16 @@ def files(folder: Path, run: dict, at: Path) -> Safe:
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
     parts = [details(path.name, tag("pre", path.read_text(errors="replace"))) for path in settings]
     known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
-    lines = [[_link(folder, one["path"], at), one["role"], *_size(one), _code(one.get("sha256"))] for one in known]
+    way = os.path.relpath(folder.resolve(), at.resolve())
+    lines = [[_link(folder, one["path"], way), one["role"], *_size(one), _code(one.get("sha256"))] for one in known]
     listed = table(("file", "role", "size", "sha256"), lines)
     return section("Files", details(f"{len(lines)} files", listed) if len(lines) > MAX_OPEN_FILES else listed, *parts)
 
 
-def _link(folder, name, at):
-    if not (folder / name).is_file():  # traces and logs are often not sent along
+def _link(folder, name, way):
+    if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
         return tag("span", name, title="not in this folder", class_="soft")
-    return tag("a", name, href=quote(os.path.relpath((folder / name).resolve(), at.resolve())))
+    return tag("a", name, href=quote(os.path.normpath(f"{way}/{name}")))
 
 
 def _size(one):
