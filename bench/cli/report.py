@@ -1,8 +1,8 @@
 """./run.sh report RUN | RACE | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
 
-Of a run or a race: report.html in its folder.  Of results/, or any folder with many runs: a site in FOLDER/site/, where
-only what changed is made again.  --png has a Chromium take pictures of the charts, --md prints
-Markdown for a pull request.
+Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
+folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
+pictures of the charts, --md prints Markdown for a pull request.
 """
 
 import argparse
