@@ -11,11 +11,12 @@ TIME = Panel("Train time", "%", [Row("B", -0.5, -0.73, -0.27, 1)], (-0.5, 0.5), 
 
 
 def marks(panel):
-    """{class: [attributes as a dict]} of the drawing's shapes."""
+    """{class, and series: [attributes as a dict]} of the drawing's shapes."""
     found = {}
     for attributes in re.findall(r"<(?:rect|line|circle|polyline) ([^>]*)>", forest.plot([panel])):
         named = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
-        found.setdefault(named["class"], []).append(named)
+        series = re.findall(r"series-\d", named.get("style", ""))
+        found.setdefault(" ".join([named["class"], *series]), []).append(named)
     return found
 
 

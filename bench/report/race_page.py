@@ -100,7 +100,12 @@ def _arms(race, baseline, against):
     codes = {_code(arm) for arm in arms.values()}
     shared = [tag("code", " ".join(words))] * bool(words) + [codes.copy().pop()] * (len(codes) == 1 and codes != {""})
     lines = [
-        tag("div", tag("dt", name), *_arm(name == baseline, arm, words, len(codes) > 1), class_=f"series-{num}")
+        tag(
+            "div",
+            tag("dt", name),
+            *_arm(name == baseline, arm, words, len(codes) > 1),
+            style=f"--own: var(--series-{num % 8})",
+        )
         for num, (name, arm) in enumerate(arms.items())
     ]
     common = soft("All arms: ", join(shared, ", ")) if shared else ""
@@ -141,12 +146,12 @@ def _looks(race):
 
 
 def _in_order(race, folder):
-    """[{arm, discarded, run: record, folder}] of the readable runs, as started.  The race lies in RESULTS/races/."""
-    results, found = Path(folder).resolve().parent.parent, []
+    """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
+    folder, found = Path(folder).resolve(), []
     for arm, facts in race["arms"].items():
         for key in ("warm_up_runs", "runs"):
-            for name in facts.get(key) or []:
-                path = results / str(name)
+            paths = [race_folder.run_folder_of(folder, str(name)) for name in facts.get(key) or []]
+            for path in filter(None, paths):
                 with contextlib.suppress(ValueError):
                     run = run_folder.read(path)
                     found.append({"arm": arm, "discarded": key != "runs", "run": run, "folder": path})

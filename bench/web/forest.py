@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.web.page import Safe, join, tag
+from bench.web.page import Safe, tag
 
 WIDTH = 380  # units of the drawing; shown in a column that wide or wider, so that 12 units stay readable
 LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
@@ -54,7 +54,8 @@ def height_px(panels: Sequence[Panel], width_px: int) -> int:
 
 def words(panel: Panel) -> list[str]:
     """What the drawing shows, a sentence a row and one of the bands: for those who cannot see it."""
-    return [f"{row.label}: {_numbers(row, panel)}" for row in panel.rows] + [_bands_in_words(panel)]
+    bands = ", ".join(words for _, words in _named_bands(panel))
+    return [f"{row.label}: {_numbers(row, panel)}" for row in panel.rows] + [bands] * bool(bands)
 
 
 def _panel(panel, id):
@@ -72,8 +73,8 @@ def _panel(panel, id):
     names = tag("title", panel.title, id=f"{id}-title"), tag("desc", ". ".join(words(panel)), id=f"{id}-desc")
     labelled = f"{id}-title {id}-desc"
     svg = tag("svg", *names, *shapes, viewBox=f"0 0 {WIDTH} {_height(panel)}", role="img", aria_labelledby=labelled)
-    caption = tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), " ", tag("span", _bands_in_words(panel)))
-    return tag("figure", caption, svg)
+    legend = [tag("span", " ", tag("i", class_=f"swatch {which}"), said) for which, said in _named_bands(panel)]
+    return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
 
 
 def _height(panel):
@@ -120,18 +121,18 @@ def ticks(low: float, high: float) -> list[float]:
 
 def _row(row, panel, at, domain, top):
     """Its words above, its interval below them."""
-    colour, y = f"series-{row.colour % 8}", top + 27
+    colour, y = f"--own: var(--series-{row.colour % 8})", top + 27
     yield tag(
         "text", tag("tspan", row.label, class_="name"), tag("tspan", _numbers(row, panel), dx=8), x=LEFT, y=top + 12
     )
     if row.low is not None:
-        yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_=f"interval {colour}")
+        yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_="interval", style=colour)
         for edge, beyond, way in ((row.low, row.low < domain[0], -1), (row.high, row.high > domain[1], 1)):
             x = at(edge)
             ends = (x - 6 * way, x, x - 6 * way) if beyond else (x, x, x)  # an arrow: it goes on
             points = " ".join(f"{round(end, 1)},{y + dy}" for end, dy in zip(ends, (-5, 0, 5), strict=True))
-            yield tag("polyline", points=points, class_=f"interval {colour}")
-    yield tag("circle", cx=at(row.change), cy=y, r=5, class_=f"point {colour}")
+            yield tag("polyline", points=points, class_="interval", style=colour)
+    yield tag("circle", cx=at(row.change), cy=y, r=5, class_="point", style=colour)
 
 
 def _text(value, x, y, anchor, class_):
@@ -145,11 +146,10 @@ def _numbers(row, panel):
     return f"{change} {panel.unit} [{row.low:+.{panel.decimals}f}, {row.high:+.{panel.decimals}f}]"
 
 
-def _bands_in_words(panel):
+def _named_bands(panel):
+    """[(which, its words)] of the shaded bands."""
     found = []
     if panel.margin:
         low, high = panel.margin
-        found.append(f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}")
-    if panel.floor:
-        found.append(f"noise floor ±{panel.floor:.3g}")
-    return join(found, ", ")
+        found.append(("margin", f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}"))
+    return found + ([("floor", f"noise floor ±{panel.floor:.3g}")] if panel.floor else [])
