@@ -14,6 +14,7 @@ LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
 MAX_REACH = 3  # an interval is cut, with an arrow, at this many times the largest change, margin or floor
 NUM_TICKS = 5
 CAPTION_PX = 40
+MAX_LABEL = 20  # letters of a name that are drawn; the words have all
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def height_px(panels: Sequence[Panel], width_px: int) -> int:
 def words(panel: Panel) -> list[str]:
     """What the drawing shows, a sentence a row and one of the bands: for those who cannot see it."""
     bands = ", ".join(words for _, words in _named_bands(panel))
-    return [f"{row.label}: {_numbers(row, panel)}" for row in panel.rows] + [bands] * bool(bands)
+    return [f"{row.label}: {_numbers(row, panel.unit, panel.decimals)}" for row in panel.rows] + [bands] * bool(bands)
 
 
 def _panel(panel, id):
@@ -122,9 +123,9 @@ def ticks(low: float, high: float) -> list[float]:
 def _row(row, panel, at, domain, top):
     """Its words above, its interval below them."""
     colour, y = f"--own: var(--series-{row.colour % 8})", top + 27
-    yield tag(
-        "text", tag("tspan", row.label, class_="name"), tag("tspan", _numbers(row, panel), dx=8), x=LEFT, y=top + 12
-    )
+    label = row.label if len(row.label) <= MAX_LABEL else f"{row.label[: MAX_LABEL - 1]}…"
+    words = _numbers(row, "%" if panel.unit == "%" else "", panel.decimals)
+    yield tag("text", tag("tspan", label, class_="name"), tag("tspan", words, dx=8), x=LEFT, y=top + 12)
     if row.low is not None:
         yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_="interval", style=colour)
         for edge, beyond, way in ((row.low, row.low < domain[0], -1), (row.high, row.high > domain[1], 1)):
@@ -139,11 +140,13 @@ def _text(value, x, y, anchor, class_):
     return tag("text", value, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
-def _numbers(row, panel):
-    change = f"{row.change:+.{panel.decimals}f}"
-    if row.low is None:
-        return f"{change} {panel.unit}, no interval"
-    return f"{change} {panel.unit} [{row.low:+.{panel.decimals}f}, {row.high:+.{panel.decimals}f}]"
+def _numbers(row, unit, decimals):
+    change = f"{row.change:+.{decimals}f} {unit}".rstrip()
+    return (
+        f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
+        if row.low is not None
+        else f"{change}, no interval"
+    )
 
 
 def _named_bands(panel):
