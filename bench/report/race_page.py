@@ -18,7 +18,7 @@ from bench.web import forest
 from bench.web.chart import chart, series_of
 from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
 
-COLOUR = {"complete": "", "failed": "bad", "aborted": "bad"}
+COLOUR = parts.COLOUR  # of a verdict
 
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
@@ -192,7 +192,7 @@ def _runs(runs, at):
 
 def _state(run):
     words = run["status"] if run["status"] != "complete" else run["validity"]
-    colour = COLOUR.get(run["status"]) or run_page.COLOUR.get(run["validity"])
+    colour = "bad" if run["status"] != "complete" else run_page.COLOUR.get(run["validity"])
     return tag("span", words, title="; ".join(run["validity_reasons"]) or None, class_=colour)
 
 
