@@ -50,8 +50,9 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         (*(folder / "run.json" for folder in arms[0]), "vs", *arms[1]),
     ):
         found = as_json(capsys, *words)
-        assert {name: found[name] for name in found if name != "names"} == {
-            name: expected[name] for name in expected if name != "names"
+        typed = {"names", "about"}
+        assert {name: found[name] for name in found.keys() - typed} == {
+            name: expected[name] for name in expected.keys() - typed
         }
 
 
@@ -125,6 +126,24 @@ def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
     assert [one["verdict"] for one in found] == ["slower", "slower"]
     assert all(one["time"]["p_holm"] >= one["time"]["p"] for one in found)
     assert found[0]["plan"] == {"looks": [5], "alpha": 0.05}
+
+
+def test_every_arm_is_called_by_its_name(race, arms, capsys):
+    """Three arms: C is never called B, in a race or outside of one."""
+    assert compare.main(["r1"]) == 0
+    of_b, of_c = capsys.readouterr().out.split("\nC: ")
+    assert "B is 5.00 % slower than A" in of_b and "C is " not in of_b
+    assert re.search("SLOWER  C is 5.[0-9]+ % slower than A", of_c) and not re.search(r"\bB\b", of_c)
+    for words, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
+        assert as_json(capsys, *words)["arms"] == [first, second]
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
+    assert [one["arms"] for one in found] == [["A", "B"], ["A", "C"]]
+    assert [one["about"] for one in found] == [["aaaaaaaa", "bbbbbbbb"], ["aaaaaaaa", "cccccccc"]]
+    assert found[1]["words"].startswith("C is 5.")
+    assert as_json(capsys, "r1:C", "bbbbbbbb")["arms"] == ["A", "B"]  # not of one race
+    assert compare.main(["r1", "--csv"]) == 0
+    lines = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert {(line[0], *line[-2:]) for line in lines[1:]} == {("B", "A", "B"), ("C", "A", "C")}
 
 
 def test_arms_of_a_race_can_be_named(race, capsys):
@@ -234,7 +253,7 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
 def test_markdown_and_csv(arms, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--md"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("## bbbbbbbb against aaaaaaaa\n")
+    assert shown.startswith("## B (bbbbbbbb) against A (aaaaaaaa)\n")
     assert "verdict: **SLOWER**" in shown
     assert "|  10.000 s |  10.500 s |  +5.00 % |" in shown
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--csv"]) == 0

@@ -32,7 +32,7 @@ def main(argv):
         print(csv_text.text(against), end="")
     else:
         form = "md" if args.md else "terminal"
-        parts = [text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against]
+        parts = [text.render(result, form, patch=args.diff) for _, result in against]
         print("\n\n".join(parts))
     return max(exit_code(result, fail_on) for _, result in against)
 

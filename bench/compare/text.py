@@ -39,16 +39,10 @@ FLAGS = {  # what each means, for someone who meets it the first time
 }
 
 
-def render(
-    result: Comparison,
-    names: tuple[str, str] = ("A", "B"),
-    form: str = "terminal",
-    heading: str = "##",
-    patch: bool = False,
-) -> str:
+def render(result: Comparison, form: str = "terminal", heading: str = "##", patch: bool = False) -> str:
     """The comparison as text; form terminal or md, heading: of Markdown; patch: the change of the source in full."""
     is_md = form == "md"
-    parts = [_head(result, names, is_md, heading)]
+    parts = [_head(result, is_md, heading)]
     parts += [part(result, is_md) for part in (_differences, _numbers, _verdict)]
     parts[2:2] = [_code(result.get("code_change"), is_md, patch)]
     parts.append(diagnosis_text.text(result.get("diagnosis") or {}, is_md))
@@ -63,14 +57,15 @@ def _bullets(sentences, is_md):
     return [f"{'-' if is_md else '  -'} {text_table.line(sentence, is_md)}" for sentence in sentences]
 
 
-def _head(result, names, is_md, heading):
-    lines = [f"{heading} {text_table.line(f'{names[1]} against {names[0]}', True)}", ""] if is_md else []
-    pairs = zip("AB", names, result["started"], result["time"]["n"], result["steps"], strict=True)
-    for letter, name, started, timed, num_steps in pairs:
+def _head(result, is_md, heading):
+    (a, b), (about_a, about_b) = result["arms"], result["about"]
+    lines = [f"{heading} {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
+    pairs = zip((a, b), (about_a, about_b), result["started"], result["time"]["n"], result["steps"], strict=True)
+    for name, about, started, timed, num_steps in pairs:
         counts = f"{started} run{'s' * (started != 1)}"
         counts += f", {timed} counted" * (result["comparable"] and timed != started)
         counts += "" if num_steps is None else f", {num_steps} steps"
-        lines.append(text_table.line(f"{letter}: {name} ({counts})", is_md) + "  " * is_md)
+        lines.append(text_table.line(f"{name}: {about} ({counts})", is_md) + "  " * is_md)
     lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}")
     if is_md and result["reasons"]:
         lines.append("")
@@ -83,7 +78,7 @@ def _differences(result, is_md):
         return "what differs: nothing in the records"
     cells = [[one["kind"], one["what"], _values(one["a"]), _values(one["b"])] for one in found[:MAX_DIFFERENCES]]
     more = len(found) - len(cells)
-    table = _table(["what differs", "", "A", "B"], cells, [False] * 4, is_md)
+    table = _table(["what differs", "", *result["arms"]], cells, [False] * 4, is_md)
     return table + (f"\nand {more} more differences: --json has all" if more else "")
 
 
@@ -128,14 +123,14 @@ def _is_hash(text):
 
 
 def _numbers(result, is_md):
-    columns = ["", "A", "B", "change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)"]
+    columns = ["", *result["arms"], "change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)"]
     cells = [_row(result, key) for key in METRICS if any(mean is not None for mean in result[key][METRICS[key][1]])]
     loss = _loss_row(result["val_loss"])
     cells[1:1] = [loss] if loss else []
     if not cells:
         return ""
     table = _table(columns, cells, [False] + [True] * 8, is_md)
-    lines = [*_loss_lines(result["val_loss"]), *_time_lines(result)]
+    lines = [*_loss_lines(result["val_loss"], result["arms"]), *_time_lines(result)]
     lines = [text_table.line(line, is_md) + "  " * is_md for line in lines]
     return "\n".join([table, *([""] if is_md and lines else []), *lines])
 
@@ -172,23 +167,23 @@ def _loss_row(loss):
     ]
 
 
-def _loss_lines(loss):
+def _loss_lines(loss, arms):
     lines = []
     if loss["change_nats"] is None:
         return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss["reasons"] else []
     if loss["target"] is not None and any(p is not None for p in loss["p_target"]):
         tests = [
             f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
-            for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)
+            for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
         ]
         needed = f"needed p < {loss['target_p_value']:g}"
         lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
     words = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
-        "not_worse": f"B's val_loss is not worse: {rise} is excluded (p = {p})",
-        "worse": f"B's val_loss is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that B's val_loss is not worse: {rise} is not excluded (p = {p})",
+        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded (p = {p})",
+        "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
+        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded (p = {p})",
     }
     return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else [])
 

@@ -13,7 +13,10 @@ DEPENDS = "verdict-depends-on-exclusions"
 
 
 class Comparison(TypedDict, total=False):
-    """Of B against A, JSON as it stands; pairs are those of A and of B.  comparison.py adds the last three."""
+    """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
+
+    comparison.py adds about and the last three.
+    """
 
     comparable: bool
     reasons: list[str]  # why not, then what is unknown
@@ -22,6 +25,8 @@ class Comparison(TypedDict, total=False):
     verdict: str  # faster, slower, equivalent, inconclusive, not_comparable
     flags: list[str]  # bench/compare/text.py says what they mean
     words: str  # the verdict as a sentence
+    arms: list[str]  # names of baseline and candidate, as the sentences call them
+    about: list[str]  # what each of them is: its overrides, or the words of the user
     energy: effects.Change
     memory: effects.Change
     compile: effects.Change
@@ -58,8 +63,9 @@ def of_rows(
     force=False,
     differing=(),
     unplanned_look=False,
+    names=("A", "B"),
 ) -> Comparison:
-    """Rows (bench/record/rows.py) of all started runs.
+    """Rows (bench/record/rows.py) of all started runs; names: what the baseline and the candidate are called.
 
     floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha"} made before the
     first run.  identical_losses: every trajectory of B is one of A, bit for bit.  target_val_loss, loss_margin_nats:
@@ -67,10 +73,10 @@ def of_rows(
     unplanned_look: the race had an interim look that its plan has not.
     """
     plan = plan or {}
-    answer = eligibility.judge(a_rows, b_rows)
+    answer = eligibility.judge(a_rows, b_rows, names)
     shown = force or not answer.refusals
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
-    counted, excluded = _without_disturbed_runs(arms)
+    counted, excluded = _without_disturbed_runs(arms, names)
     looks = plan.get("looks") or ([plan["n"]] if plan.get("n") else [])
     alpha = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
     floor_used_pct = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0)
@@ -85,6 +91,7 @@ def of_rows(
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
+        "arms": list(names),
         **effects.secondary(counted if shown else [[], []], alpha),
         "time_all": effects.time(arms, floor_used_pct, alpha) if excluded and shown else None,
         "left_out": excluded,
@@ -100,7 +107,7 @@ def of_rows(
     return result
 
 
-def _without_disturbed_runs(arms):
+def _without_disturbed_runs(arms, names):
     """Runs that the machine disturbed are excluded from both arms, by their telemetry and never by their times.
 
     Where fewer than two a side would remain none is excluded, and the comparison is flagged instead.
@@ -110,7 +117,7 @@ def _without_disturbed_runs(arms):
         return arms, []
     return kept, [
         {"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]}
-        for name, rows in zip("AB", arms, strict=True)
+        for name, rows in zip(names, arms, strict=True)
         for row in rows
         if row["machine_doubts"]
     ]
@@ -162,7 +169,7 @@ def _verdict(result, time):
 
 def _words(result):
     """The verdict as a sentence."""
-    time, verdict = result["time"], result["verdict"]
+    time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
     if verdict == "not_comparable":
         return f"not comparable: {result['reasons'][0]}"
     if time["p"] is None:
@@ -170,16 +177,16 @@ def _words(result):
         return f"no verdict: {why}"
     if "not-at-a-planned-look" in result["flags"]:
         looks = ", ".join(map(str, result["plan"]["looks"]))
-        a, b = result["started"]
-        return f"no verdict: {a} and {b} runs were started, the plan looks at {looks} a side"
+        started = " and ".join(map(str, result["started"]))
+        return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
     low, high = time["ci95_pct"]
     p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
     numbers = f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
     floor = f"{text_table.two_digits(time['floor_pct'])} %"
     if verdict in ("faster", "slower"):
-        return f"B is {abs(time['change_pct']):.2f} % {verdict} than A ({numbers})"
+        return f"{b} is {abs(time['change_pct']):.2f} % {verdict} than {a} ({numbers})"
     if verdict == "equivalent":
-        return f"B is as fast as A: the difference is inside {floor}, this machine's noise ({numbers})"
+        return f"{b} is as fast as {a}: the difference is inside {floor}, this machine's noise ({numbers})"
     if _first(time["p_holm"], time["p"]) < time["alpha"]:
         why = f"the difference is not beyond the noise floor of {floor}"
     else:
