@@ -180,7 +180,8 @@ def test_exit_codes(arms, results, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:6%"]) == 0
     assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", "slower:0.5"]) == 0  # faster
-    assert "fails on slower: B is 5.00 % slower" in capsys.readouterr().err
+    why = "fails on slower: a slowdown of B by more than 0.5 % is not excluded"
+    assert f"{why} (95 % interval +4.76 to +5.24 %, verdict slower)" in capsys.readouterr().err
 
 
 def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, capsys):
@@ -208,9 +209,53 @@ def test_other_conditions_to_fail_on(results, capsys):
     noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
     for run in sum(raced(noisy, noisy[::-1]), []):
         write(results, run)
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower"]) == 0
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower,inconclusive"]) == 1
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "loss"]) in (0, 1)
+    words = ["aaaaaaaa", "bbbbbbbb", "--fail-on"]
+    assert compare.main([*words, "slower", "--fail-if", "shown"]) == 0
+    assert compare.main([*words, "slower,inconclusive", "--fail-if", "shown"]) == 1
+    assert compare.main([*words, "loss"]) == 1  # from -0.00133 to +0.00453 nats: a rise of 0.002 is possible
+    assert "val_loss by 0.002 nats is not excluded (95 % interval -0.00133 to +0.00453 nats" in capsys.readouterr().err
+    assert compare.main([*words, "loss", "--fail-if", "shown"]) == 0
+    with pytest.raises(ValueError, match="give --fail-on slower:0.5% too"):
+        compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-if", "shown"])
+
+
+def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(results, capsys):
+    """-4.76 to +5.00 %: slower by 4 % is possible and not shown; by 5 % is excluded."""
+    noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
+    for run in sum(raced(noisy, noisy[::-1]), []):
+        write(results, run)
+    for condition, reading, code in (
+        ("slower:4%", "possible", 1),
+        ("slower:4%", "shown", 0),
+        ("slower:5.1%", "possible", 0),
+        ("slower", "possible", 1),  # by more than the margin
+    ):
+        assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", condition, "--fail-if", reading]) == code
+    said = "slowdown of B by more than 0.5 % is not excluded (95 % interval -4.76 to +5.00 %, verdict inconclusive)"
+    assert said in capsys.readouterr().err
+
+
+def test_the_floor_of_a_busy_machine_passes_no_gate(arms, capsys, monkeypatch):
+    """5 % slower, and a floor of 77 %: it used to be equivalent, and to pass."""
+    kept = {"file": "x", "floor_pct": 77.0, "floor_n": 5, "cv_pct": 50.0, "exact": True}
+    monkeypatch.setattr(calibration, "of_runs", lambda rows: kept)
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
+    assert "INCONCLUSIVE  B against A: +5.00 %" in capsys.readouterr().out
+
+
+def test_a_suspect_calibration_that_was_kept_before_is_not_used(arms, results, capsys):
+    for flag in ("suspect-runs", "doubtful-runs"):  # the name of today, and one of before
+        kept = {"session_id": "c0ffee00c0ffee00", "comparability_id": "0" * 16, "floor_pct": 77.0, "floor_n": 2}
+        calibration.folder().mkdir(exist_ok=True)
+        text = json.dumps(kept | {"cv_pct": 30.0, "aa": {"flags": [flag]}})
+        (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(text)
+        found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+        assert (found["verdict"], found["calibration"], found["time"]["floor_pct"]) == ("slower", None, 0.1)
+        assert {"uncalibrated", "calibration-ignored"} <= set(found["flags"])
+    text = json.dumps(kept | {"cv_pct": 30.0, "aa": {"flags": []}, "floor_pct": 1.0})
+    (calibration.folder() / "20261121T020000Z-c0ffee00c0ffee00.json").write_text(text)  # an older, quiet one
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    assert found["calibration"]["floor_pct"] == 1.0 and "calibration-ignored" not in found["flags"]
 
 
 # ---- what is shown
@@ -294,7 +339,7 @@ def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsy
     shrink = math.sqrt((1 / num_a + 1 / num_b) * 5 / 2)  # kept for 5 a side, used for these
     assert found["time"]["floor_pct"] == pytest.approx(100 * (1.075**shrink - 1))
     assert found["calibration"]["floor_pct"] == 7.5
-    assert found["verdict"] == "equivalent"
+    assert (found["verdict"], found["time"]["margin_pct"]) == ("inconclusive", 0.5)
     assert found["calibration"]["exact"] is False  # made with other runs than these
     assert "uncalibrated" not in found["flags"]
 

@@ -47,6 +47,8 @@ def _one(a, b, callings, diagnose, options):
         options["floor_pct"] = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
     result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
+    if "uncalibrated" in result["flags"] and all(timed) and calibration.has_only_suspect(timed[0] + timed[1]):
+        result["flags"].append("calibration-ignored")
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
     if diagnose:

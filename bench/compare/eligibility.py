@@ -30,11 +30,15 @@ NAMES = {
     "world_size": "world size",
 }
 
+CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
+
 
 class Answer(NamedTuple):
-    refusals: list  # sentences; with none of them the runs may be compared
+    refusals: list  # sentences; with none of them the times may be compared
     remarks: list  # sentences: what is unknown
     flags: list  # words
+    loss_refusals: list  # of the refusals those that losses are not compared for either
+    loss_remarks: list  # sentences: what differs and may change losses
 
 
 def is_timed(row):
@@ -50,18 +54,21 @@ def is_timed(row):
 def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = ("A", "B")) -> Answer:
     """Rows of all started runs of both arms -> Answer.  names: what the sentences call the arms."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
-    refusals, remarks, flags = [], [], []
+    refusals, remarks, flags, of_losses, loss_remarks = answer = Answer([], [], [], [], [])
     for name, timed, rows in zip(names, (a, b), (a_rows, b_rows), strict=True):
         if not timed:
             refusals.append(f"{name} has no complete run with a time among {len(rows)}")
     if refusals:
-        return Answer(refusals, remarks, flags)
+        return answer._replace(loss_refusals=refusals)
+    kinds = {"refusal": [refusals, of_losses], "of time": [refusals], "remark": [remarks], "flag": [flags]}
+    kinds["of losses"] = [loss_remarks]
     for rule in (_arms, _code, _disturbed, _setting, _session, _finish_line):
         for kind, word in rule(a, b, names):
-            {"refusal": refusals, "remark": remarks, "flag": flags}[kind].append(word)
+            for words in kinds[kind]:
+                words.append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
         flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
-    return Answer(refusals, remarks, list(dict.fromkeys(flags)))
+    return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
 def _arms(a, b, names):
@@ -118,22 +125,24 @@ def _disturbed(a, b, names):
         if flagged:
             runs = f"{_count(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
-            yield "refusal", f"{runs} {words}; race again without it"
+            yield "of time", f"{runs} {words}; race again without it"
 
 
 def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     texts = {row["setting"] for row in a + b}
     settings = [json.loads(text) for text in sorted(texts)]
-    found = [
-        f"{NAMES[key]} differ: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
+    found = {
+        key: f"{NAMES[key]} differ: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
         for key in NAMES
         if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
-    ]
+    }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not found:
-        found = [f"comparability_id differs: {_some(ids)}"]
-    yield from (("refusal", sentence) for sentence in found)
+        found = {None: f"comparability_id differs: {_some(ids)}"}
+    yield from (("of time", sentence) for sentence in found.values())
+    if of_losses := [NAMES[key] for key in CHANGE_LOSSES if key in found]:
+        yield "of losses", f"{' and '.join(of_losses)} differ, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         lacking = [
@@ -150,13 +159,13 @@ def _session(a, b, names):
     sessions = _known(row["session_id"] for row in a + b)
     if len(sessions) > 1:
         words = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
-        yield "refusal", f"{words}; ./run.sh race measures both arms in one"
+        yield "of time", f"{words}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
     gap_s = _gap_s(a, b)
     if gap_s is not None and gap_s > SESSION_GAP_S:
         apart = f"the arms lie {gap_s / 3600:.0f} hours apart"
-        yield "refusal", f"the session is unknown and {apart}: not raced in one session"
+        yield "of time", f"the session is unknown and {apart}: not raced in one session"
     else:
         yield "flag", "session-unknown"
         yield "remark", "the records do not say that both arms were raced in one session on one machine"

@@ -20,6 +20,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
     "order-unknown": "whether the arms were interleaved is unknown",
     "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {MIN_FLOOR_PCT:g} % is assumed",
+    "calibration-ignored": "the machine disturbed the runs of this session's calibration: calibrate when it is quiet",
     "n=1": "one run has no spread: no verdict",
     "no-spread": "identical times in each arm: not measured? no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
@@ -143,7 +144,7 @@ def _row(result, key):
         name,
         *(f"{mean:,.{decimals}f} {unit}" if mean is not None else "" for mean in numbers[mean_key]),
         "" if numbers["change_pct"] is None else f"{numbers['change_pct']:+.2f} %",
-        _interval(numbers["ci95_pct"], 2, " %"),
+        interval(numbers["ci95_pct"], 2, " %"),
         _p(p),
         ", ".join(map(str, numbers["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in numbers["cv_pct"]),
@@ -159,7 +160,7 @@ def _loss_row(loss):
         "val_loss",
         *(f"{mean:.5f}" for mean in loss["mean"]),
         f"{loss['change_nats']:+.5f}",
-        _interval(loss["ci95_nats"], 5, ""),
+        interval(loss["ci95_nats"], 5, ""),
         _p(loss["p"]),
         ", ".join(map(str, loss["n"])),
         ", ".join("-" if sd is None or not mean else f"{100 * sd / mean:.2f}" for sd, mean in spreads),
@@ -185,7 +186,7 @@ def _loss_lines(loss, arms):
         "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
         "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded (p = {p})",
     }
-    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else [])
+    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + loss["remarks"]
 
 
 def _time_lines(result):
@@ -198,7 +199,8 @@ def _time_lines(result):
     return [f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
 
 
-def _interval(edges, decimals, unit):
+def interval(edges: list[float] | None, decimals: int, unit: str) -> str:
+    """low, high -> words with the unit (" %") at their end; "" for None."""
     return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
 
 
