@@ -161,17 +161,20 @@ def _decide(result):
 
 
 def _verdict(result, time):
-    """faster, slower: p < alpha and beyond the floor.  equivalent: shown to be inside the margin.  Else inconclusive.
-
-    The floor is what this machine lets us see, the margin what matters: a machine that is noisier than the margin can
-    show a difference, never the lack of one.
-    """
     if not result["comparable"]:
         return "not_comparable"
-    p = _first(time["p_holm"], time["p"])
-    if p is None or "not-at-a-planned-look" in result["flags"]:
+    if time["p"] is None or "not-at-a-planned-look" in result["flags"]:
         return "inconclusive"
-    if p < time["alpha"] and abs(time["change_pct"]) > time["floor_pct"]:
+    return decide(time)
+
+
+def decide(time: effects.Time) -> str:
+    """Times that have a p -> faster, slower: p < alpha and beyond the floor; equivalent: shown to be inside the margin.
+
+    Else inconclusive.  The floor is what this machine lets us see, the margin what matters: a machine that is noisier
+    than the margin can show a difference, never the lack of one.
+    """
+    if _first(time["p_holm"], time["p"]) < time["alpha"] and abs(time["change_pct"]) > time["floor_pct"]:
         return "faster" if time["change_pct"] < 0 else "slower"
     p_equivalent = _first(time["p_equivalent_holm"], time["p_equivalent"])
     is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
