@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from bench.paths import REPO, results_root
+
 FOLDER = "races"
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
 TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written
@@ -84,3 +86,11 @@ def _name_arms(comparison, baseline, candidate):
         names = {"A": baseline, "B": candidate}
         said = str(comparison.get("words") or "")
         comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
+
+
+def run_folder_of(folder: Path, run: str) -> Path | None:
+    """Where a run "<track>/<run_id>" of the race lies: relative to results/ as the race found it, or beside the race
+    when it was moved.  None: it is not there.
+    """
+    bases = (folder.parent.parent, results_root(), folder, REPO)
+    return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)
