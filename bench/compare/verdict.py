@@ -55,6 +55,14 @@ def adjusted(against):
     return against
 
 
+def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
+    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had."""
+    if reported and reported["arms"] == result["arms"]:
+        for key in ("p_holm", "p_equivalent_holm"):
+            result["time"][key] = reported["time"].get(key)
+        _decide(result)
+
+
 def of_rows(
     a_rows,
     b_rows,
