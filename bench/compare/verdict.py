@@ -193,9 +193,10 @@ def decide(time: effects.Time) -> str:
 
 
 def sentence(result: Mapping) -> str:
-    """The verdict and its sentence, for where the verdict has no column of its own.  A Comparison of any version."""
-    verdict, words = str(result["verdict"]).replace("_", " "), str(result["words"])
-    return words if verdict in words or words.startswith("no verdict") else f"{verdict}: {words}"
+    """The sentence for where the verdict itself is not shown beside it.  result: a Comparison of any version."""
+    verdict, words = result["verdict"].replace("_", " "), result["words"]
+    says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
+    return words if says_it else f"{verdict}: {words}"
 
 
 def _words(result):
