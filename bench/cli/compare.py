@@ -71,7 +71,8 @@ def _failure(result, kind, limit_pct, shown):
         return sentences.alone(result) if result["verdict"] == "inconclusive" else None
     if kind == "loss":
         failed = loss["verdict"] == "worse" if shown else loss["verdict"] not in ("waived", "not_worse")
-        what, interval, unit = f"a rise of {b}'s val_loss by {loss['margin_nats']:g} nats", loss["ci95_nats"], " nats"
+        what, interval, unit = f"a rise of {b}'s val_loss", loss["ci95_nats"], " nats"
+        what += "" if shown else f" by {loss['margin_nats']:g} nats"
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"

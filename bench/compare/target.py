@@ -1,7 +1,6 @@
 """What a track asks: its p, its margin of equivalence; and whether repeats reach its target.
 
 A fixed number of steps is won when the mean val_loss is below the target.
-
 One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against it only here.
 """
 

@@ -80,7 +80,7 @@ def read(folder: Path | str) -> Race:
 
 
 def _name_arms(comparison, baseline, candidate):
-    """Before version 1's "arms" every sentence called the two A and B, whatever their names in the race."""
+    """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
     if "arms" not in comparison:
         comparison["arms"] = [baseline, candidate]
         names = {"A": baseline, "B": candidate}
