@@ -127,7 +127,7 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     ids = [row["run_id"] for _, row in site_runs.read(results).runs]
     assert all("<h1>" in page_of(out, run_id) for run_id in ids) and len(ids) == 2
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
-    new = add(results, 9)
+    new = add(results, 9, config_id="0000beef")  # a repeat would change the pages beside it, which link it
     write(results)
     after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     made = {path.name for path in after if after[path] != before.get(path)}
@@ -151,10 +151,24 @@ def test_a_run_in_a_pack_that_is_made_again_keeps_its_page(results, monkeypatch)
     monkeypatch.setattr(
         site_pages, "_html", lambda folder, *more: made.append(Path(folder).name) or html(folder, *more)
     )
-    new = add(results, 9)
+    new = add(results, 9, config_id="0000beef")
     write(results)
     assert made == [new.name]
     assert {run_id: page_of(results / "site", run_id) for run_id in ids} == before
+
+
+def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
+    write(results)
+    new = add(results, 9)
+    write(results)
+    home = results / "site" / "runs"
+    for _, row in site_runs.read(results).runs:
+        html = page_of(results / "site", row["run_id"])
+        assert (f"run.html?{new.name}" in html) == (row["run_id"] != new.name)
+        for link in re.findall(r'href="([^"]*)"', html):
+            path, _, run_id = link.partition("?")
+            assert path.startswith(("#", "data:")) or (home / path).resolve().exists(), link
+            assert not run_id or page_of(results / "site", run_id), link
 
 
 # ---- damaged records (ux B1)

@@ -1,8 +1,8 @@
 """./run.sh report RUN | RACE | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
 
-Of a run or a race: report.html in its folder.  Of results/, or any folder with many runs: a site in FOLDER/site/, where
-only what changed is made again.  --png has a Chromium take pictures of the charts, --md prints
-Markdown for a pull request.
+Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
+folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
+pictures of the charts, --md prints Markdown for a pull request.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from bench.units import format_bytes
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
 
+RACE = "race.html"
+
 
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
@@ -26,11 +28,11 @@ def main(argv):
     if (folder / "run.json").exists():
         from bench.report import run_page
 
-        return _one(folder, args, run_page, "report.html")
+        return _one(folder, args, run_page, run_page.NAME)
     if (folder / "race.json").exists():
         from bench.report import race_page
 
-        return _one(folder, args, race_page, "race.html")
+        return _one(folder, args, race_page, RACE)
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
@@ -47,11 +49,14 @@ def _one(folder, args, room, name):
     elif args.png:
         from bench.report import png
 
-        for path in png.write(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots"):
+        panels = room.panels_of(folder) if name == RACE else ()
+        for path in png.write(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels):
             _say(path)
     else:
         path = of_user(args.out) if args.out else folder / name
-        atomic.write_out(path, room.html(folder))
+        if name == RACE:
+            room.write_run_pages(folder)
+        atomic.write_out(path, room.html(folder, at=path.parent))
         _say(path)
     return 0
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from bench import atomic
 from bench.record.rows import Row
-from bench.report import run_page
+from bench.report import repeats, run_page
 from bench.web.page import page, tag
 
 NUM_PACKS = 256  # as in pages.js
@@ -37,9 +37,11 @@ def write(
     """[(run folder, row)] -> {run_id: why it has no page}, of damaged records.  say(done, total) reports progress."""
     home, version, packs = out / "runs", _version(), {}
     home.mkdir(exist_ok=True)
+    beside = repeats.of_rows(row for _, row in runs)
     for folder, row in runs:
-        stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED)]
-        packs.setdefault(pack_of(row["run_id"]), {})[row["run_id"]] = (folder, stamp)
+        others = beside[row["run_id"]]
+        stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED), [list(other) for other in others]]
+        packs.setdefault(pack_of(row["run_id"]), {})[row["run_id"]] = (folder, stamp, others)
     made, stale = _made(home / MADE), []
     for name, members in packs.items():
         known = made.setdefault(name, {})
@@ -70,7 +72,7 @@ def write_viewer(out: Path) -> None:
 def estimated_bytes(runs: Sequence[tuple[str, Row]]) -> int:
     """About what the pages of these runs and their rows will take, from those of some."""
     num = min(NUM_SAMPLES, max(1, len(runs) // NUM_PACKS))  # pages in a pack: together they take less
-    pages = [_html(folder)[0] or "" for folder, _ in runs[:: max(1, len(runs) // num)][:num]]
+    pages = [_html(folder, folder)[0] or "" for folder, _ in runs[:: max(1, len(runs) // num)][:num]]
     return len(runs) * (len(_packed(dict(enumerate(pages)))) // num + BYTES_OF_A_ROW)
 
 
@@ -83,16 +85,16 @@ def pack_of(run_id: str) -> str:
 
 
 def _write_pack(home, job):
-    """(name, {run_id: (folder, stamp)}, {run_id: [stamp, fault]} as it was) -> (name, {run_id: [stamp, fault]})."""
+    """(name, {run_id: (folder, stamp, repeats)}, what is known of it) -> (name, {run_id: [stamp, fault]})."""
     name, members, known = job
     path = home / f"{name}.js"
     before = _unpacked(path) if known else {}
     pages, facts = {}, {}
-    for run_id, (folder, stamp) in members.items():
+    for run_id, (folder, stamp, others) in members.items():
         if run_id in before and known.get(run_id) == [stamp, None]:
             html, fault = before[run_id], None
         else:
-            html, fault = _html(folder)
+            html, fault = _html(folder, home, others)
         facts[run_id] = [stamp, fault]
         if html is not None:
             pages[run_id] = html
@@ -100,10 +102,10 @@ def _write_pack(home, job):
     return name, facts
 
 
-def _html(folder):
-    """(page, None) or (None, why there is none)."""
+def _html(folder, home, others=()):
+    """(page, None) or (None, why there is none).  others: (words, link) of runs of the same config."""
     try:
-        return run_page.html(folder, assets="../assets", back="../index.html"), None
+        return run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others), None
     except ValueError as error:  # says what is wrong, after the path
         return None, str(error).replace(f"{folder}/", "")[:300]
     except Exception as error:  # whatever is wrong with one record, the others are shown

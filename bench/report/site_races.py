@@ -73,5 +73,5 @@ def _page(folder, out):
     if not path.exists():
         path = out / "races" / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, race_page.html(folder), durable=False)
+        atomic.write_text(path, race_page.html(folder, at=path.parent), durable=False)
     return quote(os.path.relpath(path, out))
