@@ -10,7 +10,7 @@ from bench.units import s_from_ms
 COLUMNS = (
     "step", "flags", "tokens", "train_loss", "val_loss", "step_ms", "train_time_ms", "train_time_at_val_ms",
 )  # fmt: skip
-DIGITS = {"train_s": 6, "train_loss": 5, "step_ms": 5, "val_loss": 6}
+DIGITS = {"train_s": 5, "train_loss": 5, "step_ms": 4, "val_loss": 6}
 
 
 def of_run(folder: Path | str, max_points: int = 500) -> dict:
@@ -87,6 +87,25 @@ def _rounded(columns):
         name: None if all(value is None for value in values) else [_short(value, DIGITS[name]) for value in values]
         for name, values in columns.items()
     }
+
+
+def packed(curves: dict) -> dict:
+    """Of of_columns(), smaller: steps at even distances as {"from", "by", "num", "last"}, tokens as those of each step."""
+    return curves | {part: _packed(curves[part]) for part in ("train", "val")}
+
+
+def _packed(part):
+    steps, tokens = part["step"], part["tokens"]
+    if None in tokens:
+        tokens = None
+    elif steps and steps[-1] and not tokens[-1] % steps[-1]:
+        a_step = tokens[-1] // steps[-1]
+        tokens = a_step if tokens == [step * a_step for step in steps] else tokens
+    if len(steps) > 3:
+        start, by, num = steps[0], steps[1] - steps[0], len(steps)
+        if steps[:-1] == list(range(start, start + by * (num - 1), by)):
+            steps = {"from": start, "by": by, "num": num, "last": steps[-1]}
+    return part | {"step": steps, "tokens": tokens}
 
 
 def _short(value, digits):

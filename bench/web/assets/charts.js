@@ -14,11 +14,14 @@
 
   // ---- arms: the runs of one config -> one line, their mean, and a band
 
-  function at(run, x) { // linear between the run's points
-    let high = run.x.findIndex((one) => one >= x);
-    if (run.x[high] === x) return run.y[high];
-    const share = (x - run.x[high - 1]) / (run.x[high] - run.x[high - 1]);
-    return run.y[high - 1] + share * (run.y[high] - run.y[high - 1]);
+  function along(run, grid) { // the run's values on the grid, linear between its points
+    let high = 0;
+    return grid.map((x) => {
+      while (run.x[high] < x && high < run.x.length - 1) high += 1;
+      if (run.x[high] === x) return run.y[high];
+      const share = (x - run.x[high - 1]) / (run.x[high] - run.x[high - 1]);
+      return run.y[high - 1] + share * (run.y[high] - run.y[high - 1]);
+    });
   }
 
   function gridOf(runs) { // the x of all runs, where every one of them has values
@@ -34,7 +37,7 @@
       return { x: places.map((place) => run.x[place]), y: places.map((place) => run.y[place]) };
     }).filter((run) => run.x.length);
     if (runs.length < 2) return runs.length ? [runs[0].x, runs[0].y] : [[], []];
-    const x = gridOf(runs), values = x.map((one) => runs.map((run) => at(run, one)));
+    const x = gridOf(runs), columns = runs.map((run) => along(run, x)), values = x.map((_, place) => columns.map((column) => column[place]));
     const means = values.map((some) => some.reduce((sum, one) => sum + one, 0) / some.length);
     if (band === "none") return [x, means];
     if (band !== "sd") return [x, means, values.map((some) => Math.min(...some)), values.map((some) => Math.max(...some))];
@@ -219,7 +222,8 @@
       event.preventDefault();
       const next = Math.max(0, Math.min(spec.x.length - 1, (plot.cursor.idx == null ? -1 : plot.cursor.idx) + by));
       plot.byKey = true;
-      plot.setCursor({ left: plot.valToPos(spec.x[next], "x"), top: 10 });
+      const column = plot.data.find((values, number) => number && plot.series[number].show && isKnown(values[next]));
+      plot.setCursor({ left: plot.valToPos(spec.x[next], "x"), top: column ? plot.valToPos(column[next], "y") : 10 });
     };
     plot.over.addEventListener("mousemove", () => (plot.byKey = false));
   }
