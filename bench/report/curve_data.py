@@ -90,7 +90,7 @@ def _rounded(columns):
 
 
 def packed(curves: dict) -> dict:
-    """Of of_columns(), smaller: steps at even distances as {"from", "by", "num", "last"}, tokens as those of each step."""
+    """Of of_columns(), smaller: even steps as {"from", "by", "num", "last"}, tokens as the number of each step."""
     return curves | {part: _packed(curves[part]) for part in ("train", "val")}
 
 
