@@ -22,6 +22,8 @@ def main(argv):
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
+    if not folder.is_dir():
+        raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 
