@@ -79,8 +79,10 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
 def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
     """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
     try:
-        with open(Path(folder) / "steps.csv", newline="") as file:
-            head, *lines = csv.reader(file)
+        text = (Path(folder) / "steps.csv").read_text()
+        if not text.endswith("\n"):
+            raise ValueError
+        head, *lines = csv.reader(text.splitlines())
         columns = dict(zip(head, zip(*lines, strict=True), strict=True))
         found = {name: _column(name, columns.get(name)) for name in {"step", *names}}
         steps = found["step"]

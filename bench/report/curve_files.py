@@ -1,58 +1,55 @@
 """curves.html of a site, and curves/*.js beside it: the curves of all runs, some runs a file, loaded when chosen.
 
-A file is made again only when steps.csv of one of its runs changed.  Which runs share a file hangs on their ids alone,
-so that a new run changes one file and not those of all later runs.
+A file is addCurves("..."): JSON {run_id: curve_data.packed()}, deflated, in base64.  It is made again only
+when steps.csv of one of its runs changed.  Which runs share a file hangs on their ids alone, so that a new run changes
+one file and not those of all later runs.
 """
 
+import base64
+import contextlib
 import functools
 import json
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import atomic
 from bench.record.rows import Row
 from bench.report import curve_data, curves
-from bench.web.page import json_block
 
 RUNS_A_FILE = 64  # on average
 MIN_PARALLEL = 500  # runs to read, from which on two processes are quicker
 MADE = ".made.json"
 
 
-def write(site: Path, rows: Iterable[Row], pages: Mapping[str, str] | None = None) -> Path:
-    """Rows with "folder" (record/listing.read_rows) -> site/curves.html, which needs site/assets.  Its path.
+def write(site: Path, runs: Iterable[tuple[str, Row]], link: Callable[[str], str | None] = lambda run_id: None) -> Path:
+    """[(run folder, row)] -> site/curves.html, which needs site/assets.  Its path.
 
-    pages: {run_id: link to its page, relative to site}; a run without one has no link.
+    link(run_id): from site to the run's page, or None.
     """
-    rows = sorted({row["run_id"]: row for row in rows}.values(), key=lambda row: row["run_id"])
-    files = _files(rows)
-    numbers = {row["run_id"]: number for number, part in enumerate(files.values()) for row in part}
+    runs = sorted({row["run_id"]: (folder, row) for folder, row in runs}.items())
+    files = _files([(run_id, folder) for run_id, (folder, _) in runs])
     (site / "curves").mkdir(parents=True, exist_ok=True)
-    _write_files(site / "curves", files, curves.points_of(len(rows)))
-    newest = sorted(rows, key=lambda row: row["started_at"] or "", reverse=True)
-    lines = [curves.line_of(row, None, (pages or {}).get(row["run_id"]), numbers[row["run_id"]]) for row in newest]
+    _write_files(site / "curves", files, curves.points_of(len(runs)))
+    numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
+    newest = sorted((row for _, (_, row) in runs), key=lambda row: row["started_at"] or "", reverse=True)
+    lines = [curves.line_of(row, None, link(row["run_id"]), numbers[row["run_id"]]) for row in newest]
     index = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}
-    html = curves.page_of(index, back="index.html", assets="assets")
-    atomic.write_text(site / "curves.html", html, durable=False)
+    atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
     return site / "curves.html"
 
 
-def _files(rows):
-    """Rows by run id -> {name of a file: its rows}; a file ends after an id whose hash says so."""
+def _files(runs):
+    """[(run id, folder)] by id -> {name of a file: its runs}; a file ends after an id whose hash says so."""
     files, part = {}, []
-    for row in rows:
-        part.append(row)
-        if zlib.crc32(row["run_id"].encode()) % RUNS_A_FILE == 0:
-            files[_name(part)] = part
+    for run in runs:
+        part.append(run)
+        if zlib.crc32(run[0].encode()) % RUNS_A_FILE == 0 or run is runs[-1]:
+            files[f"{zlib.crc32(part[0][0].encode()):08x}"] = part
             part = []
-    return files | ({_name(part): part} if part else {})
-
-
-def _name(part):
-    return f"{zlib.crc32(part[0]['run_id'].encode()):08x}"
+    return files
 
 
 def _write_files(folder, files, max_points):
@@ -62,7 +59,7 @@ def _write_files(folder, files, max_points):
     for path in folder.glob("*.js"):
         if path.stem not in files:
             path.unlink()
-    jobs = [(folder / f"{name}.js", [(row["run_id"], row["folder"]) for row in files[name]]) for name in stale]
+    jobs = [(folder / f"{name}.js", files[name]) for name in stale]
     make = functools.partial(_write_file, max_points)
     num_runs = sum(len(runs) for _, runs in jobs)
     if num_runs < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
@@ -79,8 +76,12 @@ def _write_files(folder, files, max_points):
 
 def _write_file(max_points, job):
     path, runs = job
-    found = {run_id: curve_data.packed(curve_data.of_run(folder, max_points)) for run_id, folder in runs}
-    atomic.write_text(path, f"addCurves({json_block(found)});\n", durable=False)
+    found = {}
+    for run_id, folder in runs:
+        with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
+            found[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
+    words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode())).decode()
+    atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
 
 
 def _made(folder):
@@ -90,12 +91,13 @@ def _made(folder):
         return {}
 
 
-def _stamp(row):
+def _stamp(run):
+    run_id, folder = run
     try:
-        stat = os.stat(f"{row['folder']}/steps.csv")
+        stat = os.stat(f"{folder}/steps.csv")
     except OSError:
-        return [row["run_id"]]
-    return [row["run_id"], stat.st_size, stat.st_mtime_ns]
+        return [run_id]
+    return [run_id, stat.st_size, stat.st_mtime_ns]
 
 
 @functools.cache

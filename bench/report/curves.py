@@ -77,8 +77,8 @@ CONTROLS = (  # id, label, [(value in the address, what the reader sees)], the d
     ("xscale", "x axis", (("linear", "linear"), ("log", "log"))),
     ("smooth", "smoothing", (("0", "none"), *((str(num), f"centred mean of {num} points") for num in (5, 21, 101)))),
 )
-MAX_BYTES = 8_000_000  # of the curves of a site, about
-BYTES_PER_POINT = 22  # of train_loss, step_ms and train_s as text
+MAX_BYTES = 5_000_000  # of the curves of a site, about
+BYTES_PER_POINT = 12  # train_loss, step_ms and train_s in a site's files, as measured
 
 
 def points_of(num_runs: int) -> int:

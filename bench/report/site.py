@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from bench import atomic, utc
 from bench.record import listing
-from bench.report import curve_files, run_page
+from bench.report import run_page
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page, section, soft, table, tag
 
@@ -44,7 +44,6 @@ def write(results: Path | str, out: Path, say: Callable[[int, int], object] = la
     _copy_assets(out / "assets")
     pages = _write_pages(rows, out, say)
     charts = [chart for track in _tracks(rows) if (chart := history(track, rows))]
-    curve_files.write(out, rows, pages)
     atomic.write_text(out / "index.html", _index(rows, pages, charts, _races(results, out)))
     return out / "index.html"
 
@@ -104,7 +103,6 @@ def _index(rows, pages, charts, races):
     body = [
         tag("h1", "Results"),
         soft(f"{_num(len(rows), 'run')}, track{'s' * (len(tracks) != 1)} {', '.join(tracks)}. {HELP}"),
-        tag("p", tag("a", "Curves of any runs in one chart", href="curves.html")),
         tag("div", clear, tag("span", "", id="shown", role="status"), class_="bar"),
         tag("div", "", id="runs"),
         tag("section", tag("h2", "The two runs you ticked"), pair),

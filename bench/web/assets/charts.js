@@ -104,7 +104,7 @@
   }
 
   function width(spec, low, high) { // the x axis
-    if (spec.x.length === 1) low = high = spec.x[0]; // uPlot takes years around a lonely date
+    if (spec.x[0] === spec.x[spec.x.length - 1]) low = high = spec.x[0]; // uPlot takes years around a lonely date
     if (low == null) return [0, 1];
     if (spec.log_x) return low === high ? [low / 2, low * 2] : [low, high];
     const dots = spec.series.some((one) => ["points", "bars", "stepped"].includes(one.kind));

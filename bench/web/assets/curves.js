@@ -62,17 +62,24 @@
     if (typeof part.tokens === "number") part.tokens = part.step.map((step) => step * part.tokens);
   }
 
-  globalThis.addCurves = (some) => {
+  function add(some) {
     for (const [id, one] of Object.entries(some)) {
       [one.train, one.val].forEach(unpack);
       curves.set(id, one);
     }
+  }
+
+  let added = Promise.resolve();
+  globalThis.addCurves = (words) => { // a file of a site calls this, with JSON, deflated, in base64
+    const bytes = Uint8Array.from(atob(words), (char) => char.charCodeAt(0));
+    const one = new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json().then(add);
+    added = Promise.all([added, one]);
   };
 
   function load(run) { // a script element: a page of a file may not fetch
     if (curves.has(run.run_id) || run.file == null) return Promise.resolve();
     if (!loading.has(run.file)) loading.set(run.file, new Promise((done) => {
-      const script = make("script", { src: "curves/" + index.files[run.file] + ".js", onload: done, onerror: done });
+      const script = make("script", { src: "curves/" + index.files[run.file] + ".js", onload: () => done(added), onerror: done });
       document.head.append(script);
     }));
     return loading.get(run.file);
@@ -162,12 +169,13 @@
       const number = arms.findIndex((arm) => arm.name === group.name);
       for (const run of group.runs) {
         const swatch = make("span", { className: "swatch" });
-        swatch.style.background = number < 0 ? "transparent" : "var(--series-" + (number % 8) + ")";
+        const isCounted = group.counted.includes(run);
+        swatch.style.background = number < 0 || !isCounted ? "transparent" : "var(--series-" + (number % 8) + ")";
         const away = make("button", { type: "button", textContent: "×", title: "remove from the chart" });
         away.setAttribute("aria-label", "remove " + nameOf(run));
         away.addEventListener("click", () => change(() => chosen.delete(run.run_id)));
         const numbers = [[run.val_loss, 4], [run.train_s, 2]].map(([value, digits]) => make("td", { className: "number", textContent: known(value, digits) }));
-        const words = [group.runs.length > 1 ? group.name : "", run.status].map((word) => make("td", { textContent: word }));
+        const words = [group.runs.length > 1 && isCounted ? group.name : "", run.status].map((word) => make("td", { textContent: word }));
         body.append(make("tr", {}, make("td", {}, swatch, linked(run, nameOf(run))), ...numbers, make("td", {}, away), ...words));
       }
     }
@@ -209,7 +217,7 @@
     show();
   }
 
-  if (index.curves) addCurves(index.curves);
+  if (index.curves) add(index.curves);
   for (const control of controls) control.addEventListener("change", () => change(() => {}));
   find("search").addEventListener("input", picker);
   find("clear").addEventListener("click", () => change(() => chosen.clear()));
