@@ -426,6 +426,21 @@ def test_a_sites_overlay_loads_what_is_chosen_and_links_the_runs_pages(browser, 
 
 @needs_browser
 @pytest.mark.browser
+def test_a_word_is_one_line_in_the_order_of_the_words_and_different_configs_are_no_arm(browser, results):
+    for seed, config in ((1, "aaaaaaaa"), (2, "aaaaaaaa"), (3, "bbbbbbbb"), (4, "cccccccc"), (5, "cccccccc")):
+        add(results, seed, config=config, name=config[:4])
+    page_of = {}
+    for name, words in (("arms", ["cccccccc", "aaaaaaaa"]), ("runs", ["000001Z", "000002Z"]), ("all", [str(results)])):
+        cli.main([*words, "--curves", "--out", str(results / f"{name}.html")])
+        page_of[name] = browser.open(results / f"{name}.html")
+    names = "[...document.querySelectorAll('.u-series:not(.edge) th')].slice(1).map((one) => one.textContent)"
+    assert page_of["arms"].js(names) == ["cccccccc, n=2", "aaaaaaaa, n=2"]
+    assert page_of["runs"].js(names) == ["aaaa s1", "aaaa s2"]  # each of them was named
+    assert page_of["all"].js(names) == ["aaaa s1", "aaaa s2", "bbbb s3", "cccc s4", "cccc s5"]
+
+
+@needs_browser
+@pytest.mark.browser
 def test_the_curves_of_several_words_become_pictures(results, tmp_path):
     for seed in (1, 2):
         add(results, seed, config=f"aaaaaaa{seed}")

@@ -88,7 +88,7 @@ def points_of(num_runs: int) -> int:
 
 
 def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int | None = None) -> list:
-    """A row -> its cells by COLUMNS.  arm: None for RACE:ARM of its race, if any; page: link to its page."""
+    """A row -> its cells by COLUMNS.  arm: None for RACE:ARM of its race, "" for none; page: link to its page."""
     if arm is None and row["race_id"]:
         arm = f"{row['race_id']}:{row['arm']}"
     status = "warm-up" if row["discarded"] and row["status"] == "complete" else row["status"]
@@ -100,7 +100,8 @@ def line_of(row: Row, arm: str | None = None, page: str | None = None, file: int
 def page_of(index: dict, back: str | None = None, assets: str | None = None) -> str:
     """The html of the overlay.
 
-    index: {"columns", "rows": newest first, "files" or "curves", "all": draw all at first}.
+    index: {"columns", "rows": newest first} and either {"files"}, of a site, or {"curves", "arms"}: names in the
+    order of their lines, all of them drawn at first.
     """
     labels = [
         tag(
@@ -139,12 +140,12 @@ def html(arms: Iterable[Arm], path: Path) -> str:
     max_points = points_of(sum(len(arm.rows) for arm in arms))
     lines, found = [], {}
     for arm in arms:
-        is_one = len({row["config_id"] for row in arm.rows}) == 1 and len(arm.rows) > 1
+        label = _label(arm)
         for number, row in enumerate(arm.rows):
             found[row["run_id"]] = curve_data.packed(_curves(arm, number, max_points))
-            lines.append(line_of(row, arm.name if is_one else None, _page_beside(arm.folders[number], path)))
+            lines.append(line_of(row, label, _page_beside(arm.folders[number], path)))
     lines.sort(key=lambda line: line[0], reverse=True)
-    return page_of({"columns": COLUMNS, "rows": lines, "curves": found, "all": True})
+    return page_of({"columns": COLUMNS, "rows": lines, "curves": found, "arms": [arm.name for arm in arms]})
 
 
 def charts_of_arms(arms: Iterable[Arm]) -> list[dict]:
@@ -158,6 +159,13 @@ def _shortly_named(arms):
     arms = list(arms)
     lasts = [arm.name.rstrip("/").rpartition("/")[2] for arm in arms]
     return [replace(arm, name=last if lasts.count(last) == 1 else arm.name) for arm, last in zip(arms, lasts)]
+
+
+def _label(arm):
+    """What its runs are one line as: its name, "" of a run that stands for itself, None where configs differ."""
+    if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
+        return arm.name
+    return "" if len(arm.rows) == 1 else None
 
 
 def _page_beside(folder, path):

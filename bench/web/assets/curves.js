@@ -30,7 +30,7 @@
   }
 
   function first() { // the newest race, else the newest runs
-    if (index.all) return runs.map((run) => run.run_id);
+    if (index.arms) return runs.map((run) => run.run_id);
     const complete = runs.filter((run) => run.status === "complete");
     const arm = complete.length && complete[0].arm, race = arm && arm.slice(0, arm.lastIndexOf(":") + 1);
     return (race ? complete.filter((run) => run.arm && run.arm.startsWith(race)) : complete).slice(0, race ? MAX_DRAWN : NUM_FIRST).map((run) => run.run_id);
@@ -50,7 +50,7 @@
   function writeAddress() {
     const words = controls.filter((control) => control.value !== control.options[0].value || control.id === "group").map((control) => control.id + "=" + control.value);
     const isDefault = chosen.size === first().length && first().every((id) => chosen.has(id));
-    if (!isDefault || !index.all) words.unshift("runs=" + [...chosen].map(encodeURIComponent).join(","));
+    if (!isDefault || !index.arms) words.unshift("runs=" + [...chosen].map(encodeURIComponent).join(","));
     history.replaceState(null, "", "#" + words.join("&"));
   }
 
@@ -122,7 +122,8 @@
       if (!found.has(key)) found.set(key, []);
       found.get(key).push(run);
     }
-    const one = find("group").value, list = [...found].sort(([a], [b]) => (one === "arm" ? a.localeCompare(b) : 0));
+    const one = find("group").value, rank = (key) => ((index.arms || []).indexOf(key) + 1 || 1e9);
+    const list = [...found].sort(([a], [b]) => (one === "arm" ? rank(a) - rank(b) || a.localeCompare(b) : 0));
     const races = new Set(list.map(([key]) => key.slice(0, key.lastIndexOf(":"))));
     return list.map(([key, all]) => {
       const complete = all.filter((run) => run.status === "complete"), counted = complete.length ? complete : all;
