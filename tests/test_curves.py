@@ -370,6 +370,7 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
         shown.press("ArrowRight")
     shown.until(f"{LEGEND}.includes('step 20;')")
     assert "n=2 4.3 (3.8 to 4.8)" in shown.js(LEGEND)  # 3.8 and 4.8 after 20 steps
+    assert shown.js("document.querySelector('.tip').textContent") == "alpha aaaaaaaa, n=2: 4.3"  # the line it is on
     choose("band", "sd")
     choose("x", "time")
     shown.js("document.querySelector('[data-chart=overlay]').focus()")

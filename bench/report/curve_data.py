@@ -39,13 +39,15 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
     validated = [number for number, loss in enumerate(columns["val_loss"]) if loss is not None]
     every = max(1, -(-len(trained) // max_points))
     buckets = [trained[start : start + every] for start in range(0, len(trained), every)]
-    flags = columns["flags"]
-    plain_ms = [None if flag else ms for flag, ms in zip(flags, columns["step_ms"], strict=True)]
+    plain_ms = [None if flag else ms for flag, ms in zip(columns["flags"], columns["step_ms"], strict=True)]
     ends = [bucket[-1] for bucket in buckets]
     kept = validated[:: -max(1, -(-len(validated) // max_points))][::-1]
     train = {"train_loss": _means(columns["train_loss"], buckets), "step_ms": _means(plain_ms, buckets)}
     val = {"val_loss": [columns["val_loss"][number] for number in kept]}
-    at_val_s = [s_from_ms(ms) if ms is not None else s for ms, s in zip(columns["train_time_at_val_ms"], train_s)]
+    at_val_s = list(train_s)
+    for number in kept:
+        if columns["train_time_at_val_ms"][number] is not None:
+            at_val_s[number] = s_from_ms(columns["train_time_at_val_ms"][number])
     return {
         "every": every,
         "train": _shared(steps, train_s, columns["tokens"], ends) | _rounded(train),
@@ -55,15 +57,16 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
 
 def _train_s(columns):
     """Seconds of training up to the end of each step; all None where no step has a time."""
-    if any(ms is not None for ms in columns["train_time_ms"]):
+    num, printed_ms = len(columns["step"]), columns["train_time_ms"]
+    if printed_ms.count(None) < num:
         least_s, found = None, []
-        for ms in reversed(columns["train_time_ms"]):  # a clock that was set back after warm-up steps: as if from there
+        for ms in reversed(printed_ms):  # a clock that was set back after warm-up steps: as if from there
             if ms is not None:
                 least_s = s_from_ms(ms) if least_s is None else min(least_s, s_from_ms(ms))
             found.append(least_s)
         return found[::-1]
     if not any(columns["step_ms"]):
-        return [None] * len(columns["step"])
+        return [None] * num
     return [s_from_ms(ms) for ms in itertools.accumulate(ms or 0.0 for ms in columns["step_ms"])]
 
 
@@ -84,7 +87,7 @@ def _shared(steps, train_s, tokens, numbers):
 
 def _rounded(columns):
     return {
-        name: None if all(value is None for value in values) else [_short(value, DIGITS[name]) for value in values]
+        name: None if values.count(None) == len(values) else [_short(value, DIGITS[name]) for value in values]
         for name, values in columns.items()
     }
 

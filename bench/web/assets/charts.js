@@ -133,39 +133,41 @@
     for (let next = number + 1; next <= all.length && all[next - 1][0].class; next++) u.setSeries(next, { show: options.show });
   };
 
-  function nearest(plot, spec) { // {series, place} of the labelled or linked point under the cursor, or undefined
+  function nearest(plot, spec, all) { // {one, place, top}: the labelled point under the cursor, or the line that it is on
     let best = NEAR_PX, found;
-    for (const [number, one] of spec.series.entries()) {
-      if (!(one.links || one.labels) || !plot.series[number + 1].show) continue;
-      one.y.forEach((y, place) => {
-        if (y == null) return;
-        const away = Math.hypot(plot.valToPos(spec.x[place], "x") - plot.cursor.left, plot.valToPos(y, "y") - plot.cursor.top);
-        if (away <= best) [best, found] = [away, { one, place }];
-      });
+    for (const [number, [options, values]] of all.entries()) {
+      const one = spec.series[options.of], isPoint = one.links || one.labels;
+      if (options.class || !plot.series[number + 1].show || (!isPoint && spec.series.length < 2)) continue;
+      for (const place of isPoint ? values.keys() : [plot.cursor.idxs[number + 1]]) {
+        if (!isKnown(values[place])) continue;
+        const top = plot.valToPos(values[place], "y"), aside = isPoint ? plot.valToPos(spec.x[place], "x") - plot.cursor.left : 0;
+        const away = Math.hypot(aside, top - plot.cursor.top);
+        if (away <= best) [best, found] = [away, { one, place, top }];
+      }
     }
     return found;
   }
 
-  function points(plot, spec) { // hover says a point's label, a click opens its link
+  function points(plot, spec, all) { // hover says which point or line it is, a click opens a point's link; gives both
     const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
     plot.over.append(tip);
-    const open = (found) => {
-      const link = found && found.one.links && found.one.links[found.place];
+    const linkOf = (found) => found && found.one.links && found.one.links[found.place];
+    const open = () => {
+      const link = linkOf(nearest(plot, spec, all));
       if (link) location.href = link;
     };
-    plot.over.addEventListener("click", () => open(nearest(plot, spec)));
-    return {
-      open: () => open(spec.series.map((one) => ({ one, place: plot.cursor.idx })).find(({ one, place }) => one.links && one.links[place])),
-      hover: () => {
-        const found = nearest(plot, spec) || (plot.byKey && spec.series.map((one) => ({ one, place: plot.cursor.idx })).find(({ one, place }) => one.labels && one.labels[place]));
-        tip.hidden = !(found && found.one.labels);
-        plot.over.classList.toggle("clickable", Boolean(found && found.one.links));
-        if (tip.hidden) return;
-        tip.textContent = found.one.labels[found.place];
-        const left = plot.valToPos(spec.x[found.place], "x"), atRight = left > plot.over.clientWidth / 2;
-        Object.assign(tip.style, { left: atRight ? "" : left + 10 + "px", right: atRight ? plot.over.clientWidth - left + 10 + "px" : "", top: Math.max(0, plot.valToPos(found.one.y[found.place], "y") - 30) + "px" });
-      },
+    plot.over.addEventListener("click", open);
+    const hover = () => {
+      const found = plot.cursor.idx == null ? null : nearest(plot, spec, all);
+      const label = found && (found.one.labels ? found.one.labels[found.place] : found.one.name + ": " + narrow(found.one.y[found.place]));
+      tip.hidden = !label;
+      plot.over.classList.toggle("clickable", Boolean(linkOf(found)));
+      if (!label) return;
+      tip.textContent = label;
+      const left = plot.valToPos(spec.x[found.place], "x"), right = plot.over.clientWidth - left;
+      Object.assign(tip.style, { left: left > right ? "" : left + 10 + "px", right: left > right ? right + 10 + "px" : "", top: Math.max(0, found.top - 30) + "px" });
     };
+    return { open, hover };
   }
 
   function keys(place, plot, spec, open) {
@@ -175,11 +177,9 @@
       if (!by) return;
       event.preventDefault();
       const next = Math.max(0, Math.min(spec.x.length - 1, (plot.cursor.idx == null ? -1 : plot.cursor.idx) + by));
-      plot.byKey = true;
       const column = plot.data.find((values, number) => number && plot.series[number].show && isKnown(values[next]));
       plot.setCursor({ left: plot.valToPos(spec.x[next], "x"), top: column ? plot.valToPos(column[next], "y") : 10 });
     };
-    plot.over.addEventListener("mousemove", () => (plot.byKey = false));
   }
 
   function nearestKnown(u, number, place) { // arms have values at different x: the legend shows each one's nearest
@@ -215,7 +215,7 @@
     }, [spec.x, ...all.map(([, column]) => column)], place);
     drawn.set(place, plot);
     legend(plot, all);
-    const acts = points(plot, spec);
+    const acts = points(plot, spec, all);
     hover = acts.hover;
     keys(place, plot, spec, acts.open);
     return plot;
