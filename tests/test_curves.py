@@ -379,6 +379,7 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
     shown.until(f"{LEGEND}.includes('train time, s 4;')")  # the slower config's 20 steps of 200 ms
     assert "4.3 (3.5929 to 5.0071)" in shown.js(LEGEND)  # sd of 3.8 and 4.8, ddof 1: 0.7071
     choose("yscale", "log")
+    choose("from", "half")
     choose("smooth", "5")
     choose("y", "train_loss")
     shown.until("document.querySelector('figcaption').innerText.includes('smoothed: centred mean of 5 points')")
@@ -389,6 +390,7 @@ def test_the_overlay_shows_mean_and_band_of_a_config_and_keeps_its_state_in_the_
         "group=config",
         "band=sd",
         "smooth=5",
+        "from=half",
         "yscale=log",
     }
     again = browser.open(f"{(results / 'curves.html').resolve().as_uri()}{address}")

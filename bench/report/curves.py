@@ -72,7 +72,7 @@ CONTROLS = (  # id, label, [(value in the address, what the reader sees)], the d
     ("x", "by", (("step", "step"), ("time", "train time"), ("tokens", "tokens"))),
     ("group", "one line per", (("run", "run"), ("config", "config"), ("name", "name"), ("arm", "arm"))),
     ("band", "band", (("range", "smallest to largest"), ("sd", "mean ± sd"), ("none", "none"))),
-    ("from", "show", (("all", "all"), ("half", "last half"), ("tenth", "last tenth"))),
+    ("from", "show", (("all", "all"), ("half", "last half of each"), ("tenth", "last tenth of each"))),
     ("yscale", "y axis", (("linear", "linear"), ("log", "log"))),
     ("xscale", "x axis", (("linear", "linear"), ("log", "log"))),
     ("smooth", "smoothing", (("0", "none"), *((str(num), f"centred mean of {num} points") for num in (5, 21, 101)))),

@@ -96,8 +96,10 @@
   function pointsOf(id) { // {x, y} of a run, as asked for
     const one = curves.get(id), x = one && one[Y[find("y").value][0]][X[find("x").value][0]], y = one && one[Y[find("y").value][0]][find("y").value];
     if (!x || !y) return { x: [], y: [] };
-    const places = x.map((_, place) => place).filter((place) => x[place] != null && y[place] != null && (find("xscale").value !== "log" || x[place] > 0) && (find("yscale").value !== "log" || y[place] > 0));
-    return { x: places.map((place) => x[place]), y: smoothed(places.map((place) => y[place]), Number(find("smooth").value)) };
+    const isDrawn = (place) => x[place] != null && y[place] != null && (find("xscale").value !== "log" || x[place] > 0) && (find("yscale").value !== "log" || y[place] > 0);
+    const places = x.map((_, place) => place).filter(isDrawn), ys = smoothed(places.map((place) => y[place]), Number(find("smooth").value));
+    const xs = places.map((place) => x[place]), cut = xs[0] + FROM[find("from").value] * (xs[xs.length - 1] - xs[0]);
+    return { x: xs.filter((one) => one >= cut), y: ys.filter((_, number) => xs[number] >= cut) };
   }
 
   // ---- groups
@@ -136,13 +138,7 @@
   // ---- the page
 
   function drawn(list) {
-    const arms = list.map((group) => ({ name: group.name, runs: group.counted.map((run) => pointsOf(run.run_id)).filter((run) => run.x.length) })).filter((arm) => arm.runs.length);
-    const all = arms.flatMap((arm) => arm.runs.flatMap((run) => [run.x[0], run.x[run.x.length - 1]]));
-    const cut = Math.min(...all) + FROM[find("from").value] * (Math.max(...all) - Math.min(...all));
-    for (const arm of arms) {
-      arm.runs = arm.runs.map((run) => ({ x: run.x.filter((x) => x >= cut), y: run.y.filter((_, place) => run.x[place] >= cut) })).filter((run) => run.x.length);
-    }
-    return arms;
+    return list.map((group) => ({ name: group.name, runs: group.counted.map((run) => pointsOf(run.run_id)).filter((run) => run.x.length) })).filter((arm) => arm.runs.length);
   }
 
   function words(list, arms) {
