@@ -552,6 +552,21 @@ def test_a_run_opens_from_its_pack_with_its_charts_and_no_code_of_the_record(bro
 
 @needs_browser
 @pytest.mark.browser
+def test_ticked_runs_lead_to_their_curves(browser, many):
+    page = browser.open(many, width=1300)
+    assert page.js("document.getElementById('curves').getAttribute('href')") == "curves.html"
+    for place in (1, 2, 3):
+        page.click(f".tabulator-row:nth-child({place}) input[type=checkbox]")
+    page.until("document.getElementById('of-ticked').textContent.startsWith('3 ticked')")
+    page.click("#curves")
+    page.until("document.querySelectorAll('.u-over').length === 1")
+    page.until("document.querySelectorAll('#chosen tr').length === 3")
+    assert page.js("document.querySelector('#chosen a').getAttribute('href')").startswith("runs/run.html?2026112")
+    assert page.errors == []
+
+
+@needs_browser
+@pytest.mark.browser
 def test_the_words_of_a_record_show_at_its_dot_by_pointer_and_by_key(browser, raced):
     page = browser.open(write(raced), width=1300)
     page.js("document.querySelectorAll('.history a')[1].focus()")

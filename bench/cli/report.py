@@ -1,8 +1,11 @@
 """./run.sh report RUN | RACE | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
+./run.sh report WORD WORD ... [--out PATH] [--png]      the curves of all of them in one chart: results/curves.html
+./run.sh report WORD --curves                           the same of one: a race's arms, the runs of a folder
 
 Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
 folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
-pictures of the charts, --md prints Markdown for a pull request.
+pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
+compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
@@ -22,7 +25,9 @@ RACE = "race.html"
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    folder = named.folder(args.folder) if args.folder else results_root()
+    if args.curves or len(args.words) > 1:
+        return _curves(args)
+    folder = named.folder(args.words[0]) if args.words else results_root()
     if not folder.is_dir():
         raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
@@ -39,6 +44,31 @@ def main(argv):
     return _site(folder, of_user(args.out) if args.out else folder / "site", args.anyway)
 
 
+def _curves(args):
+    """The overlay of what the words name, one line an arm."""
+    from bench.compare import selection
+    from bench.report import curves
+
+    if args.md:
+        raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
+    words = args.words or [str(results_root())]
+    arms = selection.of_each(words, lambda message: print(f"report: skipped: {message}", file=sys.stderr))
+    if args.png:
+        return _pictures(curves.charts_of_arms(arms), of_user(args.out) if args.out else results_root() / "plots")
+    path = of_user(args.out) if args.out else results_root() / "curves.html"
+    atomic.write_out(path, curves.html(arms, path))
+    _say(path)
+    return 0
+
+
+def _pictures(charts, folder, panels=()):
+    from bench.report import png
+
+    for path in png.write(charts, folder, panels):
+        _say(path)
+    return 0
+
+
 def _one(folder, args, room, name):
     """A run or a race; room: the module that knows its page, its charts and its block of Markdown."""
     if args.md and (args.png or args.out):
@@ -47,11 +77,8 @@ def _one(folder, args, room, name):
     if args.md:
         print(room.block(folder), end="")
     elif args.png:
-        from bench.report import png
-
         panels = room.panels_of(folder) if name == RACE else ()
-        for path in png.write(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels):
-            _say(path)
+        return _pictures(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels)
     else:
         path = of_user(args.out) if args.out else folder / name
         if name == RACE:
@@ -111,8 +138,12 @@ def _parser():
         prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="folder of a run, of a race or of many runs; default results/"
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="a run, a race or a folder of many runs; default results/; several: curves",
     )
+    parser.add_argument("--curves", action="store_true", help="the curves of what is named in one chart")
     parser.add_argument(
         "--out", metavar="PATH", help="file of the page (run, race), or folder of the site or the pictures"
     )

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import atomic
-from bench.report import site_pages, site_races, site_records, site_runs
+from bench.report import curve_files, site_pages, site_races, site_records, site_runs
 from bench.web.page import ASSETS, Safe, page, section, soft, table, tag
 
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
 STYLES = ("tabulator_simple.min.css", "style.css", "site.css")
-CURVES = "curves.html"  # the ticked runs' curves, where the site has that page
 HELP = "A click on a head sorts, words below it filter (numbers take <, > and =), ticked runs stand side by side."
 
 
@@ -28,7 +27,8 @@ def write(
     _copy_assets(out / "assets")
     faults = site_pages.write(results.runs, out, say)
     site_pages.write_viewer(out)
-    data = {"columns": _packed(site_runs.columns(results, faults)), "curves": (out / CURVES).exists()}
+    curve_files.write(out, results.runs, lambda run_id: None if run_id in faults else site_pages.link(run_id))
+    data = {"columns": _packed(site_runs.columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
     body = [
         tag("h1", "Results"),

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 ASSETS = importlib.resources.files("bench.web") / "assets"
-CHART_SCRIPTS = ("uPlot.iife.min.js", "charts.js")
+CHART_SCRIPTS = ("uPlot.iife.min.js", "arms.js", "charts.js")
 CHART_STYLES = ("uPlot.min.css", "style.css")
 REPORT_STYLES = (*CHART_STYLES, "report.css")  # of the page of a run or of a race
 

@@ -188,9 +188,8 @@
     found = found.slice().sort((one, other) => String(one.started_at).localeCompare(String(other.started_at)));
     state.ticked = found.map((row) => row.run_id);
     save();
-    const ids = state.ticked.map(encodeURIComponent).join(",");
-    const links = found.length && packed.curves ? [make("a", { href: "curves.html#runs=" + ids, id: "curves" }, "Curves")] : [];
-    $("of-ticked").replaceChildren(...(found.length ? [found.length + " ticked ", ...links] : []));
+    const runs = found.length ? "#runs=" + state.ticked.map(encodeURIComponent).join(",") : "";
+    $("of-ticked").replaceChildren(found.length ? found.length + " ticked " : "", make("a", { href: "curves.html" + runs, id: "curves" }, "Curves"));
     $("ticked").replaceChildren(...(found.length > 1 ? sideBySide(found, fields) : []));
   }
 
