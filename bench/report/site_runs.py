@@ -19,7 +19,7 @@ COLUMNS = (  # what a user can choose, in this order; site.js says which are sho
     "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
     "validity", "why", "config_id", "seed", "model", "optim", "data", "world_size", "mfu", "peak_mem_gib", "energy_j",
     "num_steps", "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "target_reached", "num_deviations", "dtype",
-    "torch", "race_id", "arm", "commit", "provenance", "session_id", "comparability_id",
+    "torch", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
 )
 # fmt: on
 OF_THE_SITE = ("short", "group", "counts", "page")  # of each row, in no column of their own
@@ -82,7 +82,8 @@ def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list]:
 
 
 def _shown(row, fault):
-    shown = {name: row.get(name) for name in COLUMNS} | {"why": row["failure"]}
+    shown = {name: row.get(name) for name in COLUMNS}
+    shown |= {"why": row["failure"], "source": row["source_sha256"] and row["source_sha256"][:8]}
     if fault:
         shown |= {"status": "damaged", "why": fault}
     elif row["discarded"] and row["status"] == "complete":
@@ -95,7 +96,7 @@ def _shown(row, fault):
 def _unread(path, why):
     parent, name = os.path.split(path)
     facts = {"run_id": name, "name": name, "track": os.path.basename(parent), "status": "damaged", "why": why}
-    return UNREAD | facts | {"group": -1, "counts": False, "page": False}
+    return UNREAD | facts | {"source": None, "group": -1, "counts": False, "page": False}
 
 
 def short_ids(run_ids: Iterable[str]) -> list[str]:

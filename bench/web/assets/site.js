@@ -36,7 +36,7 @@
     const { n, first } = ofGroup(members);
     const others = count - n ? ", " + (count - n) + " not counted" : "";
     const button = make("button", { type: "button", "data-group": key, "aria-expanded": String(group.isVisible()) }, key < 0 ? "damaged records" : first.name || "unnamed", " ", make("code", {}, first.config_id || ""));
-    const head = make("span", { class: "group" }, button, make("span", { class: "soft" }, " n = " + n + others + (first.device ? " · " + first.device : "")));
+    const head = make("span", { class: "group" }, button, make("span", { class: "soft" }, [" n = " + n + others, first.device, first.source && "code " + first.source].filter(Boolean).join(" · ")));
     if (narrow.matches) head.append(make("div", { class: "soft" }, HEADLINE.filter((field) => meanWords(field, members)).map((field) => field + " " + meanWords(field, members)).join(", ")));
     return head;
   }
