@@ -41,7 +41,8 @@ def _verdict(name, one):
     flags = [(flag, compare_text.FLAGS.get(flag, "")) for flag in one.get("flags") or ()]
     noted = details(f"Flags: {', '.join(name for name, _ in flags)}", table((), flags)) if flags else ""
     words = str(one.get("words")).removeprefix(f"{_plain(one.get('verdict'))}: ")  # the badge says it
-    return tag("div", tag("p", tag("b", f"{name}: "), badge, words, class_="verdict"), noted)
+    before = "" if words.startswith(f"{name} ") else tag("b", f"{name}: ")
+    return tag("div", tag("p", before, badge, words, class_="verdict"), noted)
 
 
 def _plain(word):
@@ -183,7 +184,7 @@ def excluded(baseline: str, against: Mapping[str, dict]) -> Safe:
 
 def diagnosis(against: Mapping[str, dict]) -> Safe:
     """Where the time went."""
-    found = [(name, diagnosis_text.text(one.get("diagnosis") or {}, False)) for name, one in against.items()]
+    found = [(name, diagnosis_text.text(one.get("diagnosis") or {})) for name, one in against.items()]
     parts = [
         details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", words)) for name, words in found if words
     ]
