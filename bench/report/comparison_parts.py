@@ -4,7 +4,7 @@ against, everywhere: {name of the candidate: bench.compare.verdict.Comparison}, 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bench import text_table
 from bench.compare import text as compare_text
@@ -29,6 +29,19 @@ LOSS_WORDS = {
     "worse": "worse than {a}'s, and a rise of {margin:g} nats is not excluded",
     "inconclusive": "not shown to be no worse than {a}'s: a rise of {margin:g} nats is not excluded",
 }
+
+
+def and_(words: Iterable[str]) -> str:
+    """A, B and C."""
+    *most, last = [*words] or ["nothing"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def arm(number: int, name: str, facts: Iterable[object]) -> Safe:
+    """A line of a list of arms, in the colour of its series; the last fact is of less importance."""
+    *most, last = facts
+    words = [*(tag("dd", fact) for fact in most), tag("dd", last, class_="soft")]
+    return tag("div", tag("dt", name), *words, style=f"--own: var(--series-{number % 8})")
 
 
 def verdicts(against: Mapping[str, dict]) -> list[Safe]:
