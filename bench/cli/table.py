@@ -49,9 +49,9 @@ def main(argv):
         print(_nothing(args))
     elif args.all_columns or args.md:
         shown = columns if args.all_columns else table_text.filled(rows, shown)
-        print(table_text.render(rows, shown, "github" if args.md else "simple"))
+        print(table_text.render(rows, shown, "github" if args.md else "wide"))
     else:
-        print(table_text.fit(rows, shown, table_text.terminal_width()))
+        print(table_text.fit(rows, shown, table_filters.asked_for(args.sort, conditions, columns)))
     return 0
 
 

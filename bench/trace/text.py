@@ -60,7 +60,8 @@ MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB)
 def table(lines, columns, form="simple"):
     """lines: dicts; columns: (head, key, format of a cell) each."""
     cells = [[words(line[key]) for _, key, words in columns] for line in lines]
-    return text_table.render([head for head, _, _ in columns], cells, form=form)
+    right = [any(isinstance(line[key], (int, float)) for line in lines) for _, key, _ in columns]
+    return text_table.render([head for head, _, _ in columns], cells, right, form)
 
 
 # ---- an analysis
