@@ -250,6 +250,17 @@ def test_runs_from_any_folder_and_says_which(checkout, tmp_path):
     assert tests.out == "tests -k a or b\n"
 
 
+def test_a_link_to_it_works_from_anywhere_and_builds_no_second_environment(checkout, tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("run.sh", "speedrun.sh"):
+        (links / name).symlink_to(os.path.relpath(checkout.repo / name, links))  # relative, as `ln -s` writes it
+        done = checkout.run("seed=1", script=links / name, cwd=links)
+        verb = "speedrun " if name == "speedrun.sh" else ""
+        assert done.out == f"cwd={checkout.repo} asked={links} words={verb}seed=1\n", done.err
+    assert sorted(path.name for path in links.iterdir()) == ["run.sh", "speedrun.sh"]
+
+
 def believing(checkout, **fakes):
     """FAKE_HEAD for a Python in which the pinned versions seem installed, but for fakes: name -> version, or None."""
     installed = dict(re.findall(r"^([\w.-]+)==(\S+)", (REPO / "requirements.lock").read_text(), re.MULTILINE)) | fakes
