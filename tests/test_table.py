@@ -92,7 +92,7 @@ def test_a_running_record_of_a_dead_launcher_is_listed_as_aborted(results, capsy
 
 def test_results_is_the_default_and_an_empty_one_says_what_to_do(results, capsys):
     assert table.main([]) == 0
-    assert "no runs in results/ yet: ./speedrun.sh makes the first" in capsys.readouterr().out
+    assert f"no runs in {results}/ yet: ./speedrun.sh makes the first" in capsys.readouterr().out
     assert as_json(capsys) == []
     add(results, 3)
     assert [row["seed"] for row in as_json(capsys)] == [3]
@@ -250,7 +250,7 @@ def test_where_chooses_rows(results, capsys, where, seeds):
         (["--where", "target_reached=maybe"], "target_reached is yes or no"),
         (["--sort", "speed"], "there is no column speed; choose from run_id, track"),
         (["--group", "--sort", "seed"], "there is no column seed; choose from track"),
-        (["/no/such/folder"], "is not a folder, a glob"),
+        (["/no/such/folder"], "is not a path, a glob"),
     ],
 )
 def test_a_wrong_question_is_refused_with_what_would_be_right(results, capsys, argv, words):

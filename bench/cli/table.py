@@ -7,6 +7,7 @@ or still runs has its row and no numbers.  A row is a run, with --group a set of
 import argparse
 import sys
 
+from bench import paths
 from bench.paths import PUBLISHED
 from bench.record import listing
 from bench.report import table_filters, table_groups, table_text
@@ -58,7 +59,7 @@ def main(argv):
 def _nothing(args):
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
-    where = " ".join(args.folder) or "results/"
+    where = " ".join(args.folder) or paths.shown(paths.results_root())
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 

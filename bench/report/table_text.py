@@ -9,7 +9,7 @@ from bench.record.rows import Row
 
 MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
 MIN_ID_CHARS = 32  # of a longer one
-NARROW_ID_CHARS = 20  # of any, where all other columns went already
+NARROW_ID_CHARS = 20  # of any, where the other columns went already
 # fmt: off
 # What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
 SHOWN = ("run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib")
@@ -38,11 +38,11 @@ def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = 
     columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
     cells, limit = {name: _column(rows, name) for name in columns}, terminal.width()
     if limit is not None:
-        _shorten_ids(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
+        _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
         for name in [name for name in reversed(columns[1:]) if name not in asked]:
             if _excess(cells, limit) > 0:
                 del cells[name]
-        _shorten_ids(cells, limit, NARROW_ID_CHARS)
+        _shorten_names(cells, limit, NARROW_ID_CHARS)
     return render(rows, list(cells), "simple", list(cells.values()))
 
 
@@ -51,12 +51,14 @@ def _excess(cells, limit):
     return sum(max([len(name), *map(len, column)]) + text_table.GAP for name, column in cells.items()) - 2 - limit
 
 
-def _shorten_ids(cells, limit, min_chars, may_stay_chars=0):
-    """Shorten the run ids of more than may_stay_chars, as far as the terminal asks for and not below min_chars."""
-    excess, ids = _excess(cells, limit), cells.get("run_id")
-    if excess > 0 and ids:
-        longest = max(min_chars, max(map(len, ids)) - excess)
-        cells["run_id"] = [one if len(one) <= may_stay_chars else _middle(one, longest) for one in ids]
+def _shorten_names(cells, limit, min_chars, may_stay_chars=0):
+    """Shorten ids and names of more than may_stay_chars, as far as the terminal asks for and not below min_chars."""
+    for column in ("run_id", "name"):
+        excess, names = _excess(cells, limit), cells.get(column)
+        if excess > 0 and names:
+            whole = [len(name) for name in names if len(name) <= may_stay_chars]
+            longest = max([min_chars, max(map(len, names)) - excess, *whole])
+            cells[column] = [_middle(name, longest) for name in names]
 
 
 def _middle(text, max_chars):
