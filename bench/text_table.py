@@ -96,6 +96,14 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
+def middle(text: str, max_chars: int) -> str:
+    """The beginning and the end of a text that is longer: often both are needed to tell it from others."""
+    if len(text) <= max_chars:
+        return text
+    head = max_chars // 2
+    return f"{text[:head]}…{text[len(text) - (max_chars - head - 1) :]}"
+
+
 def printable(text: str) -> str:
     """Without control characters: an escape sequence of a foreign record would be obeyed by the terminal."""
     if text.isprintable():

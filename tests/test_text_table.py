@@ -144,3 +144,8 @@ def test_two_digits_without_an_exponent():
         "612",
         "2600000",
     ]
+
+
+def test_a_long_name_keeps_both_its_ends():
+    assert text_table.middle("abcdefghij", 10) == "abcdefghij"
+    assert text_table.middle("abcdefghij", 6) == "abc…ij"

@@ -58,15 +58,7 @@ def _shorten_names(cells, limit, min_chars, may_stay_chars=0):
         if excess > 0 and names:
             whole = [len(name) for name in names if len(name) <= may_stay_chars]
             longest = max([min_chars, max(map(len, names)) - excess, *whole])
-            cells[column] = [_middle(name, longest) for name in names]
-
-
-def _middle(text, max_chars):
-    """The beginning and the end of a text that is longer."""
-    if len(text) <= max_chars:
-        return text
-    head = max_chars // 2
-    return f"{text[:head]}…{text[len(text) - (max_chars - head - 1) :]}"
+            cells[column] = [text_table.middle(name, longest) for name in names]
 
 
 def filled(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
