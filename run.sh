@@ -238,7 +238,7 @@ else
 fi
 if [ "${1:-}" = test ]; then
     shift
-    exec "$python" -m pytest "$@"
+    exec "$python" -m pytest -n auto --dist loadfile "$@" # how many processes: tests/conftest.py
 elif [ "${1:-}" = lint ]; then
     "$python" -m ruff check . && exec "$python" -m ruff format --check .
     exit 1
