@@ -333,6 +333,25 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     found = race_json(results)["result"]["against"]
     assert (found["B"]["verdict"] in ("equivalent", "inconclusive"), found["C"]["verdict"]) == (True, "slower")
     assert found["C"]["time"]["p_holm"] == pytest.approx(2 * found["C"]["time"]["p"])
+    assert (found["C"]["arms"], found["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
+    (folder,) = (results.folder / "races").iterdir()
+    text = (folder / "race.md").read_text()
+    assert "## C (optim.lr=0.005) against A (the default)" in text and re.search("C is [0-9.]+ % slower than A", text)
+    assert len(re.findall("B('s| is)", text.partition("## C (")[2])) == 0
+
+
+def test_an_old_race_calls_its_arms_by_their_names(results, monkeypatch):
+    """Before its "arms" were kept, every candidate was called B."""
+    go(results, monkeypatch, "A=", "C=optim.lr=0.004", "n=3", time_of=noisy(6, C=5))
+    (path,) = (results.folder / "races").glob("*/race.json")
+    old = json.loads(path.read_text())
+    found = old["result"]["against"]["C"]
+    del found["arms"], found["about"]
+    found["words"] = "B is 5.00 % slower than A (95 % interval +4.0 to +6.0 %)"
+    path.write_text(json.dumps(old))
+    found = race_folder.read(path.parent)["result"]["against"]["C"]
+    assert found["words"] == "C is 5.00 % slower than A (95 % interval +4.0 to +6.0 %)"
+    assert found["arms"] == ["A", "C"]
 
 
 def test_seeds_are_fresh_unless_they_are_given(results, monkeypatch):

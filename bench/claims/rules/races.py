@@ -88,6 +88,7 @@ def _verdict_again(claim, race, floor_pct):
             [folders[run] for run in race.state.runs(name) if run in folders],
             plan=race.state.plan,
             race=race.race_id,
+            in_race=(name, ""),
         )
         for name in race.state.plan["arms"]
     ]
