@@ -40,7 +40,7 @@ TABLE = {
     "compat": "memory training units",
     "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training "
     "units utc",
-    "compare": "config diagnosis importers paths record stats text_table utc",
+    "compare": "config diagnosis importers paths record stats terminal text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal text_table units utc web",
     "race": "atomic compare data.sources instruments launch machine paths record report stats text_table utc",
     "claims.rules": "compare config instruments machine race record text_table",
