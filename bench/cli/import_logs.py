@@ -52,7 +52,7 @@ def main(argv):
     else:
         counts = [(key.replace("_", " "), f"{value:,}") for key, value in summary.items()]
         print(text_table.render((), counts, [False, True]))
-        written = f"{num_written} new run folders in {results_root()}; ./run.sh table shows them"
+        written = f"{text_table.counted(num_written, 'new run folder')} in {results_root()}; ./run.sh table shows them"
         print("nothing was written" if args.dry_run else written)
     return 1 if report["unmatched"] or report["unread"] else 0
 

@@ -97,7 +97,7 @@ def _head(result, is_md, heading):
     lines = [f"{heading} {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
     pairs = zip((a, b), (about_a, about_b), result["started"], result["time"]["n"], result["steps"], strict=True)
     for name, about, started, timed, num_steps in pairs:
-        counts = f"{started} run{'s' * (started != 1)}"
+        counts = text_table.counted(started, "run")
         counts += f", {timed} counted" * (result["comparable"] and timed != started)
         counts += "" if num_steps is None else f", {num_steps} steps"
         lines.append(text_table.line(f"{name}: {about} ({counts})", is_md) + "  " * is_md)
