@@ -4,6 +4,7 @@ On a terminal rich draws it: colours, and words folded where the table is wider 
 be decided about is joined here, 10,000 rows in a tenth of a second; rich would take seconds.
 """
 
+import itertools
 import re
 import textwrap
 import unicodedata
@@ -29,7 +30,7 @@ def render(
     rows = [[line(cell, is_md) for cell in row] for row in (columns, *cells) if row]
     widths = [max(map(len, column)) for column in zip(*rows)]
     right = right or [False] * len(widths)
-    if form != "simple" or len(rows) > MAX_DRAWN_ROWS or not (terminal.is_terminal() or _is_too_wide(widths)):
+    if form != "simple" or len(rows) > MAX_DRAWN_ROWS or not (_is_too_wide(widths) or _has_colours(rows)):
         return _joined(rows, widths, right, is_md, bool(columns))
     return _drawn(rows, widths, right, bool(columns))
 
@@ -42,6 +43,10 @@ def marked(pairs: Iterable[tuple[str, str]]) -> str:
 def _is_too_wide(widths):
     limit = terminal.width()
     return limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit
+
+
+def _has_colours(rows):
+    return terminal.is_terminal() and any(map(terminal.colour, itertools.chain.from_iterable(rows)))
 
 
 def _joined(rows, widths, right, is_md, has_head):
