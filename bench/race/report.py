@@ -50,6 +50,6 @@ def _facts(race):
         yield f"unplanned look: {compare_text.FLAGS['unplanned-look']}"
 
 
-def verdicts(result, form="terminal", **options):
-    """Each candidate against the baseline, the verdicts last.  options: of bench.compare.text.render()."""
-    return compare_text.report(list(result["against"].values()), form, **options)
+def verdicts(result, form="terminal", why=False, hint=""):
+    """Each candidate against the baseline, the verdicts last.  why, hint: of bench.compare.text.render()."""
+    return compare_text.report(list(result["against"].values()), form, why=why, hint=hint)
