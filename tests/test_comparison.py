@@ -7,7 +7,7 @@ import pytest
 from comparing import FAILED, a_run, compare, compare_arms, raced
 
 from bench import stats
-from bench.compare import target
+from bench.compare import sentences, target
 from bench.config import compose, schema
 
 FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
@@ -410,3 +410,14 @@ def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():
     assert found["verdict"] == "faster"
     assert {"imported", "session-unknown", "uncalibrated"} <= set(found["flags"])
     assert not {"order-confounded", "order-unknown"} & set(found["flags"])  # they alternate
+
+
+def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
+    noisy = compared([10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9])
+    assert sentences.alone(noisy) == f"inconclusive: {noisy['words']}" and "inconclusive" not in noisy["words"]
+    assert sentences.alone(compared(FAST, SLOW)).startswith("B is 5.00 % slower than A")
+    assert sentences.alone(compared([10.0], [20.0])).startswith("no verdict: one run has no spread")
+    other = compared(FAST, SLOW[:0])
+    assert sentences.alone(other) == "not comparable: B has no complete run with a time among 0"
+    of_before = {"verdict": "inconclusive", "words": "inconclusive: +1.10 % (95 % interval -1.0 to +3.2 %)"}
+    assert sentences.alone(of_before) == of_before["words"]

@@ -20,7 +20,7 @@ from bench.race.runner import DECIDED
 
 NUM_RACES = 1000  # of each sd, effect, plan and floor in the table of docs/COMPARING.md
 MARGIN_PCT = 0.5
-SDS_PCT = (0.05, 0.2, 1.0, 5.0, 20.0)  # between runs of one arm
+SDS_PCT = (0.05, 0.2, 1.0, 20.0)  # between runs of one arm
 FLOORS_PCT = (0.1, 0.3, 1.0, 77.0)  # 0.1: not calibrated
 EFFECTS_PCT = (0.0, -0.5, 0.5, 2.0)  # on B's time; 0.5 is the margin
 PLANS = ((2,), (3,), (5,), (10,), (3, 5), (4, 7, 10))  # the looks, the last is n

@@ -12,6 +12,7 @@ import yaml
 from bench import stats, text_table
 from bench.claims import claim as claims
 from bench.claims import publication
+from bench.compare import sentences
 from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
 from bench.record.rows import row_of
@@ -103,7 +104,7 @@ def summary(claim):
     for race in claim.races:
         against = ((race.result or {}).get("result") or {}).get("against") or {}
         if race.arm in against:
-            parts.append(text_table.line(f"{race.race_id}: {against[race.arm]['words']}", True))
+            parts.append(text_table.line(f"{race.race_id}: {sentences.alone(against[race.arm])}", True))
     return "\n\n".join(parts)
 
 

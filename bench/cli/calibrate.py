@@ -56,8 +56,10 @@ def _end(found, path):
     session = found["session_id"]
     used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
     margin_pct = target.margin_pct_of(found["track"])
-    coarse = f"the floor is coarser than the margin of {margin_pct:g} %: {found['floor_n']} runs a side will never be"
-    coarse = f"\n{coarse} called equivalent; a quieter machine or more runs a side would" if path else ""
+    coarse = (
+        f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing is"
+    )
+    coarse += " called equivalent; a quieter machine or more runs help"
     return f"kept in {path}: {used}" + coarse * (found["floor_pct"] > margin_pct)
 
 

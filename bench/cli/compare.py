@@ -9,7 +9,7 @@ import json
 import math
 import sys
 
-from bench.compare import comparison, csv_text, selection, text, verdict
+from bench.compare import comparison, csv_text, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
 
 FAILURES = ("slower", "inconclusive", "loss")
@@ -68,10 +68,11 @@ def _failure(result, kind, limit_pct, shown):
     """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
     b, time, loss = result["arms"][1], result["time"], result["val_loss"]
     if kind == "inconclusive":
-        return verdict.sentence(result) if result["verdict"] == "inconclusive" else None
+        return sentences.alone(result) if result["verdict"] == "inconclusive" else None
     if kind == "loss":
         failed = loss["verdict"] == "worse" if shown else loss["verdict"] not in ("waived", "not_worse")
-        what, interval, unit = f"a rise of {b}'s val_loss by {loss['margin_nats']:g} nats", loss["ci95_nats"], " nats"
+        what, interval, unit = f"a rise of {b}'s val_loss", loss["ci95_nats"], " nats"
+        what += "" if shown else f" by {loss['margin_nats']:g} nats"
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
         what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"

@@ -27,6 +27,8 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple
     pairs = zip(candidates, others, strict=True)
     results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
     verdict.adjusted(dict(enumerate(results)))
+    if len(results) == 1 and baseline.race == candidates[0].race is not None:
+        verdict.adjusted_as(results[0], candidates[0].reported)
     return [(arm.name, result) for arm, result in zip(candidates, results, strict=True)]
 
 
@@ -34,7 +36,7 @@ def _one(a, b, callings, diagnose, options):
     names, about = zip(*callings, strict=True)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
-    of_one_race = a.race is not None and a.race == b.race
+    of_one_race, ignored = a.race is not None and a.race == b.race, []
     options = {
         "plan": a.plan if of_one_race else None,
         "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
@@ -46,9 +48,10 @@ def _one(a, b, callings, diagnose, options):
     if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
         options["floor_pct"] = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
+    elif kept is None and all(timed) and calibration.has_only_suspect(timed[0] + timed[1]):
+        ignored = ["calibration-ignored"]
     result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
-    if "uncalibrated" in result["flags"] and all(timed) and calibration.has_only_suspect(timed[0] + timed[1]):
-        result["flags"].append("calibration-ignored")
+    result["flags"] += ignored
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
     if diagnose:

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench import stats, utc
+from bench import stats
+from bench.compare import order
 from bench.record.rows import Row
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
-MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
 NAMES = {
     "gpus": "GPUs",
     "power_limits_w": "power limits (W)",
@@ -67,7 +67,7 @@ def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = (
             for words in kinds[kind]:
                 words.append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
-        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
+        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[order.are_interleaved(a, b)]
     return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
@@ -162,7 +162,7 @@ def _session(a, b, names):
         yield "of time", f"{words}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
-    gap_s = _gap_s(a, b)
+    gap_s = order.gap_s(a, b)
     if gap_s is not None and gap_s > SESSION_GAP_S:
         apart = f"the arms lie {gap_s / 3600:.0f} hours apart"
         yield "of time", f"the session is unknown and {apart}: not raced in one session"
@@ -211,39 +211,6 @@ def _on_the_way(arms, names, steps, target, ran):
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
-
-
-def are_interleaved(a_rows, b_rows):
-    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown or there is no pair.
-
-    In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
-    and of all pairs of an A and a B, A must be first in about half; strict alternation, A B A B ..., which is 1 / (2 n)
-    off, always passes.
-    """
-    starts = [(row["started_at"], arm) for arm, rows in (("A", a_rows), ("B", b_rows)) for row in rows]
-    if not a_rows or not b_rows or any(started_at is None for started_at, _ in starts):
-        return None
-    order = [arm for _, arm in sorted(starts)]
-    num_changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
-    num_a_first, num_a = 0, 0
-    for arm in order:
-        num_a += arm == "A"
-        num_a_first += num_a if arm == "B" else 0
-    earlier_frac = num_a_first / (len(a_rows) * len(b_rows))
-    allowed_frac = max(MAX_EARLIER_FRAC, (1 / len(a_rows) + 1 / len(b_rows)) / 4)
-    return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
-
-
-def _gap_s(a, b):
-    """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
-    spans = []
-    for rows in (a, b):
-        if any(row["started_at"] is None for row in rows):
-            return None
-        seconds = [utc.seconds(row["started_at"]) for row in rows]
-        spans.append((min(seconds), max(seconds)))
-    (first, second) = sorted(spans)
-    return max(0.0, second[0] - first[1])
 
 
 # ---- words

@@ -1,5 +1,6 @@
-"""Do repeats reach their track's target?  A fixed number of steps is won when the mean val_loss is below it.
+"""What a track asks: its p, its margin of equivalence; and whether repeats reach its target.
 
+A fixed number of steps is won when the mean val_loss is below the target.
 One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against it only here.
 """
 
@@ -19,16 +20,16 @@ OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are
 
 def p_value_of(track: str | None) -> float:
     """The p that conf/track/ asks for on this track."""
-    return _rules_of(track)["p_value"]
+    return of_track(track)["p_value"]
 
 
 def margin_pct_of(track: str | None) -> float:
     """Largest change of run time, either way, that is called equivalent on this track (track.rules in conf/track/)."""
-    return (_rules_of(track).get("rules") or {}).get("equivalence_margin_pct", MARGIN_PCT)
+    return (of_track(track).get("rules") or {}).get("equivalence_margin_pct", MARGIN_PCT)
 
 
 @functools.cache
-def _rules_of(track):
+def of_track(track: str | None) -> dict:
     """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""
     name = track if track in {path.stem for path in CONF.glob("track/*.yaml")} else OF_LOGS
     return yaml.safe_load((CONF / "track" / f"{name}.yaml").read_text())["track"]

@@ -79,18 +79,18 @@ def read(folder: Path | str) -> Race:
     return race
 
 
+def _name_arms(comparison, baseline, candidate):
+    """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
+    if "arms" not in comparison:
+        comparison["arms"] = [baseline, candidate]
+        names = {"A": baseline, "B": candidate}
+        said = str(comparison.get("words") or "")
+        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
+
+
 def run_folder_of(folder: Path, run: str) -> Path | None:
     """Where a run "<track>/<run_id>" of the race lies: relative to results/ as the race found it, or beside the race
     when it was moved.  None: it is not there.
     """
     bases = (folder.parent.parent, results_root(), folder, REPO)
     return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)
-
-
-def _name_arms(comparison, baseline, candidate):
-    """Before version 1's "arms" every sentence called the two A and B, whatever their names in the race."""
-    if "arms" not in comparison:
-        comparison["arms"] = [baseline, candidate]
-        names = {"A": baseline, "B": candidate}
-        said = str(comparison.get("words") or "")
-        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
