@@ -4,7 +4,6 @@ An entry is all runs of one config and code on one kind of machine that one ledg
 races and the ledger alone; what would be a record is judged first (bench/claims/rules/), and becomes one if accepted.
 """
 
-import collections
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
@@ -13,9 +12,9 @@ from pathlib import Path
 
 from bench import stats, text_table
 from bench.claims import claim as claims
-from bench.claims import rules
+from bench.claims import rules, uncounted
 from bench.compare import target
-from bench.paths import PUBLISHED, results_root, shown
+from bench.paths import results_root
 from bench.record import index, ledger, named, race_folder
 
 MAX_ENTRIES = 20  # shown of a track
@@ -62,30 +61,7 @@ def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[
             continue  # no target there
         records = progression(entries, track_rules, races_of(paths))
         parts += [_heading(track, track_rules, form), _standing(entries, form), _records(records, form)]
-    return "\n\n".join(parts) or _why_empty([row for _, row in found], paths)
-
-
-def _why_empty(rows, paths):
-    where = ", ".join(map(shown, paths))
-    published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
-    if not rows:
-        return f"no runs in {where} yet; {published}"
-    whys = collections.Counter(map(_why_not, rows)).most_common()
-    counts = "; ".join(f"{count} {why}" for why, count in whys)
-    return f"{where}: {text_table.counted(len(rows), 'run')}, none of them counts: {counts}; {published}"
-
-
-def _why_not(row):
-    """Why a run is in no entry."""
-    if row["track"] not in claims.tracks():
-        return "on tracks that conf/track/ does not have"
-    if row["num_deviations"]:
-        return "in the open division"
-    if row["discarded"]:
-        return "a warm-up"
-    if row["status"] != "complete" or row["validity"] == "invalid":
-        return "failed, invalid or still running"
-    return f"on {row['track']}, which has no target"
+    return "\n\n".join(parts) or uncounted.words([row for _, row in found], paths)
 
 
 def by_track(found):
