@@ -58,3 +58,8 @@ def test_the_page_shows_its_verdict_on_its_first_screen(logs, capsys):
             assert shown.errors == [] and len(shown.requests) == 1
             assert shown.js("document.querySelector('.verdict .badge').getBoundingClientRect().bottom < innerHeight")
             assert shown.js("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_path_that_cannot_be_written_is_refused_by_its_option(logs):
+    with pytest.raises(ValueError, match="--html .*0.txt/page.html: cannot be written"):
+        cli.main([str(logs / "theirs"), str(logs / "ours"), "--html", str(logs / "ours" / "0.txt" / "page.html")])

@@ -47,7 +47,7 @@ def main(argv):
 def _write_page(arms, results, path):
     from bench.report import comparison_page
 
-    atomic.write_out(path, comparison_page.html(arms, results, path.parent))
+    atomic.write_out(path, comparison_page.html(arms, results, path.parent), "--html")
     print(os.path.relpath(path))
 
 
