@@ -13,7 +13,7 @@ import os
 import sys
 
 from bench import atomic
-from bench.paths import of_user, published_root, results_root
+from bench.paths import of_user, published_root, results_root, shown
 from bench.record import ledger, named
 from bench.units import format_bytes
 
@@ -29,7 +29,7 @@ def main(argv):
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
     if not folder.is_dir():
-        raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+        raise ValueError(f"no runs in {shown(folder)} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 

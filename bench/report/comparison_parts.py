@@ -4,7 +4,7 @@ against, everywhere: {name of the candidate: bench.compare.verdict.Comparison}, 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bench import text_table
 from bench.compare import text as compare_text
@@ -31,6 +31,19 @@ LOSS_WORDS = {
 }
 
 
+def and_(words: Iterable[str]) -> str:
+    """A, B and C."""
+    *most, last = [*words] or ["nothing"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def arm(number: int, name: str, facts: Iterable[object]) -> Safe:
+    """A line of a list of arms, in the colour of its series; the last fact is of less importance."""
+    *most, last = facts
+    words = [*(tag("dd", fact) for fact in most), tag("dd", last, class_="soft")]
+    return tag("div", tag("dt", name), *words, style=f"--own: var(--series-{number % 8})")
+
+
 def verdicts(against: Mapping[str, dict]) -> list[Safe]:
     """The sentence of each candidate, with its flags and what each means."""
     return [_verdict(name, one) for name, one in against.items()]
@@ -41,7 +54,8 @@ def _verdict(name, one):
     flags = [(flag, compare_text.FLAGS.get(flag, "")) for flag in one.get("flags") or ()]
     noted = details(f"Flags: {', '.join(name for name, _ in flags)}", table((), flags)) if flags else ""
     words = str(one.get("words")).removeprefix(f"{_plain(one.get('verdict'))}: ")  # the badge says it
-    return tag("div", tag("p", tag("b", f"{name}: "), badge, words, class_="verdict"), noted)
+    before = "" if words.startswith(f"{name} ") else tag("b", f"{name}: ")
+    return tag("div", tag("p", before, badge, words, class_="verdict"), noted)
 
 
 def _plain(word):
@@ -183,7 +197,7 @@ def excluded(baseline: str, against: Mapping[str, dict]) -> Safe:
 
 def diagnosis(against: Mapping[str, dict]) -> Safe:
     """Where the time went."""
-    found = [(name, diagnosis_text.text(one.get("diagnosis") or {}, False)) for name, one in against.items()]
+    found = [(name, diagnosis_text.text(one.get("diagnosis") or {})) for name, one in against.items()]
     parts = [
         details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", words)) for name, words in found if words
     ]

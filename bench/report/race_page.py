@@ -6,7 +6,6 @@ Reads race.json (bench/race/runner.py) and the records of its runs.
 import contextlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,7 +27,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
     names, baseline = list(race["arms"]), _baseline(race)
     charts = _points(runs, names)
     curves = _step_curves([run for run in runs if not run["discarded"]], names)
-    title = f"Race: {baseline} against {_and(name for name in names if name != baseline)}"
+    title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
     plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
     body = [
         tag("h1", title),
@@ -81,11 +80,6 @@ def _baseline(race):
     return race.get("baseline") or next(iter(race["arms"]))
 
 
-def _and(words: Iterable[str]):
-    *most, last = [*words] or ["nothing"]
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def _facts(race):
     status = str(race.get("status")).replace("_", " ")
     facts = [f"track {race.get('track')}", status, race.get("why"), race.get("started_at")]
@@ -100,12 +94,7 @@ def _arms(race, baseline, against):
     codes = {_code(arm) for arm in arms.values()}
     shared = [tag("code", " ".join(words))] * bool(words) + [codes.copy().pop()] * (len(codes) == 1 and codes != {""})
     lines = [
-        tag(
-            "div",
-            tag("dt", name),
-            *_arm(name == baseline, arm, words, len(codes) > 1),
-            style=f"--own: var(--series-{num % 8})",
-        )
+        parts.arm(num, name, _arm(name == baseline, arm, words, len(codes) > 1))
         for num, (name, arm) in enumerate(arms.items())
     ]
     common = soft("All arms: ", join(shared, ", ")) if shared else ""
@@ -115,12 +104,12 @@ def _arms(race, baseline, against):
 
 def _arm(is_baseline, arm, shared, with_code):
     own = " ".join(word for word in arm.get("overrides") or [] if word not in shared)
-    words = [tag("dd", arm["name"])] if arm.get("name") else []
-    words += [tag("dd", tag("code", own))] if own else []
+    words = [arm["name"]] if arm.get("name") else []
+    words += [tag("code", own)] if own else []
     runs = arm.get("runs") or []
     facts = ["baseline" if is_baseline else "", _code(arm) if with_code else ""]
     facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", f"{len(runs)} run{'s' * (len(runs) != 1)}"]
-    return [*words, tag("dd", ", ".join(fact for fact in facts if fact), class_="soft")]
+    return [*words, ", ".join(fact for fact in facts if fact)]
 
 
 def _code(arm):
