@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench import stats, text_table
 from bench.claims import claim as claims
-from bench.claims import rules
+from bench.claims import rules, uncounted
 from bench.compare import target
 from bench.config import schema
 from bench.paths import results_root
@@ -85,12 +85,11 @@ def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[
     folders: words of the user.  A run that cannot be read is skipped and reported to on_error(message).
     """
     paths = [named.folder(word) for word in folders] or [results_root()]
-    found = index.read_rows([path for path in paths if path.is_dir()], on_error)
+    found = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
     for board in boards(found, paths):
         parts += [_heading(board, form), _standing(board.entries, form), _records(board.records, form)]
-    nothing = "no runs yet; ./run.sh table --leaderboard results/published shows the published"
-    return "\n\n".join(parts) or nothing
+    return "\n\n".join(parts) or uncounted.words([row for _, row in found], paths)
 
 
 def by_track(found):
