@@ -18,7 +18,6 @@ from bench.record import ledger, named
 from bench.units import format_bytes
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
-
 RACE = "race.html"
 
 
