@@ -108,6 +108,15 @@ def test_a_logs_time_is_the_printed_one_without_what_its_clock_took_back():
     assert curve_data.of_rows([{"step": 0, "val_loss": 3.0}])["val"]["train_s"] is None  # no time is known
 
 
+def test_a_log_that_prints_the_time_of_some_steps_only_has_no_train_time_so_far():
+    tenth = [{"step": 10 * num, "train_loss": 5.0, "step_ms": 100.0} for num in range(5)]
+    assert curve_data.of_rows(tenth)["train"]["train_s"] is None  # 100 ms were of one step in ten
+    hole = [{"step": num, "train_loss": 5.0, "step_ms": None if num == 2 else 100.0} for num in range(1, 5)]
+    assert curve_data.of_rows(hole)["train"]["train_s"] is None
+    hole[1]["flags"] = "untimed"  # its program's clock has it not either
+    assert curve_data.of_rows(hole)["train"]["train_s"] == [0.1, 0.1, 0.2, 0.3]
+
+
 def test_a_site_of_many_runs_has_fewer_points_of_each():
     assert [curves.points_of(num) for num in (0, 1, 500, 2000, 10_000)] == [512, 512, 512, 128, 32]
 
@@ -175,7 +184,7 @@ def test_each_word_is_an_arm_and_a_race_is_its_arms(results):
     ]
 
 
-def test_several_words_make_one_page_and_markdown_is_refused(results, capsys):
+def test_several_words_make_one_page_and_markdown_is_refused(results, capsys, monkeypatch):
     for seed in (1, 2):
         add(results, seed)
     assert cli.main(["s1", "s2"]) == 0
@@ -183,8 +192,11 @@ def test_several_words_make_one_page_and_markdown_is_refused(results, capsys):
     assert "curves.html" in capsys.readouterr().out and not re.search(r"""(src|href)=["']?(https?:)?//""", html)
     with pytest.raises(ValueError, match="--md with several words: Markdown is of one run or race"):
         cli.main(["s1", "s2", "--md"])
+    with pytest.raises(ValueError, match="no runs in .* yet"):
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results / "none"))
+        cli.main(["--curves"])
     with pytest.raises(ValueError, match="nosuch: is not a path"):
-        cli.main(["s1", "nosuch"])
+        cli.main(["nosuch", "s1"])
 
 
 # ---- colours

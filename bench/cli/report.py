@@ -19,11 +19,11 @@ from bench.record import named
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
+    if not args.words and not results_root().is_dir():
+        raise ValueError(f"no runs in {results_root()} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
-    if not folder.is_dir():
-        raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 
