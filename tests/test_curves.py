@@ -331,7 +331,7 @@ def test_the_legend_hides_a_series_with_its_band_by_mouse_and_by_key(browser, re
     folders = [add(results, seed, loss=4.0 + seed) for seed in range(2)]
     shown = drawn(browser, tmp_path, curves.arm_charts({"A": folders})[0])
     assert shown.js("plots['arms-val_loss-step'].series.map((one) => one.show)") == [True] * 4
-    head = ".u-series:nth-child(2) th"
+    head = ".u-series:nth-child(4) th"  # after x and the edges of the band
     shown.click(head)
     shown.until("plots['arms-val_loss-step'].series.slice(1).every((one) => !one.show)")
     assert shown.js(f"document.querySelector('{head}').getAttribute('aria-pressed')") == "false"
@@ -452,6 +452,17 @@ def test_a_word_is_one_line_in_the_order_of_the_words_and_different_configs_are_
     assert page_of["arms"].js(names) == ["cccccccc, n=2", "aaaaaaaa, n=2"]
     assert page_of["runs"].js(names) == ["aaaa s1", "aaaa s2"]  # each of them was named
     assert page_of["all"].js(names) == ["aaaa s1", "aaaa s2", "bbbb s3", "cccc s4", "cccc s5"]
+
+
+@needs_browser
+@pytest.mark.browser
+def test_a_legend_has_the_colour_of_its_line_also_when_the_theme_changes(browser, tmp_path):
+    spec = chart("one", "", "", "s", "s", [0.0, 1.0], [series_of(name, [1.0, 2.0], "line") for name in "ab"])
+    shown = drawn(browser, tmp_path, spec)
+    shown.click("#theme")
+    swatch = "getComputedStyle(document.querySelector('.u-series:nth-child(3) .u-marker')).backgroundColor"
+    red, green, blue = (int(part, 16) for part in re.findall("..", shown.js("charts.colourOf(1)")[1:]))
+    assert shown.js(swatch) == f"rgb({red}, {green}, {blue})"
 
 
 @needs_browser
