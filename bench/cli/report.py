@@ -12,7 +12,7 @@ import os
 import sys
 
 from bench import atomic
-from bench.paths import of_user, results_root
+from bench.paths import of_user, results_root, shown
 from bench.record import named
 
 
@@ -20,7 +20,9 @@ def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
     if not args.words and not results_root().is_dir():
-        raise ValueError(f"no runs in {results_root()} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+        raise ValueError(
+            f"no runs in {shown(results_root())} yet: ./speedrun.sh makes the first, ./run.sh run makes one"
+        )
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
