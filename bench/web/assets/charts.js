@@ -52,7 +52,7 @@
   function fitted(spec, low, high) { // the y axis: as much as the data need
     if (low == null) return [0, 1];
     if (["area", "bars"].includes(spec.series[0].kind)) return [0, high * 1.05 || 1];
-    if (/%/.test(spec.y_label) && low >= 0 && high <= 100) return [0, 105];
+    if (/%/.test(spec.y_label) && low >= 0 && high <= 100) return [0, high > 50 ? 105 : high * 1.06 || 1];
     if (spec.log_y) return low === high ? [low / 1.1, low * 1.1] : [low * (low / high) ** 0.04, high * (high / low) ** 0.04];
     const pad = low === high ? Math.abs(low) * 0.05 || 1 : (high - low) * 0.06;
     return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
@@ -77,8 +77,8 @@
   function axisOf(spec, label, isLog, values) {
     const line = { stroke: () => colour("--line") };
     const axis = { label, labelSize: 24, font: "13px system-ui, sans-serif", labelFont: "13px system-ui, sans-serif", stroke: () => colour("--soft"), grid: { ...line, width: 0.5 }, ticks: line };
-    const known = values.filter(isKnown);
-    if (isLog && Math.max(...known) < 100 * Math.min(...known)) Object.assign(axis, { splits: nice, filter: (u, splits) => splits });
+    const known = values.filter(isKnown), ends = known.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+    if (isLog && ends[1] < 100 * ends[0]) Object.assign(axis, { splits: nice, filter: (u, splits) => splits });
     else if (!isLog && known.every(Number.isInteger)) axis.incrs = WHOLE; // there is no run 1.5
     if (isLog || !spec.dates) axis.values = (u, splits) => splits.map((one) => (one == null ? "" : one.toLocaleString("en", { maximumSignificantDigits: 6, notation: Math.abs(one) >= 1e6 ? "compact" : "standard" })));
     return axis;
