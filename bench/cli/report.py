@@ -2,9 +2,10 @@
 ./run.sh report WORD WORD ... [--out PATH] [--png]      the curves of all of them in one chart: results/curves.html
 ./run.sh report WORD --curves                           the same of one: a race's arms, the runs of a folder
 
-Of a run or a race: report.html in its folder.  Of results/, or any folder with many runs: a site in FOLDER/site/, where
-only what changed is made again.  --png has a Chromium take pictures of the charts, --md prints
-Markdown for a pull request.  A WORD is what compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
+Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
+folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
+pictures of the charts, --md prints Markdown for a pull request.  A WORD is what compare takes: runs, races, RACE:ARM,
+parts of run ids, folders of logs.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import sys
 from bench import atomic
 from bench.paths import of_user, results_root, shown
 from bench.record import named
+
+RACE = "race.html"
 
 
 def main(argv):
@@ -29,11 +32,11 @@ def main(argv):
     if (folder / "run.json").exists():
         from bench.report import run_page
 
-        return _one(folder, args, run_page, "report.html")
+        return _one(folder, args, run_page, run_page.NAME)
     if (folder / "race.json").exists():
         from bench.report import race_page
 
-        return _one(folder, args, race_page, "race.html")
+        return _one(folder, args, race_page, RACE)
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
@@ -57,10 +60,10 @@ def _curves(args):
     return 0
 
 
-def _pictures(charts, folder):
+def _pictures(charts, folder, panels=()):
     from bench.report import png
 
-    for path in png.write(charts, folder):
+    for path in png.write(charts, folder, panels):
         _say(path)
     return 0
 
@@ -73,10 +76,13 @@ def _one(folder, args, room, name):
     if args.md:
         print(room.block(folder), end="")
     elif args.png:
-        return _pictures(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots")
+        panels = room.panels_of(folder) if name == RACE else ()
+        return _pictures(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels)
     else:
         path = of_user(args.out) if args.out else folder / name
-        atomic.write_out(path, room.html(folder))
+        if name == RACE:
+            room.write_run_pages(folder)
+        atomic.write_out(path, room.html(folder, at=path.parent))
         _say(path)
     return 0
 

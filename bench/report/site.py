@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from bench import atomic, utc
 from bench.record import listing
-from bench.report import run_page
+from bench.report import repeats, run_page
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page, section, soft, table, tag
 
@@ -132,14 +132,17 @@ def _copy_assets(folder):
 def _write_pages(rows, out, say):
     """{run_id: page, relative to the index}; a record that cannot be shown has none."""
     (out / "runs").mkdir(exist_ok=True)
-    made, version, pages = _made(out / MADE), _version(), {}
+    made, version, pages, others = _made(out / MADE), _version(), {}, repeats.of_rows(rows)
     for done, row in enumerate(rows, 1):
         folder = Path(os.path.join(os.getcwd(), row["folder"]))
         name = f"runs/{row['run_id']}.html"
         stamp = [version, *map(_changed_ns, (folder / "run.json", folder / "analysis.json", folder / "memory"))]
+        beside = others[row["run_id"]]
+        stamp.append(hashlib.sha256(repr(beside).encode()).hexdigest()[:16])
         if made.get(row["run_id"]) != stamp or not (out / name).exists():
             try:
-                html = run_page.html(folder, assets="../assets", back="../index.html")
+                ways = {"assets": "../assets", "back": "../index.html", "at": out / "runs"}
+                html = run_page.html(folder, **ways, repeats=beside)
                 atomic.write_text(out / name, html, durable=False)
             except (ValueError, KeyError, TypeError, AttributeError):  # a damaged record: its row in the table remains
                 continue
