@@ -108,6 +108,15 @@ def test_a_logs_time_is_the_printed_one_without_what_its_clock_took_back():
     assert curve_data.of_rows([{"step": 0, "val_loss": 3.0}])["val"]["train_s"] is None  # no time is known
 
 
+def test_a_log_that_prints_the_time_of_some_steps_only_has_no_train_time_so_far():
+    tenth = [{"step": 10 * num, "train_loss": 5.0, "step_ms": 100.0} for num in range(5)]
+    assert curve_data.of_rows(tenth)["train"]["train_s"] is None  # 100 ms were of one step in ten
+    hole = [{"step": num, "train_loss": 5.0, "step_ms": None if num == 2 else 100.0} for num in range(1, 5)]
+    assert curve_data.of_rows(hole)["train"]["train_s"] is None
+    hole[1]["flags"] = "untimed"  # its program's clock has it not either
+    assert curve_data.of_rows(hole)["train"]["train_s"] == [0.1, 0.1, 0.2, 0.3]
+
+
 def test_a_site_of_many_runs_has_fewer_points_of_each():
     assert [curves.points_of(num) for num in (0, 1, 500, 2000, 10_000)] == [512, 512, 512, 128, 32]
 
@@ -175,7 +184,7 @@ def test_each_word_is_an_arm_and_a_race_is_its_arms(results):
     ]
 
 
-def test_several_words_make_one_page_and_markdown_is_refused(results, capsys):
+def test_several_words_make_one_page_and_markdown_is_refused(results, capsys, monkeypatch):
     for seed in (1, 2):
         add(results, seed)
     assert cli.main(["s1", "s2"]) == 0
@@ -183,8 +192,11 @@ def test_several_words_make_one_page_and_markdown_is_refused(results, capsys):
     assert "curves.html" in capsys.readouterr().out and not re.search(r"""(src|href)=["']?(https?:)?//""", html)
     with pytest.raises(ValueError, match="--md with several words: Markdown is of one run or race"):
         cli.main(["s1", "s2", "--md"])
+    with pytest.raises(ValueError, match="no runs in .* yet"):
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(results / "none"))
+        cli.main(["--curves"])
     with pytest.raises(ValueError, match="nosuch: is not a path"):
-        cli.main(["s1", "nosuch"])
+        cli.main(["nosuch", "s1"])
 
 
 # ---- colours
@@ -319,7 +331,7 @@ def test_the_legend_hides_a_series_with_its_band_by_mouse_and_by_key(browser, re
     folders = [add(results, seed, loss=4.0 + seed) for seed in range(2)]
     shown = drawn(browser, tmp_path, curves.arm_charts({"A": folders})[0])
     assert shown.js("plots['arms-val_loss-step'].series.map((one) => one.show)") == [True] * 4
-    head = ".u-series:nth-child(2) th"
+    head = ".u-series:nth-child(4) th"  # after x and the edges of the band
     shown.click(head)
     shown.until("plots['arms-val_loss-step'].series.slice(1).every((one) => !one.show)")
     assert shown.js(f"document.querySelector('{head}').getAttribute('aria-pressed')") == "false"
@@ -440,6 +452,17 @@ def test_a_word_is_one_line_in_the_order_of_the_words_and_different_configs_are_
     assert page_of["arms"].js(names) == ["cccccccc, n=2", "aaaaaaaa, n=2"]
     assert page_of["runs"].js(names) == ["aaaa s1", "aaaa s2"]  # each of them was named
     assert page_of["all"].js(names) == ["aaaa s1", "aaaa s2", "bbbb s3", "cccc s4", "cccc s5"]
+
+
+@needs_browser
+@pytest.mark.browser
+def test_a_legend_has_the_colour_of_its_line_also_when_the_theme_changes(browser, tmp_path):
+    spec = chart("one", "", "", "s", "s", [0.0, 1.0], [series_of(name, [1.0, 2.0], "line") for name in "ab"])
+    shown = drawn(browser, tmp_path, spec)
+    shown.click("#theme")
+    swatch = "getComputedStyle(document.querySelector('.u-series:nth-child(3) .u-marker')).backgroundColor"
+    red, green, blue = (int(part, 16) for part in re.findall("..", shown.js("charts.colourOf(1)")[1:]))
+    assert shown.js(swatch) == f"rgb({red}, {green}, {blue})"
 
 
 @needs_browser

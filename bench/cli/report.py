@@ -4,8 +4,8 @@
 
 Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
 folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
-pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
-compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
+pictures of the charts, --md prints Markdown for a pull request.  A WORD is what compare takes: runs, races, RACE:ARM,
+parts of run ids, folders of logs.
 """
 
 import argparse
@@ -24,11 +24,13 @@ RACE = "race.html"
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
+    if not args.words and not results_root().is_dir():
+        raise ValueError(
+            f"no runs in {shown(results_root())} yet: ./speedrun.sh makes the first, ./run.sh run makes one"
+        )
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
-    if not folder.is_dir():
-        raise ValueError(f"no runs in {shown(folder)} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 

@@ -85,6 +85,8 @@ def of_each(words: Sequence[str], on_error: Callable[[str], None] | None = None)
                 found.append(arm)
         else:
             found.append(_joined([_of_named(one, rows, on_error) for one in group]))
+    if not any(arm.rows for arm in found):
+        raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
     return found
 
 

@@ -1,6 +1,6 @@
 """steps.csv -> the curves of a run, thinned to what a chart can show: losses and step time by step, time and tokens."""
 
-import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +28,8 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
 
     Lists of one length each.  With more than max_points steps a point of train is the mean of k steps, at the last of
     them, and of the validations each j-th from the end is kept.  train_s is the time so far: the printed one of a log,
-    else the sum of step_ms.  Steps with a flag are in no step_ms.  None is unknown.
+    else the sum of step_ms; None where a log prints the time of some steps only.  Steps with a flag are in no step_ms.
+    None is unknown.
     """
     steps, train_s = columns["step"], _train_s(columns)
     trained = [
@@ -56,18 +57,26 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
 
 
 def _train_s(columns):
-    """Seconds of training up to the end of each step; all None where no step has a time."""
-    num, printed_ms = len(columns["step"]), columns["train_time_ms"]
-    if printed_ms.count(None) < num:
-        least_s, found = None, []
-        for ms in reversed(printed_ms):  # a clock that was set back after warm-up steps: as if from there
-            if ms is not None:
-                least_s = s_from_ms(ms) if least_s is None else min(least_s, s_from_ms(ms))
-            found.append(least_s)
-        return found[::-1]
-    if not any(columns["step_ms"]):
-        return [None] * num
-    return [s_from_ms(ms) for ms in itertools.accumulate(ms or 0.0 for ms in columns["step_ms"])]
+    """Seconds of training up to the end of each step; all None where a step's time is missing."""
+    if columns["train_time_ms"].count(None) < len(columns["step"]):
+        return _printed_s(columns["train_time_ms"])
+    now_ms, before, found = 0.0, None, []
+    for step, flags, ms, loss in zip(*(columns[name] for name in ("step", "flags", "step_ms", "train_loss"))):
+        is_untimed = "untimed" in (flags or "")
+        if (before is not None and step > before + 1) or (ms is None and loss is not None and not is_untimed):
+            return [None] * len(columns["step"])  # a log that prints some steps only
+        now_ms, before = now_ms + (0.0 if is_untimed else ms or 0.0), step
+        found.append(s_from_ms(now_ms))
+    return found if now_ms else [None] * len(found)
+
+
+def _printed_s(train_time_ms):
+    """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
+    least_s, found = math.inf, []
+    for ms in reversed(train_time_ms):
+        least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
+        found.append(None if ms is None else least_s)
+    return found[::-1]
 
 
 def _means(values, buckets):

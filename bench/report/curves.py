@@ -1,6 +1,7 @@
 """Curves of many runs in one chart: loss by step, time and tokens, and step time, with a band over an arm's runs."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,9 +156,10 @@ def charts_of_arms(arms: Iterable[Arm]) -> list[dict]:
 
 
 def _shortly_named(arms):
-    """Arms that are called by a path by its last part, where no other ends so."""
+    """A path by its last part, where no other ends so; the arms of one race by their own names."""
     arms = list(arms)
-    lasts = [arm.name.rstrip("/").rpartition("/")[2] for arm in arms]
+    is_one_race = all(arm.race for arm in arms) and len({arm.race for arm in arms}) == 1
+    lasts = [re.split("[/:]" if is_one_race else "/", arm.name.rstrip("/"))[-1] for arm in arms]
     return [replace(arm, name=last if lasts.count(last) == 1 else arm.name) for arm, last in zip(arms, lasts)]
 
 

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, stats
-from bench.record import race_folder, run_folder, step_files
+from bench import atomic
+from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
-from bench.report import run_page
+from bench.report import curves, run_page
 from bench.web import forest
 from bench.web.chart import chart, series_of
 from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
@@ -25,8 +25,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
     race, at = race_folder.read(folder), at or folder
     runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
     names, baseline = list(race["arms"]), _baseline(race)
-    charts = _points(runs, names)
-    curves = _step_curves([run for run in runs if not run["discarded"]], names)
+    charts, drawn = _points(runs, names, at), _curves(runs, names)
     title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
     plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
     body = [
@@ -36,12 +35,12 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
         forest.plot(parts.panels(against, names)),
         section("Numbers", parts.numbers(baseline, against)) if against else "",
         section("Runs, in their order", tag("div", *map(figure, charts), class_="columns"), _runs(runs, at)),
-        section("Curves", *map(figure, curves)) if curves else "",
+        section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
         parts.excluded(baseline, against),
         parts.diagnosis(against),
         section("Plan", details("plan.json: fixed before the first run", *plan)),
     ]
-    return page(f"{title}, track {race.get('track')}", *body, data={"charts": charts + curves}, styles=REPORT_STYLES)
+    return page(f"{title}, track {race.get('track')}", *body, data={"charts": charts + drawn}, styles=REPORT_STYLES)
 
 
 def write_run_pages(folder: Path | str) -> None:
@@ -61,10 +60,10 @@ def block(folder: Path | str) -> str:
 
 
 def charts_of(folder: Path | str) -> list[dict]:
-    """Specs: train time and final loss in the order of the runs, and the mean step of each arm over the race."""
+    """Specs: train time and final loss in the order of the runs, and each arm's val_loss and step time."""
     race = race_folder.read(folder)
     runs, names = _in_order(race, folder), list(race["arms"])
-    return _points(runs, names) + _step_curves([run for run in runs if not run["discarded"]], names)
+    return _points(runs, names, folder) + _curves(runs, names)
 
 
 def panels_of(folder: Path | str) -> list[forest.Panel]:
@@ -147,16 +146,20 @@ def _in_order(race, folder):
     return sorted(found, key=lambda one: str(one["run"]["started_at"]))
 
 
-def _points(runs, names):
+def _points(runs, names, at):
+    """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
+    pages = [_page_of(one["folder"], at) for one in runs]
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
         ("val-loss", "Final val_loss", "val_loss", "nats per token"),
     ):
         values = [(one["arm"], one["run"]["metrics"].get(key)) for one in runs]
+        labels = [f"{one['run']['run_id']}\n{value}" for one, (_, value) in zip(runs, values, strict=True)]
         series = [
-            series_of(name, [value if arm == name else None for arm, value in values], "points") for name in names
+            series_of(name, [value if arm == name else None for arm, value in values], "points", labels, pages)
+            for name in names
         ]
         if runs:
             charts.append(chart(id, title, caption, "run", unit, list(range(1, len(runs) + 1)), series))
@@ -186,31 +189,20 @@ def _state(run):
 
 
 def _link(folder, name, at):
+    target = _page_of(folder, at)
+    return tag("a", name, href=target) if target else tag("span", name)
+
+
+def _page_of(folder, at):
+    """The page of a run as a link from the folder at; None where there is none."""
     target = folder / run_page.NAME
-    return (
-        tag("a", name, href=quote(os.path.relpath(target, Path(at).resolve())))
-        if target.exists()
-        else tag("span", name)
-    )
+    return quote(os.path.relpath(target, Path(at).resolve())) if target.exists() else None
 
 
 # ---- curves
 
 
-def _step_curves(runs, names):
-    """Mean milliseconds of each step over the runs of an arm: where in training the arms differ."""
-    by_arm = {name: [] for name in names}
-    for one in runs:
-        rows = [
-            row for row in step_files.read(one["folder"]) if row.get("step_ms") is not None and not row.get("flags")
-        ]
-        by_arm[one["arm"]].append({row["step"]: row["step_ms"] for row in rows})
-    steps = sorted({step for of_arm in by_arm.values() for of_run in of_arm for step in of_run})
-    if not steps:
-        return []
-    series = []
-    for name, of_arm in by_arm.items():
-        found_ms = [[of_run[step] for of_run in of_arm if step in of_run] for step in steps]
-        series.append(series_of(name, [stats.mean(ms) if ms else None for ms in found_ms], "line"))
-    caption = f"mean over the runs of an arm ({parts.WITHIN_RUN})"
-    return [chart("step-ms", "Step time", caption, "step", "ms", steps, series)]
+def _curves(runs, names):
+    """val_loss by step and by time, and the step time, of each arm's complete runs without its warm-up."""
+    counted = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
+    return curves.arm_charts({name: [one["folder"] for one in counted if one["arm"] == name] for name in names})

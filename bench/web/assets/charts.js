@@ -23,10 +23,10 @@
     return num <= 60 ? 10 : num <= 400 ? 7 : num <= 1500 ? 5 : 4;
   }
 
-  function seriesOf(spec) { // [[options, values]], a band's edges after its line
+  function seriesOf(spec) { // [[options, values]], the edges of bands first: a band lies behind all lines
     const areas = spec.series[0].kind === "area", sums = areas ? stacked(spec.series) : null;
     const order = spec.series.map((_, number) => (areas ? spec.series.length - 1 - number : number));
-    return order.flatMap((number) => {
+    const edges = [], lines = order.map((number) => {
       const one = spec.series[number], stroke = () => ofSeries(number);
       const options = { of: number, label: one.name, stroke, width: 2, dash: dashOf(number), spanGaps: one.kind === "line", points: { show: false } };
       options.value = (u, v, s, place) => (place == null || v == null ? "–" : narrow(areas ? one.y[place] : v) + (one.low && isKnown(one.low[place]) ? " (" + narrow(one.low[place]) + " to " + narrow(one.high[place]) + ")" : ""));
@@ -36,14 +36,15 @@
       else if (one.kind === "points") Object.assign(options, { paths: () => null, dash: [], points: { show: true, size: dotSize(one), width: 1, stroke: () => colour("--page"), fill: stroke } });
       else if (!one.mixed && one.y.filter(isKnown).length <= 30) options.points = { show: true, size: 6, fill: stroke };
       const edge = { of: number, class: "edge", stroke: "transparent", width: 1, spanGaps: true, points: { show: false } };
-      const line = [options, areas ? sums[number] : one.y];
-      return one.low ? [line, [edge, one.low], [{ ...edge }, one.high]] : [line];
+      if (one.low) edges.push([edge, one.low], [{ ...edge }, one.high]);
+      return [options, areas ? sums[number] : one.y];
     });
+    return [...edges, ...lines];
   }
 
   function bandsOf(all) { // pairs of edges, filled with the colour of their line
     const faint = (number) => "color-mix(in srgb, " + ofSeries(number) + " 22%, transparent)";
-    return all.flatMap(([options], place) => (options.class && all[place - 1][0].class ? [{ series: [place + 1, place], fill: () => faint(options.of) }] : []));
+    return all.flatMap(([options], place) => (options.class && place % 2 ? [{ series: [place + 1, place], fill: () => faint(options.of) }] : []));
   }
 
   // ---- axes
@@ -51,7 +52,7 @@
   function fitted(spec, low, high) { // the y axis: as much as the data need
     if (low == null) return [0, 1];
     if (["area", "bars"].includes(spec.series[0].kind)) return [0, high * 1.05 || 1];
-    if (/%/.test(spec.y_label) && low >= 0 && high <= 100) return [0, 105];
+    if (/%/.test(spec.y_label) && low >= 0 && high <= 100) return [0, high > 50 ? 105 : high * 1.06 || 1];
     if (spec.log_y) return low === high ? [low / 1.1, low * 1.1] : [low * (low / high) ** 0.04, high * (high / low) ** 0.04];
     const pad = low === high ? Math.abs(low) * 0.05 || 1 : (high - low) * 0.06;
     return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
@@ -76,8 +77,8 @@
   function axisOf(spec, label, isLog, values) {
     const line = { stroke: () => colour("--line") };
     const axis = { label, labelSize: 24, font: "13px system-ui, sans-serif", labelFont: "13px system-ui, sans-serif", stroke: () => colour("--soft"), grid: { ...line, width: 0.5 }, ticks: line };
-    const known = values.filter(isKnown);
-    if (isLog && Math.max(...known) < 100 * Math.min(...known)) Object.assign(axis, { splits: nice, filter: (u, splits) => splits });
+    const known = values.filter(isKnown), ends = known.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+    if (isLog && ends[1] < 100 * ends[0]) Object.assign(axis, { splits: nice, filter: (u, splits) => splits });
     else if (!isLog && known.every(Number.isInteger)) axis.incrs = WHOLE; // there is no run 1.5
     if (isLog || !spec.dates) axis.values = (u, splits) => splits.map((one) => (one == null ? "" : one.toLocaleString("en", { maximumSignificantDigits: 6, notation: Math.abs(one) >= 1e6 ? "compact" : "standard" })));
     return axis;
@@ -130,7 +131,7 @@
     if (number == null || options.show == null || all[number - 1][0].class) return;
     const head = u.root.querySelectorAll(".u-series")[number].querySelector("th");
     head.setAttribute("aria-pressed", String(options.show));
-    for (let next = number + 1; next <= all.length && all[next - 1][0].class; next++) u.setSeries(next, { show: options.show });
+    all.forEach(([one], place) => one.class && one.of === all[number - 1][0].of && u.setSeries(place + 1, { show: options.show }));
   };
 
   function nearest(plot, spec, all) { // {one, place, top}: the labelled point under the cursor, or the line that it is on
@@ -177,7 +178,7 @@
       if (!by) return;
       event.preventDefault();
       const next = Math.max(0, Math.min(spec.x.length - 1, (plot.cursor.idx == null ? -1 : plot.cursor.idx) + by));
-      const column = plot.data.find((values, number) => number && plot.series[number].show && isKnown(values[next]));
+      const column = plot.data.find((values, number) => number && plot.series[number].show && !plot.series[number].class && isKnown(values[next]));
       plot.setCursor({ left: plot.valToPos(spec.x[next], "x"), top: column ? plot.valToPos(column[next], "y") : 10 });
     };
   }
@@ -209,7 +210,7 @@
       axes: [spec.dates ? dateAxis(xAxis) : { ...xAxis, size: 36 }, { ...axisOf(spec, spec.y_label, spec.log_y, values), size: 64 }],
       series: [{ label: spec.x_label, value: (u, v) => (v == null ? "–" : spec.dates ? new Date(v * 1000).toISOString().slice(0, 19).replace("T", " ") : narrow(v)) }, ...all.map(([options]) => options)],
       bands: bandsOf(all),
-      legend: { markers: { width: 0, fill: (u, number) => (number ? ofSeries(all[number - 1][0].of) : null) } },
+      legend: { markers: { width: 0, fill: (u, number) => (number ? "var(--series-" + (all[number - 1][0].of % 8) + ")" : null) } },
       hooks: { drawClear: [marks(spec)], setSeries: [toggled(all)], setCursor: [() => hover()] },
       cursor: { ...(spec.sync ? { sync: { key: spec.sync, setSeries: false, scales: ["x", null] } } : {}), ...(given.arms ? { dataIdx: (u, number, idx) => (number ? nearestKnown(u, number, idx) : idx) } : {}) },
     }, [spec.x, ...all.map(([, column]) => column)], place);
