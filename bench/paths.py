@@ -23,6 +23,12 @@ def of_user(word: str | Path) -> Path:
     return Path(working_folder(), os.path.expanduser(word))
 
 
+def shown(path: str | Path) -> str:
+    """A path for a person to use where they stand: relative if it lies below that folder, else absolute."""
+    here = working_folder()
+    return os.path.relpath(path, here) if Path(path).is_relative_to(here) else str(path)
+
+
 def project_folder() -> Path:
     """The folder of results/ and .data/: the checkout, or where the user stands when the program is installed."""
     return Path(working_folder()) if INSTALLED else REPO
