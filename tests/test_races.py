@@ -36,10 +36,10 @@ def results(tmp_path):
 
 
 def go(results, monkeypatch, *words, time_of=None, **more):
-    """./run.sh race WORDS with arms that cost no time -> (exit code, Racers)."""
+    """./run.sh race WORDS --anyway with arms that cost no time -> (exit code, Racers)."""
     arms = claimed.Racers(results, time_of or noisy(1), **more)
     arms.install(monkeypatch)
-    return race.main(list(words)), arms
+    return race.main([*words, "--anyway"]), arms
 
 
 def race_json(results):
@@ -189,7 +189,7 @@ def test_code_that_changes_while_the_race_runs_stops_it(results, monkeypatch):
     arms.install(monkeypatch)
     monkeypatch.setattr(arm_process, "source_sha256", lambda folder: ("41" if arms.num_started < 3 else "42") * 32)
     with pytest.raises(ValueError, match="changed while the race was running"):
-        race.main(["A=", "B=", "n=2"])
+        race.main(["A=", "B=", "--anyway", "n=2"])
     assert arms.num_started == 3
 
 
@@ -469,7 +469,7 @@ def wait_for(condition, timeout_s=120):
 @pytest.mark.slow
 def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
     words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
-    killed = start(checkout, *words)
+    killed = start(checkout, *words, "--anyway")
     wait_for(
         lambda: (
             len([line for line in ledger.read(checkout / "results").lines if line["event"] == "start"]) == 3
@@ -480,7 +480,7 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     killed.communicate()
     (path,) = (checkout / "results" / "races").glob("*/plan.json")
     before = path.read_bytes()
-    resumed = start(checkout, "--resume")
+    resumed = start(checkout, "--resume", "--anyway")
     out, _ = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, out
     assert path.read_bytes() == before

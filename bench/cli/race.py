@@ -19,7 +19,7 @@ from bench.record import named
 
 def main(argv):
     """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 wrong use or not comparable."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)
     results = results_root().absolute()
     with terminal.output(args.quiet, args.json):
         if args.look is not None:

@@ -103,15 +103,20 @@ class Bars:
 
 
 def _progress():
-    """No thread redraws it: the run beside it would pay."""
+    """No thread redraws it: the run beside it would pay.  On a narrow terminal the words are cut, not the bar."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
     from rich.table import Column
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description:>8} ", markup=False),
-        BarColumn(BAR_CHARS),
-        TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-    )
+    class Words(ProgressColumn):
+        def render(self, task):
+            return Text(task.fields["words"], no_wrap=True, overflow="ellipsis")
+
+    name = TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True))
+    bar = BarColumn(BAR_CHARS, table_column=Column(no_wrap=True))
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)  # printed lines stay whole
-    return Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stderr=sys.stderr.isatty())
+    also_errors = sys.stderr.isatty()
+    return Progress(
+        name, bar, Words(), console=console, auto_refresh=False, transient=True, redirect_stderr=also_errors
+    )

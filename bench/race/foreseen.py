@@ -26,7 +26,7 @@ def _refuse_identical(found):
     for (name, one), (other_name, other) in itertools.combinations(found.items(), 2):
         if all(one[key] == other[key] for key in ("config_id", "source_sha256")):
             raise ValueError(
-                f"{name} and {other_name} are the same config ({one['config_id']}) and code, and differ by noise alone: "
+                f"{name} and {other_name} are the same config ({one['config_id']}) and code and differ by noise alone: "
                 "./run.sh calibrate measures that, --anyway races them"
             )
 
