@@ -86,7 +86,7 @@ def _make_runs(n, overrides, anyway, command):
     ready.agree(ready.checks(job), anyway, "the noise floor")
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
     known_s, found = series.earlier_s({job.config.track.name}, [job.config_id]), []
-    with series.Series("run", [job.config_id] * len(jobs), known_s) as runs:
+    with series.Series([job.config_id] * len(jobs), known_s) as runs:
         for job in jobs:
             runs.begin(f"seed {job.config.seed}" if found else "warm-up, to be discarded")
             run = launcher.launch(job, command=command, series=runs, race=None if found else tag)

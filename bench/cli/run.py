@@ -37,7 +37,7 @@ def _run(args, argv):
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         about = "" if known_s is None else f", about {terminal.duration(known_s)}"
-        say("run", summary.first_words(job) + about + ("" if argv else "; all that there is: ./run.sh --help"))
+        say("run", summary.first_words(job) + about + ("" if argv else "; what else there is: ./run.sh --help"))
     run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
@@ -72,12 +72,12 @@ def _runs(numbered, argv):
     """[(number, job)] -> yields (number, run) as each ends, to the last or to an interrupt."""
     config_ids = [job.config_id for _, job in numbered]
     known_s = series.earlier_s({job.config.track.name for _, job in numbered}, config_ids)
-    with series.Series("sweep", config_ids, known_s) as runs:
+    with series.Series(config_ids, known_s) as runs:
         for number, job in numbered:
             runs.begin(" ".join(job.overrides))
             run = launcher.launch(job, command=["run", *argv], series=runs)
             runs.end()
-            say("sweep", summary.last_words(run), always=run["status"] != "complete")
+            say("run", summary.last_words(run), always=run["status"] != "complete")
             yield number, run
             if run["status"] == "aborted":
                 return

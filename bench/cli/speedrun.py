@@ -63,7 +63,7 @@ def _runs(job, args, argv):
     """The track's repeats, to the last or to an interrupt."""
     seeds, found = fresh_seeds(job, args.overrides), []
     known_s = series.earlier_s({job.config.track.name}, [job.config_id])
-    with series.Series("run", [job.config_id] * len(seeds), known_s) as repeats:
+    with series.Series([job.config_id] * len(seeds), known_s) as repeats:
         for seed in seeds:
             repeats.begin(f"seed {seed}")
             run = launcher.launch(job.with_seed(seed), command=["speedrun", *argv], series=repeats)

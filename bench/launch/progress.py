@@ -77,12 +77,13 @@ class Progress:
             if not line.startswith("step:"):
                 continue
             is_validation = "val_loss:" in line
-            if not is_validation and (self._brief or self._bars.are_live or _is_of_same_step(line, after)):
+            if not is_validation and (self._brief or self._bars.are_live):
                 continue
             step = int(line[len("step:") : line.index("/")])
             if step >= min(self._next[is_validation], self._num_steps) or self._bars.are_live:
                 self._next[is_validation] = (step // every + 1) * every
-                yield line
+                if not after.startswith(line.partition(" ")[0] + " "):  # a validation of this step, which says it too
+                    yield line
 
     def _read(self):
         try:
@@ -113,7 +114,3 @@ class Progress:
             return []
         *lines, self._rest = text.split("\n")
         return lines
-
-
-def _is_of_same_step(line, after):
-    return after.startswith(line.partition(" ")[0] + " ")

@@ -28,12 +28,12 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
 class Series:
     """A context around several runs, with their live bars.
 
-    topic: the word before its lines; kinds: one a run, in order: alike where runs take equally long; known_s: {kind:
-    seconds a run}, as far as known before; num_done: runs of a race that is resumed; live: whether bars are drawn.
+    kinds: one a run, in order: alike where runs take equally long; known_s: {kind: seconds a run}, as far as known
+    before; num_done: runs of a race that is resumed; live: whether bars are drawn.
     """
 
-    def __init__(self, topic: str, kinds: Sequence[str], known_s: dict[str, float], num_done: int = 0, live=True):
-        self._topic, self._kinds, self._earlier_s = topic, list(kinds), known_s
+    def __init__(self, kinds: Sequence[str], known_s: dict[str, float], num_done: int = 0, live: bool = True):
+        self._kinds, self._known_s = list(kinds), known_s
         self._spent_s = {}  # {kind: seconds of each run of this series}
         self._num_done, self._began_s = num_done, None
         self.bars = Bars(live)
@@ -41,7 +41,7 @@ class Series:
     def __enter__(self):
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
         runs = f"{num_left} run{'s' * (num_left != 1)}"
-        say(self._topic, f"{runs}, {'how long is known after the first' if left_s is None else _about(left_s)}")
+        say("plan", f"{runs}, {'how long is known after the first' if left_s is None else _about(left_s)}")
         self.bars.__enter__()
         return self
 
@@ -52,13 +52,12 @@ class Series:
         """The next run begins.  words: what it is; without them no line says that it begins."""
         self._began_s = time.monotonic()
         if words:
-            say(self._topic, f"run {self.position}: {words}{self._to_go()}")
+            say("run", f"{self.position}: {words}{self._to_go()}")
         self.tick()
 
     def tick(self) -> None:
         """Bring the bar of the series up to date."""
-        if self.bars.are_live:
-            self.bars.draw("runs", self._num_done, len(self._kinds), f"run {self.position}{self._to_go()}")
+        self.bars.draw("runs", self._num_done, len(self._kinds), f"{self.position}{self._to_go()}")
 
     def end(self) -> str:
         """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known."""
@@ -68,16 +67,19 @@ class Series:
 
     @property
     def position(self) -> str:
+        """Of the run that is running or comes next: 3 of 12."""
         return f"{min(self._num_done + 1, len(self._kinds))} of {len(self._kinds)}"
 
     def left_s(self) -> float | None:
         """Seconds to the end, by this series' own runs where it has some of a kind; None: nothing is known."""
-        known_s = self._earlier_s | {kind: statistics.mean(spent_s) for kind, spent_s in self._spent_s.items()}
+        known_s = self._known_s | {kind: statistics.mean(spent_s) for kind, spent_s in self._spent_s.items()}
         if not known_s:
             return None
         other_s = statistics.mean(known_s.values())
-        left_s = sum(known_s.get(kind, other_s) for kind in self._kinds[self._num_done :])
-        return left_s if self._began_s is None else max(0.0, left_s - (time.monotonic() - self._began_s))
+        left_s = [known_s.get(kind, other_s) for kind in self._kinds[self._num_done :]]
+        if self._began_s is not None:
+            left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
+        return sum(left_s)
 
     def _to_go(self):
         left_s = self.left_s()

@@ -15,7 +15,7 @@ def write(folder, race):
     atomic.write_text(folder / "race.html", race_page.html(folder))
 
 
-def text(race, form="terminal"):
+def text(race: dict, form: str = "terminal") -> str:
     """What was raced, how it went, and the verdict of each candidate."""
     is_md = form == "md"
     lines = [f"# Race {race['race_id']}" if is_md else f"race {race['race_id']}", ""]
@@ -50,7 +50,7 @@ def _facts(race):
         yield f"unplanned look: {compare_text.FLAGS['unplanned-look']}"
 
 
-def verdicts(result, form="terminal"):
-    """Each candidate against the baseline."""
+def verdicts(result: dict, form: str = "terminal") -> str:
+    """Each candidate against the baseline.  result: of runner.result_of()."""
     parts = [compare_text.render(one, (result["baseline"], name), form) for name, one in result["against"].items()]
     return "\n\n".join(parts)

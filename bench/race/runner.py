@@ -136,7 +136,7 @@ def _series(race, live):
     known_s = list(earlier_s([race.plan["track"]], ids).values())
     mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
     num_done = sum(slot.is_done for slot in race.slots)
-    return Series("race", ["run"] * len(race.slots), mean_s, num_done, live)
+    return Series(["run"] * len(race.slots), mean_s, num_done, live)
 
 
 def _spoilt(race, done, arm, results):
