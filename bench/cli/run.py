@@ -36,8 +36,7 @@ def _run(args, argv):
     race = json.loads(args.race) if args.race else None
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
-        about = "" if known_s is None else f", about {terminal.duration(known_s)}"
-        say("run", summary.first_words(job) + about + ("" if argv else "; what else there is: ./run.sh --help"))
+        say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
     run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
@@ -58,14 +57,15 @@ def _sweep(args, argv):
         ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
         for number, run in _runs([(number, jobs[number]) for number in todo], argv):
             found[number] = run
-    failed = [number for number in range(len(jobs)) if number not in found or found[number]["status"] != "complete"]
-    lines = [f"          failed: {' '.join(jobs[number].overrides)}" for number in failed]
-    say("sweep", "\n".join([f"{len(jobs) - len(failed)} of {len(jobs)} complete", *lines]), always=True)
     none = dict.fromkeys(summary.KEYS)
-    return [
+    answers = [
         {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
         for number, job in enumerate(jobs)
     ]
+    lost = [one for one in answers if one["status"] != "complete"]
+    lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
+    say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
+    return answers
 
 
 def _runs(numbered, argv):

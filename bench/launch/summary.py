@@ -3,6 +3,7 @@
 from typing import Any
 
 from bench.launch.prepare import Job
+from bench.launch.terminal import duration
 from bench.paths import shown
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
@@ -27,15 +28,14 @@ KEYS = (  # of run.json, and the folder that it is in, absolute
 )
 
 
-def first_words(job: Job, about_s: str = "") -> str:
-    """What is going to run."""
+def first_words(job: Job, known_s: float | None) -> str:
+    """What is going to run, and about how long, known_s seconds; None: unknown."""
     config = job.config
     hardware, model = config.hardware, config.model
     processes = f"{hardware.num_processes} process{'es' * (hardware.num_processes != 1)}"
     what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"
-    return (
-        f"{what}, track {config.track.name}, {config.goal.num_steps} steps on {hardware.device}, {processes}{about_s}"
-    )
+    about = "" if known_s is None else f", about {duration(known_s)}"
+    return f"{what}, track {config.track.name}, {config.goal.num_steps} steps on {hardware.device}, {processes}{about}"
 
 
 def last_words(run: dict) -> str:
