@@ -183,7 +183,7 @@ def test_a_busy_machine_is_not_calibrated_unless_that_is_asked_for(results, monk
     busy = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")
     play(monkeypatch, lambda *args, **kwargs: failed, busy)
     with pytest.raises(
-        ValueError, match="use 1.95 of 2 cores .*: the noise floor would be of a busy machine.*--anyway"
+        ValueError, match="use 1.95 of 2 cores .*, and the noise floor would be that of a disturbed machine.*--anyway"
     ):
         calibrate.main(["n=2"])
     assert "warn  cpu load" in capsys.readouterr().out

@@ -350,7 +350,7 @@ def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results
     words = ["A=", "B=optim.beta2=0.99", "n=2"]
     if found:
         with pytest.raises(
-            ValueError, match="use 1.95 of 2 cores .*: the verdict would be of a busy machine.*--anyway"
+            ValueError, match="use 1.95 of 2 cores .*, and the verdict would be that of a disturbed machine.*--anyway"
         ):
             race.main(words)
         assert capsys.readouterr().out.count("warn  cpu load") == 1  # once, not once an arm

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from bench.launch.prepare import Job
 from bench.launch.terminal import confirmed
 from bench.machine import check_host, environment, preflight
 from bench.paths import results_root
@@ -12,8 +11,8 @@ SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer han
 ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 
-def checks(job: Job) -> list[preflight.Check]:
-    """The quick checks for this run, now."""
+def checks(job) -> list[preflight.Check]:
+    """The quick checks for this run, now.  job: of bench/launch/prepare.py."""
     num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
     foreign_cores = check_host.sample_foreign_cores(SAMPLE_S)
     return preflight.checks(job.config.hardware, num_bytes, environment.environment(), results_root(), foreign_cores)
@@ -33,6 +32,6 @@ def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = Non
         return
     answer = confirmed("go on all the same?")
     if answer is False or (answer is None and what):
-        why = "; ".join(check.found for check in stops)
-        worth = f": {what} would be of a busy machine" if what else ""
+        why = "; ".join(f"{check.name}: {check.found}" for check in stops)
+        worth = f", and {what} would be that of a disturbed machine" if what else ""
         raise ValueError(f"{why}{worth}: try again when it is quiet, or with --anyway")

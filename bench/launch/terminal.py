@@ -40,7 +40,7 @@ def say(topic: str, text: str, always: bool = False) -> None:
 
 
 def show(lines: list[str]) -> None:
-    """Print lines of the kind that quiet leaves away."""
+    """Print lines of the kind that --quiet drops."""
     if lines and not _quiet:
         print("\n".join(lines), flush=True)
 
