@@ -40,9 +40,9 @@ def _refuse_incomparable(found):
     }
     baseline = next(iter(found))
     for name in [name for name in rows if name != baseline and baseline in rows]:
-        refusals = eligibility.judge([rows[baseline]], [rows[name]]).refusals
+        refusals = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name)).refusals
         if refusals:
             raise ValueError(
-                f"{baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the same (what is "
-                "written beside the arms holds for all), or race without a verdict: --anyway"
+                f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the same "
+                "(what is written beside the arms holds for all); --anyway races them without a verdict on time"
             )
