@@ -43,6 +43,6 @@ def _refuse_incomparable(found):
         refusals = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name)).refusals
         if refusals:
             raise ValueError(
-                f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the same "
-                "(what is written beside the arms holds for all); --anyway races them without a verdict on time"
+                f"the times of {baseline} and {name} could not be compared: {'; '.join(refusals)}: give all arms the "
+                "same (what is written beside the arms holds for all); --anyway races them without a verdict on time"
             )
