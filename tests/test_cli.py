@@ -46,6 +46,7 @@ def results(tmp_path_factory):
         (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
         (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
+        (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
     ],
 )

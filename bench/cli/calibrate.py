@@ -25,8 +25,9 @@ def main(argv):
     args = _parser().parse_intermixed_args(argv)
     n, overrides = _n_and_overrides(args.overrides)
     if args.runs:
-        if overrides:
-            raise ValueError(f"--runs with {' '.join(overrides)}: finished runs cannot be changed: give one of the two")
+        if overrides or args.anyway:
+            given = " ".join([*overrides, *["--anyway"] * args.anyway])
+            raise ValueError(f"--runs with {given}: finished runs cannot be changed: give one of the two")
         a_rows, b_rows = _of_made_runs(args.runs)
         warm_up = None
     else:

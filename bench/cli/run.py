@@ -20,6 +20,8 @@ def main(argv):
     if args.cfg:
         print(yaml.safe_dump(schema.to_dict(asked(args.overrides)), sort_keys=False), end="")
         return 0
+    if args.anyway and not args.multirun:
+        raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
     with terminal.output(args.quiet, args.json):
         found = _sweep(args, argv) if args.multirun else _run(args, argv)
     if args.json:
