@@ -26,7 +26,7 @@ def of_user(word: str | Path) -> Path:
 def shown(path: str | Path) -> str:
     """A path for a person to use where they stand: relative if it lies below that folder, else absolute."""
     here = working_folder()
-    return os.path.relpath(path, here) if Path(path).is_relative_to(here) else str(path)
+    return os.path.relpath(path, here) if Path(here) in Path(path).parents else str(path)
 
 
 def project_folder() -> Path:

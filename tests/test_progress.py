@@ -10,9 +10,9 @@ import sys
 import pytest
 import real_runs
 
-from bench.launch import ready, series, terminal
+from bench.launch import console, ready, series
+from bench.launch.console import Bars
 from bench.launch.progress import Progress
-from bench.launch.terminal import Bars
 from bench.machine.check import Check
 from bench.paths import shown
 from bench.training.step_writer import NOTE, step_lines
@@ -137,7 +137,7 @@ def test_earlier_runs_of_the_same_config_say_how_long_it_takes(finished_run, mon
 )
 def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, anyway, answer, what, goes_on):
     monkeypatch.setattr(ready, "confirmed", lambda question: answer)
-    with terminal.output(quiet=True):
+    with console.output(quiet=True):
         if goes_on:
             ready.agree(checks, anyway, what)
         else:
@@ -147,12 +147,12 @@ def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, any
 
 
 def test_quiet_says_only_what_matters_and_json_leaves_standard_output_alone(capsys):
-    with terminal.output(quiet=True):
-        terminal.say("run", "one of many")
-        terminal.say("run", "failed", always=True)
-    with terminal.output(as_json=True):
-        terminal.say("run", "complete")
-    terminal.say("run", "as before")
+    with console.output(quiet=True):
+        console.say("run", "one of many")
+        console.say("run", "failed", always=True)
+    with console.output(as_json=True):
+        console.say("run", "complete")
+    console.say("run", "as before")
     assert capsys.readouterr() == ("     run  failed\n     run  as before\n", "     run  complete\n")
 
 
@@ -165,7 +165,7 @@ def test_a_path_is_shown_as_it_can_be_used_from_where_the_user_stands(tmp_path, 
 # ---- on a terminal
 
 DRAWS = """
-from bench.launch.terminal import Bars, say
+from bench.launch.console import Bars, say
 with Bars() as bars:
     bars.draw("runs", 1, 3, "2 of 3, about 20 s to go")
     bars.draw("run", 10, 20, "step 10/20" + 100 * "x")

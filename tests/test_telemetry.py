@@ -14,8 +14,8 @@ import real_runs
 
 from bench import instruments
 from bench.instruments.base import Context, InstrumentSet
+from bench.launch.console import Bars
 from bench.launch.progress import Progress
-from bench.launch.terminal import Bars
 from bench.machine import peak_rates
 from bench.record import metrics
 from bench.report import run_charts

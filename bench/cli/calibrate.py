@@ -10,9 +10,9 @@ import json
 from bench import atomic, text_table, utc
 from bench.compare import calibration, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
-from bench.launch import launcher, ready, series, summary, terminal
+from bench.launch import console, launcher, ready, series, summary
+from bench.launch.console import say
 from bench.launch.prepare import prepare
-from bench.launch.terminal import say
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -31,7 +31,7 @@ def main(argv):
         a_rows, b_rows = _of_made_runs(args.runs)
         warm_up = None
     else:
-        with terminal.output(args.quiet, args.json):
+        with console.output(args.quiet, args.json):
             warm_up, *runs = _make_runs(n, overrides, args.anyway, ["calibrate", *argv])
         if len(runs) < 2 * n or runs[-1]["status"] != "complete":
             if args.json:
@@ -161,7 +161,7 @@ def _parser():
         "--resolution", type=_pct, metavar="PCT", help="also print how many runs show a change of PCT %%"
     )
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
-    form = terminal.add_options(parser, "print what is kept as JSON, or the runs if one failed")
+    form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")
     return parser
 

@@ -11,7 +11,7 @@ the first run.  What is measured stays hidden until the race has ended.  Interru
 import argparse
 import json
 
-from bench.launch import ready, terminal
+from bench.launch import console, ready
 from bench.paths import results_root, shown
 from bench.race import planning, report, request, runner, state
 from bench.record import named
@@ -21,7 +21,7 @@ def main(argv):
     """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 wrong use or not comparable."""
     args = _parser().parse_intermixed_args(argv)
     results = results_root().absolute()
-    with terminal.output(args.quiet, args.json):
+    with console.output(args.quiet, args.json):
         if args.look is not None:
             folder, found = None, runner.look(_chosen(results, args.look), results)
         else:
@@ -32,7 +32,7 @@ def main(argv):
         print(report.verdicts(found))
     elif found["status"] != "interrupted":
         print("\n" + report.text(found, "md" if args.md else "terminal"))
-        terminal.say("race", shown(folder))
+        console.say("race", shown(folder))
     if folder is None:
         return 0
     if found["result"] is None:
@@ -101,6 +101,6 @@ def _parser():
     )
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
-    form = terminal.add_options(parser, "print race.json, of an interrupted race as far as it has come")
+    form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
     form.add_argument("--md", action="store_true", help="print race.md")
     return parser

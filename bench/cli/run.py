@@ -6,9 +6,9 @@ import json
 import yaml
 
 from bench.config import compose, schema
-from bench.launch import launcher, ready, series, summary, terminal
+from bench.launch import console, launcher, ready, series, summary
+from bench.launch.console import say
 from bench.launch.prepare import asked, prepare
-from bench.launch.terminal import say
 from bench.machine import code_state
 from bench.paths import REPO, results_root
 from bench.record import run_folder
@@ -22,7 +22,7 @@ def main(argv):
         return 0
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
-    with terminal.output(args.quiet, args.json):
+    with console.output(args.quiet, args.json):
         found = _sweep(args, argv) if args.multirun else _run(args, argv)
     if args.json:
         print(json.dumps(found, indent=1))
@@ -115,6 +115,6 @@ def _parser():
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
     parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
-    terminal.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
+    console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

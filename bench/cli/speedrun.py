@@ -8,9 +8,9 @@ import json
 
 from bench.compare import target
 from bench.config import compose
-from bench.launch import launcher, ready, series, summary, terminal
+from bench.launch import console, launcher, ready, series, summary
+from bench.launch.console import say
 from bench.launch.prepare import prepare
-from bench.launch.terminal import say
 from bench.machine import preflight
 from bench.paths import results_root
 from bench.record import run_folder
@@ -22,10 +22,10 @@ from bench.units import format_bytes
 def main(argv):
     """Make the track's repeats with fresh seeds and judge them."""
     args = _parser().parse_intermixed_args(compose.spelled(argv))
-    with terminal.output(args.quiet, args.json):
+    with console.output(args.quiet, args.json):
         job = _prepared(args)
         checks = ready.checks(job)
-        terminal.show([preflight.report(checks)])
+        console.show([preflight.report(checks)])
         if any(check.status == "fail" for check in checks):
             return 1
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
@@ -93,5 +93,5 @@ def _parser():
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
-    terminal.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
+    console.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
     return parser

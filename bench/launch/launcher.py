@@ -14,10 +14,10 @@ from pathlib import Path
 from bench import atomic, utc
 from bench.exporters import dashboards
 from bench.launch import finish, initial_record, ranks
+from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
 from bench.launch.series import Series
-from bench.launch.terminal import Bars, say
 from bench.machine import environment, preflight
 from bench.machine.processes import has_ended
 from bench.machine.signals import Interrupted, raise_interrupted

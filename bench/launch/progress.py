@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from bench.launch.terminal import Bars, duration, show
+from bench.launch.console import Bars, duration, show
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
 

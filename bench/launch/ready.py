@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench.launch.terminal import confirmed
+from bench.launch.console import confirmed
 from bench.machine import check_host, environment, preflight
 from bench.paths import results_root
 

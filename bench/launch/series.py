@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
-from bench.launch.terminal import Bars, duration, say
+from bench.launch.console import Bars, duration, say
 from bench.paths import results_root
 from bench.record import index
 

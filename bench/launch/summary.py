@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from bench.launch.console import duration
 from bench.launch.prepare import Job
-from bench.launch.terminal import duration
 from bench.paths import shown
 
 MAX_WARNINGS = 3  # shown after a run; the record has all

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bench import atomic, utc
 from bench.compare import comparison, selection
+from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
-from bench.launch.terminal import say
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, planning, report, state, worktrees
