@@ -38,8 +38,8 @@ TABLE = {
     "instruments": "atomic config memory paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory paths record units utc",
     "compat": "memory training units",
-    "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training "
-    "units utc",
+    "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record terminal "
+    "training units utc",
     "compare": "config diagnosis importers paths record stats terminal text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal text_table units utc web",
     "race": "atomic compare data.sources instruments launch machine paths record report stats text_table utc",
