@@ -41,7 +41,7 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
         forest.plot(parts.panels(against, names)),
         section("Numbers", parts.numbers(names[0], against)),
         section("Curves", tag("div", *map(figure, charts), class_="columns")) if charts else "",
-        parts.excluded(names[0], against),
+        parts.excluded(against),
         section("Runs", *(_runs(arm, Path(at).resolve()) for arm in named)),
         parts.diagnosis(against),
     ]
@@ -49,8 +49,8 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
 
 
 def _shortly(words):
-    """A path by its last two parts: the page is made to be sent."""
-    return "/".join(Path(words).parts[-2:]) if words.startswith("/") else words
+    """Paths by their last two parts: the page is made to be sent."""
+    return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
 
 
 def _count(arm):
