@@ -12,7 +12,7 @@ from bench.cli import report as cli
 from bench.diagnosis import between_runs
 from bench.record import rows as record_rows
 from bench.record import run_folder, step_files
-from bench.report import repeats, run_events, run_page, site
+from bench.report import repeats, run_events, run_page
 
 
 @pytest.fixture
@@ -127,15 +127,6 @@ def test_the_other_runs_of_a_config_are_the_nearest_in_time(results):
         f"seed {n}" for n in (12, 13, 14, 16, 17, 18)
     ]
     assert found["of-a-log"] == []
-
-
-def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
-    site.write(results, results / "site")
-    new = add(results, 9)
-    site.write(results, results / "site")
-    for page in (results / "site" / "runs").glob("*.html"):
-        links = [link for link in links_of(page.read_text()) if not (page.parent / link).exists()]
-        assert links == [] and (f"{new.name}.html" in page.read_text()) == (page.stem != new.name)
 
 
 @needs_browser

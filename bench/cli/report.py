@@ -4,8 +4,8 @@
 
 Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
 folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
-pictures of the charts, --md prints Markdown for a pull request.  A WORD is what compare takes: runs, races, RACE:ARM,
-parts of run ids, folders of logs.
+pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
+compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
@@ -13,9 +13,11 @@ import os
 import sys
 
 from bench import atomic
-from bench.paths import of_user, results_root, shown
-from bench.record import named
+from bench.paths import of_user, published_root, results_root, shown
+from bench.record import ledger, named
+from bench.units import format_bytes
 
+MAX_UNASKED = 500  # pages of a folder that is not a results folder
 RACE = "race.html"
 
 
@@ -40,7 +42,7 @@ def main(argv):
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
-    return _site(folder, of_user(args.out) if args.out else folder / "site")
+    return _site(folder, of_user(args.out) if args.out else folder / "site", args.anyway)
 
 
 def _curves(args):
@@ -87,15 +89,40 @@ def _one(folder, args, room, name):
     return 0
 
 
-def _site(folder, out):
-    from bench.report import site
+def _site(folder, out, anyway):
+    from bench.claims import leaderboard_rows
+    from bench.report import site, site_runs
 
+    results = site_runs.read(folder)
+    if not anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
+        _ask(results, out)
+    boards = leaderboard_rows.of_folders(results.runs, [folder])
     try:
-        _say(site.write(folder, out, say=_progress))
+        _say(site.write(results, out, boards, say=_progress))
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
     return 0
+
+
+def _is_results(folder):
+    """Whether it is a folder that runs are written, published or claimed into, or lies in this project's."""
+    folder = folder.resolve()
+    return (folder / ledger.NAME).is_file() or any(
+        folder.is_relative_to(root.resolve()) for root in (results_root(), published_root())
+    )
+
+
+def _ask(results, out):
+    """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
+    from bench.report import site_pages
+
+    size = format_bytes(site_pages.estimated_bytes(results.runs))
+    words = f"{results.folder} is not a results folder: {results.num_runs:,} pages, about {size}, would go to {out}"
+    if not sys.stdin.isatty():
+        raise ValueError(f"{words}: add --anyway, or name a folder of results")
+    if input(f"{words}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was written")
 
 
 def _say(path):
@@ -123,4 +150,7 @@ def _parser():
     )
     parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
     parser.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
+    parser.add_argument(
+        "--anyway", action="store_true", help=f"more than {MAX_UNASKED} pages of a folder that is no results folder"
+    )
     return parser

@@ -151,11 +151,13 @@ def read_events(folder: Path | str) -> list[dict]:
         lines = path.read_text().split("\n")
     except FileNotFoundError:
         return []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
     events = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             events.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             words = f"{path}: line {number} is damaged: {line[:60]!r}: restore it, or remove the line"
             raise ValueError(words) from None
     return events

@@ -14,7 +14,7 @@ def of_rows(rows: Iterable[dict]) -> dict[str, list[tuple[str, str]]]:
     found = {}
     for group in groups.values():
         group.sort(key=lambda row: row["started_at"] or "")
-        links = [(_words(row), f"{quote(row['run_id'])}.html") for row in group]
+        links = [(_words(row), f"run.html?{quote(row['run_id'])}") for row in group]
         for num, row in enumerate(group):
             found[row["run_id"]] = links[max(0, num - NUM_BESIDE) : num] + links[num + 1 : num + 1 + NUM_BESIDE]
     return found
