@@ -4,8 +4,8 @@
 
 Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
 folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
-pictures of the charts, --md prints Markdown for a pull request.  A WORD is what compare takes: runs, races, RACE:ARM,
-parts of run ids, folders of logs.
+pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
+compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
