@@ -1,4 +1,4 @@
-"""./run.sh compare A B --html PATH: one file with the verdict and its picture, of logs as of runs."""
+"""./run.sh compare A B --html PATH: one file with the verdict, its picture and the curves, of logs as of runs."""
 
 import re
 
@@ -42,7 +42,7 @@ def page_of(logs, capsys):
 
 def test_two_folders_of_logs_become_one_page_to_send(logs, capsys):
     html = page_of(logs, capsys).read_text()
-    order = ("<dt>A</dt>", "<dt>B</dt>", ">faster</span>", "<svg", "-9.95 %", "<h2>Runs</h2>")
+    order = ("<dt>A</dt>", "<dt>B</dt>", ">faster</span>", "<svg", "-9.95 %", "data-chart", "<h2>Runs</h2>")
     assert sorted(order, key=html.index) == list(order)  # 20 * 90.5 ms against 20 * 100.5 ms
     assert re.search(r"<dd>[^<]*/theirs</dd>", html) and str(logs) not in html  # no path of this machine
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html)
@@ -58,6 +58,8 @@ def test_the_page_shows_its_verdict_on_its_first_screen(logs, capsys):
             assert shown.errors == [] and len(shown.requests) == 1
             assert shown.js("document.querySelector('.verdict .badge').getBoundingClientRect().bottom < innerHeight")
             assert shown.js("document.documentElement.scrollWidth <= innerWidth")
+            num_charts = shown.js("document.querySelectorAll('[data-chart]').length")
+            assert num_charts >= 2 and shown.js("document.querySelectorAll('.u-over').length") == num_charts
 
 
 def test_a_path_that_cannot_be_written_is_refused_by_its_option(logs):

@@ -10,6 +10,7 @@ from browser import Browser, needs_browser
 from test_report import EVIL, RECORDS, add
 
 from bench.cli import report as cli
+from bench.record import race_folder
 from bench.report import comparison_parts, race_page
 
 TIME = {
@@ -101,6 +102,15 @@ def test_it_begins_with_the_arms_then_the_verdict_and_its_picture(race):
     assert "All arms: <code>goal.num_steps=4</code>" in html  # what all share is said once
     assert "inconclusive</span>C +5 %" in html  # the word once
     assert html.count("an-excluded-run") == 1  # of the baseline: excluded from both comparisons
+
+
+def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
+    """Older comparisons called the baseline A and the candidate B, whatever their names in the race."""
+    named = candidate(arms=["B", "A"], left_out=[EXCLUDED])
+    assert "<td>A</td><td><code>an-excluded-run</code>" in comparison_parts.excluded({"A": named})
+    older = candidate(left_out=[dict(EXCLUDED)])
+    race_folder._name_arms(older, "base", "fast")
+    assert older["left_out"][0]["arm"] == "base"
 
 
 def test_the_change_of_the_loss_is_not_folded_away(race):

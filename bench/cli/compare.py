@@ -152,5 +152,7 @@ def _parser():
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
     form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
-    form.add_argument("--html", metavar="PATH", help="a page with the verdict's picture, one file to send")
+    form.add_argument(
+        "--html", metavar="PATH", help="a page with the verdict's picture and the curves, one file to send"
+    )
     return parser

@@ -1,4 +1,4 @@
-"""The page of a comparison of any runs or logs: who A and B are, the verdict with its picture, their runs.
+"""The page of a comparison of any runs or logs: who A and B are, the verdict with its picture, their curves and runs.
 
 A race has a page of its own (race_page.py), with the order of its runs and its plan.
 """
@@ -12,9 +12,9 @@ from urllib.parse import quote
 from bench.compare.selection import Arm
 from bench.compare.verdict import Comparison
 from bench.report import comparison_parts as parts
-from bench.report import run_page
+from bench.report import curves, run_page
 from bench.web import forest
-from bench.web.page import REPORT_STYLES, details, page, section, table, tag
+from bench.web.page import REPORT_STYLES, details, figure, page, section, table, tag
 
 
 def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> str:
@@ -27,6 +27,7 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
     about = [first["about"][0], *(one["about"][1] for one in results)]
     against = dict(zip(names[1:], results, strict=True))
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)]
+    charts = curves.charts_of_arms(named)
     lines = [
         parts.arm(num, name, [_shortly(words), _count(arm)])
         for num, (name, words, arm) in enumerate(zip(names, about, arms))
@@ -39,16 +40,17 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
         tag("div", who, section("Verdict", *parts.verdicts(against)), class_="columns"),
         forest.plot(parts.panels(against, names)),
         section("Numbers", parts.numbers(names[0], against)),
-        parts.excluded(names[0], against),
+        section("Curves", tag("div", *map(figure, charts), class_="columns")) if charts else "",
+        parts.excluded(against),
         section("Runs", *(_runs(arm, Path(at).resolve()) for arm in named)),
         parts.diagnosis(against),
     ]
-    return page(f"Comparison: {title}", *body, styles=REPORT_STYLES)
+    return page(f"Comparison: {title}", *body, data={"charts": charts}, styles=REPORT_STYLES)
 
 
 def _shortly(words):
-    """A path by its last two parts: the page is made to be sent."""
-    return "/".join(Path(words).parts[-2:]) if words.startswith("/") else words
+    """Paths by their last two parts: the page is made to be sent."""
+    return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
 
 
 def _count(arm):

@@ -185,13 +185,16 @@ def source(change: dict | None) -> Safe:
     return join([table(("source file", "lines added", "removed"), lines), tag("pre", change["patch"]), end])
 
 
-def excluded(baseline: str, against: Mapping[str, dict]) -> Safe:
+def excluded(against: Mapping[str, dict]) -> Safe:
     """Runs that are in no mean, and the rule that excluded each; of the baseline once."""
     lines = {}
-    for name, one in against.items():
+    for one in against.values():
         for run in one.get("left_out") or ():
-            arm = {"A": baseline, "B": name}.get(run.get("arm"), run.get("arm"))
-            lines[run.get("run_id")] = [arm, tag("code", run.get("run_id")), "; ".join(run.get("reasons") or [])]
+            lines[run.get("run_id")] = [
+                run.get("arm"),
+                tag("code", run.get("run_id")),
+                "; ".join(run.get("reasons") or []),
+            ]
     return section("Excluded runs", table(("arm", "run", "by which rule"), lines.values())) if lines else Safe("")
 
 

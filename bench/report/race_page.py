@@ -36,7 +36,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
         section("Numbers", parts.numbers(baseline, against)) if against else "",
         section("Runs, in their order", tag("div", *map(figure, charts), class_="columns"), _runs(runs, at)),
         section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
-        parts.excluded(baseline, against),
+        parts.excluded(against),
         parts.diagnosis(against),
         section("Plan", details("plan.json: fixed before the first run", *plan)),
     ]
