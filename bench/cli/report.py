@@ -25,9 +25,8 @@ def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
     if not args.words and not results_root().is_dir():
-        raise ValueError(
-            f"no runs in {shown(results_root())}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one"
-        )
+        where = shown(results_root())
+        raise ValueError(f"no runs in {where}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
