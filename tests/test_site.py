@@ -213,6 +213,25 @@ def test_a_damaged_record_is_said_again_by_the_second_build_and_forgotten_once_m
     assert "Damaged records" not in write(results).read_text()
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "config.yaml"])
+def test_a_damaged_ledger_or_config_stops_no_site(raced, name):
+    paths = [raced / name] if name == "ledger.jsonl" else list(raced.glob("cpu_nano/*/config.yaml"))
+    for path in paths:
+        path.write_bytes(b"model: 7\noptim: [\xff\n")
+    assert cli.main([str(raced), "--anyway"]) == 0
+    assert "<h2>Records</h2>" in (raced / "site" / "index.html").read_text()
+
+
+def test_where_the_leaderboard_cannot_be_made_the_site_says_so(results, monkeypatch):
+    def damaged(found, paths):
+        raise TypeError("'<' not supported")
+
+    monkeypatch.setattr(leaderboard_rows, "of_folders", damaged)
+    assert cli.main([str(results)]) == 0
+    html = (results / "site" / "index.html").read_text()
+    assert "The leaderboard cannot be made: &#x27;&lt;&#x27; not supported." in html and "no rules for it" not in html
+
+
 # ---- many pages unasked
 
 

@@ -95,9 +95,13 @@ def _site(folder, out, anyway):
     results = site_runs.read(folder)
     if not anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
         _ask(results, out)
-    boards = leaderboard_rows.of_folders(results.runs, [folder])
+    boards, fault = [], None
     try:
-        _say(site.write(results, out, boards, say=_progress))
+        boards = leaderboard_rows.of_folders(results.runs, [folder])
+    except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
+        fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
+    try:
+        _say(site.write(results, out, boards, fault, say=_progress))
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None

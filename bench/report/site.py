@@ -20,9 +20,13 @@ def write(
     results: site_runs.Results,
     out: Path,
     boards: Iterable[site_records.Board] = (),
+    fault: str | None = None,
     say: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:
-    """A results folder that was read, and what stands on its tracks -> path of the index.  say(done, total)."""
+    """A results folder that was read, and what stands on its tracks -> path of the index.
+
+    fault: why it is not known what stands there, or None.  say(done, total) reports progress.
+    """
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
     faults = site_pages.write(results.runs, out, say)
@@ -36,7 +40,7 @@ def write(
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
-        site_records.leaderboard(boards, tracks),
+        section("Records", tag("p", fault)) if fault else site_records.leaderboard(boards, tracks),
         site_races.races(results.folder, out),
         _damaged(results, faults),
         tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),
