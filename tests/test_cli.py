@@ -38,7 +38,7 @@ def results(tmp_path_factory):
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
         (["run", "track=free", "track.name=../../out"], "track.name=../../out: unknown track"),
         (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
-        (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
+        (["run", "optim.lr=nan"], "optim.lr=nan: use a number above 0"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
         (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
     ],

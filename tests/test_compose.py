@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.config import compose, resolve, schema
+from bench.config import compose, overrides, resolve, schema
 from bench.launch.prepare import prepare
 from bench.paths import REPO
 from models.schedules import cosine
+
+
+def sweep(words):
+    return overrides.sweep(words, compose.choices)
+
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -51,8 +56,8 @@ def test_instruments_are_a_list():
         ("stepz=5", "unknown setting stepz=5"),
         ("goal.num_step=5", r"unknown setting goal.num_step=5: did you mean goal.num_steps\?"),
         ("num_steps=5", r"unknown setting num_steps=5: did you mean goal.num_steps\?"),
-        ("goal.num_steps=many", "goal.num_steps=many: it must be of type int, not str"),
-        ("seed=1.5", "seed=1.5: it must be of type int, not float"),
+        ("goal.num_steps=many", "goal.num_steps=many: use a whole number above 0"),
+        ("seed=1.5", "seed=1.5: use a whole number of 0 or more"),
         ("+goal.typo=3", r"\+goal.typo=3: settings are neither added nor deleted"),
         ("~optim", "~optim: settings are neither added nor deleted"),
         ("hydra.run.dir=x", "hydra.run.dir=x: Hydra only composes here"),
@@ -76,7 +81,7 @@ def test_an_instrument_takes_only_the_settings_of_its_yaml():
 
 
 def test_a_sweep_is_every_combination_in_order():
-    assert compose.sweep(["model=gpt2,modern", "seed=range(0,2)", "track=cpu_nano"]) == [
+    assert sweep(["model=gpt2,modern", "seed=range(0,2)", "track=cpu_nano"]) == [
         ["model=gpt2", "seed=0", "track=cpu_nano"],
         ["model=gpt2", "seed=1", "track=cpu_nano"],
         ["model=modern", "seed=0", "track=cpu_nano"],
@@ -85,8 +90,8 @@ def test_a_sweep_is_every_combination_in_order():
 
 
 def test_a_sweep_that_cannot_be_read_is_refused():
-    with pytest.raises(ValueError, match="cannot read the sweep"):
-        compose.sweep(["seed=range(0,"])
+    with pytest.raises(ValueError, match="range"):
+        sweep(["seed=range(0,"])
 
 
 def test_a_run_that_keeps_the_rules_deviates_in_nothing():
@@ -165,7 +170,7 @@ def test_an_exporter_takes_only_the_settings_of_its_yaml():
     config = compose.compose(["exporters=[wandb]", "exporters.wandb.project=mine"])
     assert config.exporters == {"wandb": {"project": "mine", "entity": None, "mode": "offline"}}
     assert compose.compose([]).exporters == {}
-    with pytest.raises(ValueError, match="exporters.wandb.mode=5: it must be a str"):
+    with pytest.raises(ValueError, match="exporters.wandb.mode=5: use a word"):
         compose.compose(["exporters=[wandb]", "exporters.wandb.mode=5"])
 
 

@@ -3,11 +3,10 @@
 import argparse
 import json
 
-import yaml
-
-from bench.config import compose, schema
+from bench.cli import settings
+from bench.config import compose, explain, overrides
 from bench.launch import launcher
-from bench.launch.prepare import asked, prepare
+from bench.launch.prepare import asked, prepare, this_machine
 from bench.launch.progress import last_words, say
 from bench.machine import code_state
 from bench.paths import REPO, results_root
@@ -16,12 +15,18 @@ from bench.record import run_folder
 
 def main(argv):
     """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
-    args = _parser().parse_intermixed_args(compose.spelled(argv))
+    if {"-h", "--help"} & set(argv) and (keys := [word for word in argv if "=" not in word and word[0] != "-"]):
+        print("\n\n".join(settings.help_of(key, [word for word in argv if "=" in word]) for key in keys))
+        return 0
+    args = _parser().parse_intermixed_args(overrides.spelled(argv))
     if args.cfg:
-        print(yaml.safe_dump(schema.to_dict(asked(args.overrides)), sort_keys=False), end="")
+        points = overrides.sweep(args.overrides, compose.choices) if args.multirun else [args.overrides]
+        for point in points:
+            head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+            print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
         return 0
     if args.multirun:
-        return _sweep(compose.sweep(args.overrides), argv)
+        return _sweep(overrides.sweep(args.overrides, compose.choices), argv)
     job = prepare(args.overrides, say=lambda text: say("data", text))
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")

@@ -4,7 +4,7 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 """
 
 from bench.compare import target
-from bench.config import compose
+from bench.config.overrides import spelled
 from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
@@ -22,7 +22,7 @@ def main(argv):
         print(f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}")
         print("The values are those of ./run.sh run --help; seed=N begins at N.")
         return 0
-    overrides = compose.spelled(argv)
+    overrides = spelled(argv)
     say("data", "looking for it; making it if that is possible here")
     job = prepare(overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset

@@ -8,14 +8,16 @@ what, the value, and what to try.
 import copy
 import difflib
 import functools
+from collections.abc import Iterable
+from pathlib import Path
 
 import yaml
 
 from bench.config import schema
+from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
 
-PATH_KEYS = ("data.train_glob", "data.val_glob")
 # fmt: off
 GROUPS = (
     "model", "model/size", "data", "optim", "optim/schedule", "goal", "hardware", "instruments", "exporters", "profile",
@@ -31,21 +33,9 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def spelled(words: list[str]) -> list[str]:
-    """The user's words with nanochat's --enable_profiling=True as what it means here, profile=stages."""
-    spelled_out = []
-    for word in words:
-        key, _, value = word.partition("=")
-        if key.lstrip("-").replace("-", "_") != "enable_profiling":
-            spelled_out.append(word)
-        elif value.lower() in ("", "true", "1"):
-            other = [given for given in words if given.startswith("profile=") and given != "profile=stages"]
-            if other:
-                raise ValueError(f"{word}: it means profile=stages, and {other[0]} is given too: keep one of them")
-            spelled_out.append("profile=stages")
-        elif value.lower() not in ("false", "0"):
-            raise ValueError(f"{word}: use True or False")
-    return spelled_out
+def path_of(group: str, name: str) -> Path:
+    """The yaml that group=name chooses."""
+    return CONF / group / f"{name}.yaml"
 
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
@@ -53,30 +43,33 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    groups, settings = {}, []
-    for override in map(_parsed, overrides):
-        key, value = override.key_or_group, override.value()
-        if key in GROUPS and not isinstance(value, dict):
-            _check_group(override)
-            groups[key] = override.input_line
-        else:
-            settings.append(override)
-    if "track" not in groups:
-        if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
-            groups["track"] = f"track={TRACK_OF_GPUS}"
-        elif "experiment" not in groups:  # which may choose its own
-            groups["track"] = f"track={_default_track()}"
-    composed = copy.deepcopy(_composed(tuple(sorted(groups.values()))))
+    groups, settings = _split(overrides, machine)
+    composed = copy.deepcopy(_composed(groups))
     for override in settings:
         _set(composed, override)
     try:
         composed = OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
     except OmegaConfBaseException as error:
-        raise ValueError(f"{' '.join(overrides)}: {_first_line(error)}") from None
+        raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
     return schema.build(schema.Config, composed)
+
+
+def origins(
+    overrides: list[str], machine: schema.Machine | None = None
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
+    groups, settings = _split(overrides, machine)
+    chosen = _hydra(groups, return_hydra_config=True).hydra.runtime.choices
+    composed = _composed(groups)
+    roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # as in config.yaml: later ones win
+    files = []
+    for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
+        names = composed[group] if group in LISTS else [chosen.get(group)]
+        files += [(group, name) for name in names if name]
+    return {override.key_or_group: override.input_line for override in settings}, files
 
 
 def deviations(config: schema.Config) -> list[str]:
@@ -93,58 +86,25 @@ def deviations(config: schema.Config) -> list[str]:
     return found
 
 
-def sweep(overrides: list[str]) -> list[list[str]]:
-    """['model=a,b', 'seed=0,1'] -> every combination, in order, as lists of plain overrides."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    overrides = [_quoted(_refuse_add_or_delete(override)) for override in overrides]
-    if not overrides:
-        raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    except (OverrideParseException, ValueError) as error:
-        raise ValueError(f"cannot read the sweep {' '.join(overrides)}: {_first_line(error)}") from None
-    return [list(job) for batch in batches for job in batch]
-
-
 # ---- one override
 
 
-def _parsed(word):
-    """An override as Hydra's parser reads it.  Raises ValueError for a word that is not an override, or is a sweep."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    try:
-        override = OverridesParser.create().parse_override(_quoted(_refuse_add_or_delete(word)))
-    except OverrideParseException as error:
-        raise ValueError(f"{word}: {_first_line(error)}") from None
-    if override.is_sweep_override():
-        raise ValueError(f"{word}: several values are a sweep: add -m")
-    return override
-
-
-def _quoted(override):
-    """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
-    key, _, value = override.partition("=")
-    if key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
-        return override
-    return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _refuse_add_or_delete(override):
-    if override[:1] in "+~":
-        raise ValueError(
-            f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off"
-        )
-    if override.startswith("hydra"):
-        raise ValueError(f"{override}: Hydra only composes here; folders and launching are this program's own")
-    if "=" not in override:
-        raise ValueError(f"{override!r} is not an override: write key=value, e.g. seed=3 or model=modern")
-    return override
+def _split(overrides, machine):
+    """-> (the words that choose groups, sorted, with a track among them; the overrides of single settings)."""
+    groups, settings = {}, []
+    for override in map(parsed, overrides):
+        key, value = override.key_or_group, override.value()
+        if key in GROUPS and not isinstance(value, dict):
+            _check_group(override)
+            groups[key] = override.input_line
+        else:
+            settings.append(override)
+    if "track" not in groups:
+        if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
+            groups["track"] = f"track={TRACK_OF_GPUS}"
+        elif "experiment" not in groups:  # which may choose its own
+            groups["track"] = f"track={_default_track()}"
+    return tuple(sorted(groups.values())), settings
 
 
 def _check_group(override):
@@ -156,7 +116,7 @@ def _check_group(override):
             continue
         if group == "instruments" and name in choices("exporters"):
             raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
-        near = _did_you_mean(str(name), choices(group))
+        near = did_you_mean(str(name), choices(group))
         raise ValueError(f"{word}: there is no {group} {name!r}; {near}choose from {', '.join(choices(group))}")
 
 
@@ -168,7 +128,7 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        near = _did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
+        near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
         raise ValueError(f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting")
     group = key.replace(".", "/")
     if group in GROUPS and not isinstance(value, dict):
@@ -182,16 +142,13 @@ def _merged(old, new):
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
-def _did_you_mean(word, known):
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ "did you mean optim.lr? ", or nothing where no known key is near."""
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
     near = near or difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
-
-
-def _first_line(error):
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 # ---- the groups
@@ -200,23 +157,28 @@ def _first_line(error):
 @functools.cache
 def _composed(groups):
     """What Hydra makes of some group=name, with every setting that there is: a dict: copy it to change it."""
+    from omegaconf import OmegaConf
+
+    composed = _hydra(groups)
+    composed = filled(schema.Config, OmegaConf.to_container(composed))
+    for group in LISTS:
+        _check_settings(group, composed[group])
+    return composed
+
+
+def _hydra(groups, **words):
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            composed = hydra_compose(config_name="config", overrides=list(groups))
+            return hydra_compose(config_name="config", overrides=list(groups), **words)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{' '.join(groups)}: {_first_line(error)}") from None
-    composed = filled(schema.Config, OmegaConf.to_container(composed))
-    for group in LISTS:
-        _check_settings(group, composed[group])
-    return composed
+        raise ValueError(f"{' '.join(groups)}: {one_line(error)}") from None
 
 
 def _default_track():

@@ -12,22 +12,26 @@ import subprocess
 import sys
 import time
 
+from bench.config import windows
 from bench.instruments.base import Instrument
 from bench.paths import REPO
 from bench.telemetry import join, samples, throttling
 
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
 ANSWER_S = 5.0  # NVML answers in milliseconds; a driver that hangs must not delay the run
+MIN_INTERVAL_MS = 10  # drivers refresh no faster
 NOTHING = {"source": None, "num_samples": {}, "foreign_processes": {}, "unsupported": {}, "warnings": []}
 
 
 class Telemetry(Instrument):
-    def __init__(self, context, interval_ms, host_interval_ms):
+    @staticmethod
+    def check(settings):
+        for name, value in settings.items():
+            windows.check_whole(f"instruments.telemetry.{name}", value, MIN_INTERVAL_MS)
+
+    def __init__(self, context, **intervals):
         super().__init__(context)
-        self._intervals = {"interval_ms": interval_ms, "host_interval_ms": host_interval_ms}
-        for name, value in self._intervals.items():
-            if value < 10:
-                raise ValueError(f"instruments.telemetry.{name}={value}: at least 10, drivers refresh no faster")
+        self._intervals = intervals
         self._path = context.folder / "telemetry.csv"
         self._process = None
         self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
