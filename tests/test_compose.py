@@ -1,11 +1,13 @@
 """What a user may type, and what each slip of the finger is answered."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from bench.cli import run
 from bench.config import compose, overrides, resolve, schema
 from bench.launch.prepare import prepare
 from bench.paths import REPO
@@ -89,9 +91,39 @@ def test_a_sweep_is_every_combination_in_order():
     ]
 
 
-def test_a_sweep_that_cannot_be_read_is_refused():
-    with pytest.raises(ValueError, match="range"):
-        sweep(["seed=range(0,"])
+def test_a_sweep_takes_choice_glob_and_every_range():
+    assert sweep(["model=glob(*)"]) == [["model=gpt2"], ["model=modern"]]
+    assert sweep(["track=glob(cpu*)"]) == [["track=cpu_floor"], ["track=cpu_nano"]]
+    assert sweep(["seed=choice(3,1)"]) == [["seed=3"], ["seed=1"]]
+    assert sweep(["optim.lr=range(0.5,1.5,0.5)"]) == [["optim.lr=0.5"], ["optim.lr=1.0"]]
+    assert sweep(["instruments=[regions],[]"]) == [["instruments=[regions]"], ["instruments=[]"]]
+
+
+@pytest.mark.parametrize("points", [["seed=0,1"], ["seed=range(0,2)"]])
+def test_the_composed_config_of_a_sweep_is_that_of_each_point(points, capsys):
+    assert run.main(["-m", *points, "--cfg", "job"]) == 0
+    text = capsys.readouterr().out
+    assert [config["seed"] for config in yaml.safe_load_all(text)] == [0, 1]
+    assert text.startswith("---\n# seed=0\n")
+
+
+OWN = {
+    "dropout: 0.1": "unknown setting model.dropout=0.1: model has arch, num_layers, ",
+    "num_layers: [": r"while parsing a flow node, expected the node content, .*model/mine.yaml., line 6",
+    "num_layers: ${nope}": "Interpolation key 'nope' not found, full_key: model.num_layers",
+}
+
+
+@pytest.mark.parametrize(("line", "cause"), OWN.items())
+def test_what_is_wrong_in_a_yaml_of_ones_own_is_said_in_full(line, cause, tmp_path, monkeypatch):
+    conf = tmp_path / "conf"
+    shutil.copytree(compose.CONF, conf)
+    (conf / "model" / "mine.yaml").write_text(f"defaults:\n  - size: nano\n  - _self_\narch: gpt2\n{line}\n")
+    monkeypatch.setattr(compose, "CONF", conf)
+    compose._composed.cache_clear()
+    with pytest.raises(ValueError, match=cause):
+        compose.compose(["model=mine"])
+    compose._composed.cache_clear()
 
 
 def test_a_run_that_keeps_the_rules_deviates_in_nothing():
@@ -162,7 +194,10 @@ def test_an_optimizer_has_its_own_settings_and_any_schedule():
     optim = compose.compose(["optim=muon", "optim/schedule=cosine", "optim.schedule.warmup_frac=0.1"]).optim
     assert (optim.muon_ns_steps, optim.grad_clip_norm) == (5, None)
     assert optim.schedule == cosine.Config(name="cosine", warmup_frac=0.1, final_lr_frac=0.0)
-    with pytest.raises(ValueError, match="unknown setting optim.schedule.cooldown_frac=0.4"):
+    with pytest.raises(
+        ValueError,
+        match="optim.schedule.cooldown_frac=0.4: this run has no such setting; those with optim/schedule=trapezoid have",
+    ):
         compose.compose(["optim/schedule=cosine", "optim.schedule.cooldown_frac=0.4"])
 
 

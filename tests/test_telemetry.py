@@ -600,11 +600,12 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
     assert telemetry.summary()["energy_from"] == "power" and telemetry.doubts() == []
 
 
-def test_an_interval_that_no_driver_can_follow_is_refused(tmp_path):
+def test_an_interval_that_no_driver_can_follow_is_refused():
+    """Before the run, which would go without telemetry."""
     for name in ("interval_ms", "host_interval_ms"):
         settings = {"interval_ms": 100, "host_interval_ms": 1000, name: 5}
-        made, (warning,) = instruments.load({"telemetry": settings}, Context(tmp_path, 0, 1, "cpu", 4, HostMarks()))
-        assert made == [] and f"instruments.telemetry.{name}=5" in warning["error"]
+        with pytest.raises(ValueError, match=f"instruments.telemetry.{name}=5: use a whole number of 10 or more"):
+            instruments.check({"telemetry": settings})
 
 
 @pytest.mark.slow

@@ -5,18 +5,18 @@ What needs the tests' own files or another program is measured by  python tests/
 Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
 """
 
-import argparse
 import json
 import sys
 
 from bench import text_table
+from bench.cli import arguments
 
 PARTS = ("loop", "gpu", "loader", "startup", "memory")
 
 
 def main(argv):
     """Exit codes: 0 no target missed, 1 one missed, 2 wrong use."""
-    parser = argparse.ArgumentParser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
+    parser = arguments.Parser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)

@@ -10,6 +10,7 @@ import json
 import sys
 
 from bench import atomic, text_table, utc
+from bench.cli import arguments
 from bench.compare import calibration, selection
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.launch import launcher
@@ -139,7 +140,7 @@ def _needed(pct, n):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh calibrate", description=__doc__.partition("\n")[0])
+    parser = arguments.Parser(prog="./run.sh calibrate", description=__doc__.partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
     parser.add_argument(

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 
+from bench.cli import arguments
 from bench.compare import comparison, csv_text, selection, text
 from bench.compare.effects import LOSS_MARGIN_NATS
 
@@ -82,7 +83,7 @@ def _condition(word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh compare",
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, part of a run id, RACE:ARM, imported logs.\n"

@@ -11,6 +11,7 @@ import sys
 import yaml
 
 from bench import paths
+from bench.cli import arguments
 from bench.config import schema
 from bench.data import shards, sources
 from bench.paths import of_user
@@ -59,7 +60,7 @@ def data_config(name, overrides=()):
 
 
 def _parse(argv):
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

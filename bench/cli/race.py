@@ -10,6 +10,7 @@ the first run.  What is measured stays hidden until the race has ended.  Interru
 
 import argparse
 
+from bench.cli import arguments
 from bench.paths import results_root
 from bench.race import planning, request, runner, state
 from bench.record import named
@@ -52,7 +53,7 @@ def _chosen(results, word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh race",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

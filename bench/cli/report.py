@@ -10,6 +10,7 @@ import os
 import sys
 
 from bench import atomic
+from bench.cli import arguments
 from bench.paths import of_user, results_root
 from bench.record import named
 
@@ -72,7 +73,7 @@ def _progress(done, total):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from bench.cli import settings
+from bench.cli import arguments, settings
 from bench.config import compose, explain, overrides
 from bench.launch import launcher
 from bench.launch.prepare import asked, prepare, this_machine
@@ -76,7 +76,7 @@ def already_complete(job):
 
 def _parser():
     groups = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"

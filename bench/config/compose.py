@@ -1,4 +1,4 @@
-"""Overrides -> Config: Hydra lives here and in no other room.
+"""Overrides -> Config: Hydra lives here, its grammar in overrides.py, and in no other room.
 
 Hydra composes the groups (model=, track=, ...); single settings are then put over that, each checked first.  Only the
 launcher composes; workers read the plain yaml it wrote.  Every mistake in an override becomes a ValueError that says
@@ -128,6 +128,13 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
+        from bench.config import explain  # which stands on this file; only here is it needed
+
+        known = explain.settings()
+        if key in known:
+            raise ValueError(
+                f"{word}: this run has no such setting; those with {' or '.join(known[key].brought_by)} have"
+            )
         near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
         raise ValueError(f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting")
     group = key.replace(".", "/")
@@ -177,8 +184,12 @@ def _hydra(groups, **words):
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
             return hydra_compose(config_name="config", overrides=list(groups), **words)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{' '.join(groups)}: {one_line(error)}") from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+        words = one_line(error) + (f" {one_line(cause)}" if cause else "")
+        if "Could not override 'model/size'" in words:
+            words += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
+        raise ValueError(f"{' '.join(groups)}: {words}") from None
 
 
 def _default_track():

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 PATH_KEYS = ("data.train_glob", "data.val_glob")
+NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 
 
@@ -33,10 +34,10 @@ def parsed(word: str):
     override = _parsed(word)
     if override.is_sweep_override():
         first, second = (f"{override.key_or_group}={value}" for value in _two_values(override))
-        raise ValueError(
-            f"{word}: several values are a sweep, which ./run.sh run -m makes; "
-            f"a race gives each value an arm: A={first} B={second}"
+        in_a_race = (
+            f"; a race gives each value an arm: A={first} B={second}" if word.partition("=")[0] != "seed" else ""
         )
+        raise ValueError(f"{word}: several values are a sweep, which ./run.sh run -m makes{in_a_race}")
     return override
 
 
@@ -107,6 +108,8 @@ def _refuse(override):
         )
     if override.startswith("hydra"):
         raise ValueError(f"{override}: Hydra only composes here; folders and launching are this program's own")
+    if override in ("-m", "--multirun"):
+        raise ValueError(f"{override}: only ./run.sh run sweeps")
     if override.startswith("-") and "=" in override:
         raise ValueError(f"{override}: settings have no dashes: write {override.lstrip('-')}")
     if "=" not in override:
@@ -115,8 +118,8 @@ def _refuse(override):
 
 
 def one_line(error: Exception) -> str:
-    """All that an error says, its lines joined; its type where it says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    """All that an error says, its lines joined, without noise; its type where it says nothing."""
+    lines = [line.strip() for line in NOISE.sub("", str(error)).splitlines() if line.strip(" ^")]
     return (
         " ".join(
             line + ("," if number + 1 < len(lines) and line[-1] not in ".,:;" else "")

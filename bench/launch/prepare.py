@@ -34,6 +34,7 @@ class Job:
 
 
 def this_machine() -> schema.Machine:
+    """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
     return schema.Machine(gpus.num_visible(), environment.usable_cpus())
 
 
