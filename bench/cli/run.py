@@ -15,8 +15,8 @@ from bench.record import run_folder
 
 def main(argv):
     """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
-    if {"-h", "--help"} & set(argv) and (keys := [word for word in argv if "=" not in word and word[0] != "-"]):
-        print("\n\n".join(settings.help_of(key, [word for word in argv if "=" in word]) for key in keys))
+    if (explained := settings.asked_for(argv)) is not None:
+        print(explained)
         return 0
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     if args.cfg:

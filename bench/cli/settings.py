@@ -11,6 +11,16 @@ from bench.launch.prepare import this_machine
 MAX_WIDTH = 120
 
 
+def asked_for(argv: list[str]) -> str | None:
+    """The words of a verb that takes key=value -> text, where there is a KEY beside --help; else None."""
+    keys = [word for word in argv if "=" not in word and not word.startswith("-")]
+    if not {"-h", "--help"} & set(argv) or not keys:
+        return None
+    return "\n\n".join(
+        help_of(key, [word for word in argv if "=" in word and not word.startswith("-")]) for key in keys
+    )
+
+
 def help_of(word: str, overrides: list[str]) -> str:
     """A setting's or group's key, or the last part of it -> text.  Raises ValueError for a word that is neither."""
     found = _found(word, [*explain.settings(), *explain.groups(), *compose.GROUPS])

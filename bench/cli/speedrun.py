@@ -3,6 +3,9 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
+import argparse
+
+from bench.cli import arguments, settings
 from bench.compare import target
 from bench.config.overrides import spelled
 from bench.launch import launcher
@@ -18,11 +21,10 @@ from bench.units import format_bytes
 
 def main(argv):
     """Make the track's repeats with fresh seeds and judge them."""
-    if {"-h", "--help"} & set(argv):
-        print(f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}")
-        print("The values are those of ./run.sh run --help; seed=N begins at N.")
+    if (explained := settings.asked_for(argv)) is not None:
+        print(explained)
         return 0
-    overrides = spelled(argv)
+    overrides = _parser().parse_args(spelled(argv)).overrides
     say("data", "looking for it; making it if that is possible here")
     job = prepare(overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
@@ -64,3 +66,12 @@ def fresh_seeds(job, overrides):
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
     return range(first, first + job.config.track.repeats)
+
+
+def _parser():
+    parser = arguments.Parser(
+        prog="./speedrun.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words = "those of ./run.sh run --help; seed=N begins at N"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words)
+    return parser
