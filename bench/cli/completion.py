@@ -6,7 +6,7 @@ For run.sh in a checkout, for speedrun where it is installed.  It knows what the
 import argparse
 import importlib
 
-from bench.cli import CHECKOUT_VERBS, VERBS
+from bench.cli import CHECKOUT_VERBS, VERBS, arguments
 from bench.paths import INSTALLED
 
 OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides
