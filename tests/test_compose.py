@@ -238,4 +238,29 @@ def test_no_change_of_the_settings_layout_may_change_an_id():
         name: schema.config_id(resolve.resolve(compose.compose([f"optim={name}"]), schema.Machine(0, 2), 257))
         for name in ("adamw", "muon")
     }
-    assert found == {"adamw": "e67dc69c", "muon": "8aca8d1a"}
+    assert found == {"adamw": "ecc04969", "muon": "e704751b"}
+
+
+def id_of(*words):
+    return schema.config_id(resolve.resolve(compose.compose(list(words)), schema.Machine(0, 2), 257))
+
+
+def test_todays_default_is_a_repeat_of_the_published_runs():
+    """They were made before host_interval_ms; results/published/ keeps them as they were."""
+    recorded = {
+        json.loads(path.read_text())["config_id"]
+        for path in (REPO / "results" / "published" / "cpu_nano-gpt2-adamw").glob("*/*/run.json")
+    }
+    assert recorded == {id_of()}
+
+
+def test_an_exporter_and_what_is_outside_the_timed_region_change_no_id():
+    assert id_of("exporters=[tensorboard,wandb]", "exporters.wandb.project=mine") == id_of()
+    assert id_of("instruments.telemetry.interval_ms=50", "instruments.telemetry.host_interval_ms=500") == id_of()
+    for word in ("instruments.garbage.min_event_ms=0", "instruments=[regions]", "optim.lr=0.5"):
+        assert id_of(word) != id_of(), word
+
+
+def test_what_is_untimed_is_a_setting_of_an_instrument():
+    for name, untimed in schema.UNTIMED.items():
+        assert set(untimed) <= set(yaml.safe_load(compose.path_of("instruments", name).read_text())[name])

@@ -608,6 +608,17 @@ def test_an_interval_that_no_driver_can_follow_is_refused():
             instruments.check({"telemetry": settings})
 
 
+@pytest.mark.parametrize(("device", "cpu_frac", "num"), [("cpu", 0.027, 1), ("cpu", 0.005, 0), ("cuda", 0.02, 0)])
+def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, num):
+    """Its pace is no part of config_id, so that what it costs is bounded."""
+    telemetry = instruments.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
+    telemetry._stopped = {}
+    telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}
+    found = telemetry.doubts()
+    assert len(found) == num
+    assert not found or found[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): a longer")
+
+
 @pytest.mark.slow
 def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, library, bare_run):
     """A run on the CPU stays one where NVML shows GPUs that torch does not see."""

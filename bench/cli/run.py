@@ -80,7 +80,7 @@ def _parser():
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
-        "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all",
+        "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all with their meaning, --help KEY (or a group) says more of one",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -89,6 +89,10 @@ def _parser():
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
-    parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
+    parser.add_argument(
+        "--cfg",
+        choices=["job"],
+        help="print the composed config with the meaning of every setting, null where it is derived, and stop",
+    )
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

@@ -20,6 +20,9 @@ def facts(run, config=None, environment=None):
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    config["instruments"] = {
+        name: {"": "on"} | settings for name, settings in (config.get("instruments") or {}).items()
+    }
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}
     gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}
@@ -80,5 +83,5 @@ def _flat(values, prefix=""):
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
+            found[f"{prefix}{name}".rstrip(".")] = value
     return found

@@ -136,7 +136,9 @@ def _set(values, override):
                 f"{word}: this run has no such setting; those with {' or '.join(known[key].brought_by)} have"
             )
         near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
-        raise ValueError(f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting")
+        raise ValueError(
+            f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting, with its meaning"
+        )
     group = key.replace(".", "/")
     if group in GROUPS and not isinstance(value, dict):
         raise ValueError(f"{word}: write {group}={value}; choose from {', '.join(choices(group))}")

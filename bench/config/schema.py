@@ -8,6 +8,7 @@ config.yaml's versions, both read by `read()`:
   2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -23,6 +24,16 @@ from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 
 CONFIG_ID_CHARS = 8
+# Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
+# its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
+# All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
+# found where one that it names is not installed.
+UNTIMED = {
+    "telemetry": {
+        "interval_ms": 100,
+        "host_interval_ms": None,
+    }  # paces of a process of its own; see its in_timed_region
+}
 AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
@@ -185,10 +196,20 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
 def config_id(config: Config) -> str:
     """First 8 hex digits of a sha256 over all that changes a run but its seed: runs that share it are repeats.
 
-    What is None is not hashed, and optim is hashed flat, as version 1 wrote it: a setting that a later version adds or
-    moves changes no id.
+    What is None is not hashed, what is UNTIMED is hashed as one value, and optim is hashed flat, as version 1 wrote it:
+    a setting that a later version adds or moves changes no id.
     """
-    values = to_dict(config)
+    return config_ids(config)[0]
+
+
+def config_ids(config: Config) -> list[str]:
+    """config_id() of today and those that earlier versions gave the same config, the newest first."""
+    as_asked = to_dict(config)
+    values = as_asked | {"instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}}
+    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, as_asked)))
+
+
+def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none

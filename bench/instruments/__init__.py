@@ -31,6 +31,11 @@ def flagging(names: Iterable[str]) -> list[str]:
     return [name for name in sorted(names) if importlib.util.find_spec(f"{__name__}.{name}") and kind(name).flags_steps]
 
 
+def in_timed_region(names: Iterable[str]) -> list[str]:
+    """Those of the names, sorted, whose instrument works while the clock runs: part of what makes times comparable."""
+    return [name for name in sorted(names) if kind(name).is_in_timed_region()]
+
+
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
     """{name: settings} -> (instruments in that order, warnings of those that could not be made: see base.warning()).
 

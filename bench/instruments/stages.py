@@ -24,6 +24,7 @@ CYAN, PLAIN = "\033[36m", "\033[0m"
 
 
 class Stages(Instrument):
+    in_timed_region = "torch's profiler over one step, which is flagged and does not count"
     flags_steps = True
 
     @staticmethod

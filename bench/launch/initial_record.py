@@ -5,7 +5,7 @@ import time
 
 import yaml
 
-from bench import atomic, private, utc
+from bench import atomic, instruments, private, utc
 from bench.config import schema
 from bench.data import sources
 from bench.exporters import dashboards
@@ -69,7 +69,7 @@ def record_of(job, env, command):
         "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": TIMING_PROTOCOL
         | gc_policy.protocol(config.hardware.gc, config.hardware.gc_every_steps)
-        | {"instruments": sorted(config.instruments)},
+        | {"instruments": instruments.in_timed_region(config.instruments)},
         "code": code_state.state(REPO),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
