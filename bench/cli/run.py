@@ -80,7 +80,8 @@ def _parser():
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
-        "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all with their meaning, --help KEY (or a group) says more of one",
+        "profile=window (stages, modded) adds an instrument with its recipe\n"
+        "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
