@@ -39,6 +39,8 @@ def results(tmp_path_factory):
         (["run", "-m", "optim.lr=glob(*)"], "optim.lr is no group"),
         (["run", "optim.lr=1e-3 seed=2"], "these are two settings in one word: write optim.lr=1e-3 seed=2"),
         (["run", "seed=a"], "run: seed=a: use a whole number of 0 or more"),
+        (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),
+        (["run", "exporters=[wandb]", "exporters.wandb.mode=on"], "exporters.wandb.mode=on: use offline or online"),
         (["run", "--track", "cpu_nano"], "run: --track: settings have no dashes: write track=VALUE"),
         (["run", "--multirn"], "run: --multirn: there is no such option; did you mean --multirun?"),
         (

@@ -116,8 +116,8 @@ def _check_group(override):
             continue
         if group == "instruments" and name in choices("exporters"):
             raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
-        near = did_you_mean(str(name), choices(group))
-        raise ValueError(f"{word}: there is no {group} {name!r}; {near}choose from {', '.join(choices(group))}")
+        near, kind = did_you_mean(str(name), choices(group)), group[:-1] if group in LISTS else group
+        raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}")
 
 
 def _set(values, override):
@@ -157,6 +157,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
     near = near or difflib.get_close_matches(word, known, n=1)
+    near = near or [key for key in known if last in key.split(".")[-1].split("_")]  # steps: num_steps
     return f"did you mean {near[0]}? " if near else ""
 
 

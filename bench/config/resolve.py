@@ -19,7 +19,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
 
 
 def _refuse(what, value, remedy):
-    raise ValueError(f"{what}={value}: {remedy}")
+    raise ValueError(f"{what}={'null' if value is None else value}: {remedy}")
 
 
 def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -> None:

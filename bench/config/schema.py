@@ -142,7 +142,7 @@ class TrackConfig:
 class Config:
     name: Name | None = None  # for people, in the run's id; null: arch-optim
     # of the initial weights and of torch's random numbers
-    seed: Annotated[int, Range(lambda value: value >= 0, "of 0 or more")] = 0
+    seed: Annotated[int, Range(lambda value: 0 <= value < 2**63, "of 0 or more, below 2**63")] = 0
     model: ModelConfig  # what is trained
     data: DataConfig  # what it is trained on, and in which portions
     optim: optimizers.Config  # how weights are updated

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bench import instruments, private
 from bench.config import compose, resolve, schema, windows
 from bench.data import sources
+from bench.exporters import dashboards
 from bench.machine import environment, gpus
 from bench.paths import REPO, of_user
 
@@ -45,6 +46,7 @@ def asked(overrides: list[str]) -> schema.Config:
         names = ", ".join(compose.choices("model"))
         raise ValueError(f"model.arch={config.model.arch}: unknown model; choose from {names}")
     instruments.check(config.instruments)
+    dashboards.check(config.exporters)
     return config
 
 
