@@ -23,6 +23,10 @@ def facts(run, config=None, environment=None):
     config["instruments"] = {
         name: {"": "on"} | settings for name, settings in (config.get("instruments") or {}).items()
     }
+    if "track" in config:
+        config["track"] = {
+            name: value for name, value in config["track"].items() if name != "rules"
+        }  # they change none
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}
     gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}

@@ -23,6 +23,7 @@ UNITS = {  # the last part of a setting's name: its unit
     "mib": "MiB, 2**20 bytes",
     "nats": "nats per token",
     "loss": "nats per token",
+    "pct": "per cent",
     "tokens": "tokens",
     "steps": "optimizer steps",
     "step": "optimizer steps, the first is 1",
