@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def guess(word: str, names: Iterable[str]) -> str:
-    """ "did you mean csv? ", or nothing where no name is near."""
+    """The question whether a near name was meant, and a space; nothing where none is near."""
     near = difflib.get_close_matches(word, names, n=1) or [name for name in names if word and name.startswith(word)][:1]
     return f"did you mean {near[0]}? " if near else ""
 

@@ -20,9 +20,7 @@ def facts(run, config=None, environment=None):
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
-    config["instruments"] = {
-        name: {"": "on"} | settings for name, settings in (config.get("instruments") or {}).items()
-    }
+    config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
         config["track"] = {
             name: value for name, value in config["track"].items() if name != "rules"
@@ -87,5 +85,5 @@ def _flat(values, prefix=""):
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}".rstrip(".")] = value
+            found[f"{prefix}{name}"] = value
     return found

@@ -128,7 +128,7 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        from bench.config import explain  # which stands on this file; only here is it needed
+        from bench.config import explain  # it stands on this file, which needs it only for this
 
         known = explain.settings()
         if key in known:
@@ -152,12 +152,12 @@ def _merged(old, new):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "did you mean optim.lr? ", or nothing where no known key is near."""
+    """The question whether a known key was meant, and a space; nothing where none is near."""
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
     near = near or difflib.get_close_matches(word, known, n=1)
-    near = near or [key for key in known if last in key.split(".")[-1].split("_")]  # steps: num_steps
+    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
     return f"did you mean {near[0]}? " if near else ""
 
 

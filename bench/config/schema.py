@@ -124,7 +124,7 @@ class TrackRules:
     num_runs: int | None = None  # a claim's fewest runs, each of another seed and with a time that counts; null: any
     may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
-    # per cent: a change of run time shown to be smaller than this, either way, is called equivalent
+    # a change of run time shown to be smaller than this, either way, is called equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
 
 
