@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from bench.cli import run
-from bench.config import compose, overrides, resolve, schema
+from bench.config import compose, overrides, resolve, schema, typed
 from bench.launch.prepare import prepare
 from bench.paths import REPO
 from models.schedules import cosine
@@ -111,8 +111,14 @@ def test_the_composed_config_of_a_sweep_is_that_of_each_point(points, capsys):
 OWN = {
     "dropout: 0.1": "unknown setting model.dropout=0.1: model has arch, num_layers, ",
     "num_layers: [": r"while parsing a flow node, expected the node content, .*model/mine.yaml., line 6",
+    "num_layers: {a: 1}": "model.num_layers={'a': 1}: use a whole number above 0",
     "num_layers: ${nope}": "Interpolation key 'nope' not found, full_key: model.num_layers",
 }
+
+
+def test_a_value_where_a_group_belongs_is_refused():
+    with pytest.raises(ValueError, match="schedule=5: use a group of settings, KEY: VALUE"):
+        typed.filled(schema.Config, {"optim": {"schedule": 5}})
 
 
 @pytest.mark.parametrize(("line", "cause"), OWN.items())

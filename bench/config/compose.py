@@ -188,8 +188,7 @@ def _hydra(groups, **words):
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
             return hydra_compose(config_name="config", overrides=list(groups), **words)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
-        words = one_line(error) + (f" {one_line(cause)}" if cause else "")
+        words = one_line(error)
         if "Could not override 'model/size'" in words:
             words += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
         raise ValueError(f"{' '.join(groups)}: {words}") from None

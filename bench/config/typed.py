@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterator
 
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
+GROUP = "a group of settings, KEY: VALUE"
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
 
@@ -43,7 +44,10 @@ def filled(cls, values):
     hints = typing.get_type_hints(cls)
     for one in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[one.name]):
-            whole[one.name] = filled(hints[one.name], values.get(one.name) or {})
+            group = values.get(one.name) or {}
+            if not isinstance(group, dict):
+                raise ValueError(f"{one.name}={group}: use {GROUP}")
+            whole[one.name] = filled(hints[one.name], group)
         else:
             whole.setdefault(one.name, default_of(one))
     return whole
@@ -66,7 +70,7 @@ def fill_like(known, where, settings):
         if key not in known:
             raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
         if known[key] is not None and value is not None and not _is_like(known[key], value):
-            raise ValueError(f"{where}.{key}={value!r}: use {KINDS[type(known[key])]}")
+            raise ValueError(f"{where}.{key}={value!r}: use {KINDS.get(type(known[key]), GROUP)}")
         if key.endswith("_ms") and (value is None or value < 0):
             raise ValueError(f"{where}.{key}={value}: use a number of 0 or more")
     settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
@@ -131,7 +135,7 @@ def allowed(hint: typing.Any) -> str:
     """What a field of that type may be, in words that follow "use": "a whole number above 0, or null"."""
     plain, ranges, may_be_none = _parts(hint)
     kind = typing.get_origin(plain) or plain
-    words = [] if kind is str and ranges else [KINDS.get(kind, "a group of settings, KEY: VALUE")]
+    words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list:
         words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
     return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
