@@ -7,6 +7,7 @@ import os
 import sys
 
 from bench import paths
+from bench.config import groups
 
 NOT_OURS = (
     errno.EACCES,
@@ -34,8 +35,10 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine fit to measure?"),
+    "init": ("init", "an own model, experiment and track to start from, written into this folder"),
     "bench-self": ("bench_self", "what this harness itself costs"),
 }
+INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
 CHECKOUT_VERBS = {  # run.sh's own
     "test": "run the tests (./run.sh test [pytest arguments])",
     "lint": "check the style of the code, as CI does",
@@ -44,6 +47,7 @@ HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
 
+--config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
 
@@ -63,6 +67,11 @@ def main(argv: list[str]) -> int:
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
+        rest = _use_config_dir(rest)
+        if verb in INTRODUCED and not {"-h", "--help", "--race"} & set(rest):
+            introduction = groups.introduction()
+            if introduction:
+                print(f"    conf  {introduction}", file=sys.stderr)
         return module.main(rest)
     except BrokenPipeError:
         raise
@@ -74,6 +83,23 @@ def main(argv: list[str]) -> int:
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def _use_config_dir(words):
+    """The words without --config-dir DIR, which this process and those that it starts then use."""
+    rest = []
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, folder = word.partition("=")
+        if name != "--config-dir":
+            rest.append(word)
+            continue
+        folder = folder if equals else next(waiting, "")
+        if not folder:
+            raise ValueError("--config-dir: name a folder that holds groups of your own, such as model/mine.yaml")
+        os.environ[groups.VARIABLE] = folder
+        groups.own_folders()  # refused here, whatever the verb
+    return rest
 
 
 class Renaming:

@@ -10,13 +10,11 @@ import sys
 
 import yaml
 
-from bench import paths
-from bench.config import schema
+from bench.config import groups, schema
 from bench.data import shards, sources
 from bench.paths import of_user
 from bench.units import format_bytes
 
-CONF = paths.CONF / "data"
 NUM_FIRST_TOKENS = 8
 COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
@@ -38,15 +36,15 @@ def main(argv):
 
 
 def known():
-    """Names of conf/data."""
-    return sorted(path.stem for path in CONF.glob("*.yaml"))
+    """Names that data= may take."""
+    return groups.choices("data")
 
 
 def data_config(name, overrides=()):
     """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
     if name not in known():
         raise ValueError(f"{name}: unknown data; choose from {', '.join(known())}, or show a .bin file")
-    values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    values = yaml.safe_load(groups.path_of("data", name).read_text())
     for override in overrides:
         key, equals, value = override.removeprefix("data.").partition("=")
         if not equals:

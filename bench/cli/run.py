@@ -9,8 +9,7 @@ from bench.config import compose, schema
 from bench.launch import launcher
 from bench.launch.prepare import asked, prepare
 from bench.launch.progress import last_words, say
-from bench.machine import code_state
-from bench.paths import REPO, results_root
+from bench.paths import results_root
 from bench.record import run_folder
 
 
@@ -22,7 +21,7 @@ def main(argv):
         return 0
     if args.multirun:
         return _sweep(compose.sweep(args.overrides), argv)
-    job = prepare(args.overrides, say=lambda text: say("data", text))
+    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
@@ -58,7 +57,7 @@ def _sweep(points, argv):
 
 def already_complete(job):
     """A complete record of the same config, seed, raced code and data, or None.  A race's warm-up runs do not count."""
-    kind = (job.config_id, job.config.seed, code_state.source_sha256(REPO))
+    kind = (job.config_id, job.config.seed, job.source_sha256)
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in run_folder.read_all([results_root() / job.config.track.name]):
         if run["status"] != "complete" or (run.get("race") or {}).get("discarded"):

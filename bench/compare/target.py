@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import yaml
 
 from bench import stats
-from bench.paths import CONF
+from bench.config import groups
 from bench.record.rows import Row
 
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
@@ -18,8 +18,8 @@ OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are
 @functools.cache
 def p_value_of(track: str | None) -> float:
     """The p that conf/track/ asks for on this track; for one that it does not have (a log's, None) that of OF_LOGS."""
-    name = track if track in {path.stem for path in CONF.glob("track/*.yaml")} else OF_LOGS
-    return yaml.safe_load((CONF / "track" / f"{name}.yaml").read_text())["track"]["p_value"]
+    name = track if track in groups.choices("track") else OF_LOGS
+    return yaml.safe_load(groups.path_of("track", name).read_text())["track"]["p_value"]
 
 
 def of_losses(losses, target_val_loss, p_value):
