@@ -14,7 +14,7 @@ NEXT = """
 next:  ./run.sh run model=mine track=free goal.num_steps=20      a short run of it
        ./run.sh race A= B=model=mine track=free goal.num_steps=40 n=2      is it faster than the default?
        ./run.sh table      what was run here; records are in results/, data in .data/
-docs/OWN.md is the guide."""
+the guide:  {guide}"""
 
 
 def main(argv):
@@ -31,5 +31,5 @@ def main(argv):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / name)
         print(f"   wrote  {name}")
-    print(NEXT)
+    print(NEXT.format(guide=REPO / "docs" / "OWN.md"))
     return 0

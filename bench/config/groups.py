@@ -34,7 +34,8 @@ def path_of(group: str, name: str) -> Path:
 
 def own_folders() -> tuple[Path, ...]:
     """The user's folders, without this program's.  ValueError: one that is named is not there, or has no group."""
-    return _own_folders(own_conf(), os.environ.get(VARIABLE))
+    named = os.environ.get(VARIABLE)
+    return _own_folders(own_conf(), of_user(named).absolute() if named else None)
 
 
 def as_typed() -> list[str]:
@@ -77,15 +78,14 @@ def _names(folder, group):
 @functools.cache
 def _own_folders(conf, named):
     found = [] if conf is None else [conf]
-    if named:
-        folder = of_user(named).absolute()
-        if not folder.is_dir():
-            raise ValueError(f"--config-dir {named}: there is no folder {folder}")
-        if not any(_names(folder, group) for group in GROUPS):
+    if named is not None:
+        if not named.is_dir():
+            raise ValueError(f"--config-dir {named}: there is no folder of that name")
+        if not any(_names(named, group) for group in GROUPS):
             raise ValueError(
-                f"--config-dir {named}: {folder} has none of the groups {', '.join(GROUPS)}: put model/mine.yaml in it"
+                f"--config-dir {named}: it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
             )
-        found.append(folder)
+        found.append(named)
     found += _installed()
     return tuple(dict.fromkeys(found))
 

@@ -99,7 +99,9 @@ class Made(Source):
         raise NotImplementedError
 
     def folder(self):
-        text = json.dumps(self.recipe(), sort_keys=True)
+        files = own_code.sources(filter(own_code.is_import_path, [self.data.source]))  # a user's code decides the bytes
+        own = {"code": {name: shards.sha256(path) for name, path in files.items()}} if files else {}
+        text = json.dumps(self.recipe() | own, sort_keys=True)
         return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def files(self):
