@@ -13,6 +13,7 @@ from bench.__main__ import main
 from bench.cli import init
 from bench.config import compose, groups, resolve, schema
 from bench.data import sources
+from bench.diagnosis import code_diff
 from bench.launch import own_model, prepare
 from bench.machine import code_state
 from bench.paths import REPO
@@ -318,3 +319,12 @@ def test_an_own_model_and_instrument_run_in_two_ranks(project):
     assert record["model"]["arch"] == "my_model.py:MyModel" and record["instrument_summaries"]["count"] == {"steps": 10}
     assert {"own/count.py", "own/my_model.py"} <= record["code"]["files"].keys()
     assert (Path(folder) / "code/own/my_model.py").is_file()
+
+
+def test_compare_shows_what_changed_in_the_users_files_without_git(project, tmp_path):
+    for name, text in (("a", NET), ("b", NET.replace("ratio=4", "ratio=2"))):
+        write(project / "net.py", text)
+        code_state.write(REPO, tmp_path / name / "code", own_code.sources(["net.py:Net"]))
+    found = code_diff.of_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
+    assert found["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and found["unknown"] is None
+    assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in found["patch"]
