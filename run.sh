@@ -10,7 +10,7 @@
 set -euo pipefail
 unset CDPATH
 export SPEEDRUN_CWD="$PWD" # the program resolves the user's relative paths against this
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" # a link to this file works from anywhere
 
 CPU_GIB=3 # .venv takes 1.4 GiB, pip's downloads 0.3 GiB, the rest is slack
 CUDA_GIB=8
@@ -238,7 +238,7 @@ else
 fi
 if [ "${1:-}" = test ]; then
     shift
-    exec "$python" -m pytest "$@"
+    exec "$python" -m pytest -n auto --dist loadfile "$@" # how many processes: tests/conftest.py
 elif [ "${1:-}" = lint ]; then
     "$python" -m ruff check . && exec "$python" -m ruff format --check .
     exit 1

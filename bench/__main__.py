@@ -7,6 +7,7 @@ import os
 import sys
 
 from bench import paths
+from bench.cli import CHECKOUT_VERBS, VERBS
 from bench.config import groups
 
 NOT_OURS = (
@@ -17,38 +18,14 @@ NOT_OURS = (
     errno.EDQUOT,
     errno.ENAMETOOLONG,
 )  # of a file: a sentence is enough
-VERBS = {  # verb: (module in bench/cli/, what it does)
-    "run": ("run", "run once, or a sweep with -m (the default verb)"),
-    "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
-    "race": ("race", "which of several is faster? planned, interleaved, judged"),
-    "compare": ("compare", "is B faster than A? runs, races or logs"),
-    "calibrate": ("calibrate", "the smallest difference this machine can measure"),
-    "table": ("table", "the results table"),
-    "analyze": ("analyze", "what Kineto traces say: time, kernels, gaps, ranks, and what changed"),
-    "report": ("report", "pages and pictures of a run, a race or all results"),
-    "memory": ("memory", "what held the memory: a page for each memory snapshot"),
-    "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
-    "judge": ("judge", "does a claim hold by the rules of its track?"),
-    "publish": ("publish", "runs, a race or a claim as evidence for git: results/published/"),
-    "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge -> records"),
-    "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),
-    "verify": ("verify", "check a run folder against its own record"),
-    "data": ("data", "fetch, make or show data"),
-    "doctor": ("doctor", "is this machine fit to measure?"),
-    "init": ("init", "an own model, experiment and track to start from, written into this folder"),
-    "bench-self": ("bench_self", "what this harness itself costs"),
-}
 INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
-CHECKOUT_VERBS = {  # run.sh's own
-    "test": "run the tests (./run.sh test [pytest arguments])",
-    "lint": "check the style of the code, as CI does",
-}
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
 
 --config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
+./run.sh --version, with commit, Python and torch.
 Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
 
 
@@ -57,6 +34,11 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] in ("-h", "--help", "help"):
         about = {verb: what for verb, (_, what) in VERBS.items()} | ({} if paths.INSTALLED else CHECKOUT_VERBS)
         print(HELP.format(verbs="\n".join(f"  {verb:<11} {what}" for verb, what in about.items())))
+        return 0
+    if argv[:1] in (["--version"], ["-V"]):
+        from bench.cli import version
+
+        print(version.text())
         return 0
     verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
     if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):

@@ -2,16 +2,24 @@
 
 import fcntl
 import os
+import shutil
 import warnings
 from pathlib import Path
 
 import pytest
 import real_runs
 
+from bench.machine import environment
+
 # Before torch is imported, and for every process that a test starts: threads that spin while they wait make steps 10 to
 # 90 times slower as soon as something else wants the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Processes of ./run.sh test: two, as more disturb each other's clocks; with a GPU one, which has it all."""
+    return 0 if shutil.which("nvidia-smi") else min(2, environment.usable_cpus())
 
 
 @pytest.fixture(scope="session")

@@ -108,9 +108,12 @@ def test_data_that_are_not_there_are_exit_code_1(capsys):
         (["make", "markov", "data.train_glob=x"], "it has no effect with source markov"),
         (["show", "data.train_glob=x"], "name the data that these settings are for"),
         (["show", "nonsense"], "nonsense: unknown data"),
+        (["show", "nosuch.bin"], "nosuch.bin: there is no such file; name one, or one of fineweb10B"),
+        (["show", "notes.txt"], "notes.txt: a file, and not a .bin of tokens; choose from"),
     ],
 )
-def test_wrong_use_is_exit_code_2(capsys, words, complaint):
+def test_wrong_use_is_exit_code_2(capsys, root, words, complaint):
+    (root / "notes.txt").write_text("no tokens")
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "")
     assert complaint in err and err.count("\n") == 1

@@ -14,6 +14,7 @@ from bench.exporters import mllog, modded_nanogpt_log
 from bench.importers import modded_nanogpt
 from bench.record import run_folder, step_files
 
+REPO = Path(__file__).resolve().parent.parent
 COMPLETE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 
 
@@ -52,8 +53,21 @@ def test_a_modded_nanogpt_log_is_read_back_by_its_importer(tmp_path, capsys):
     assert export.main([str(COMPLETE), "--to", "modded-nanogpt", "--out", str(tmp_path / "a.txt")]) == 0
     ((run,), facts) = modded_nanogpt.read((tmp_path / "a.txt").read_bytes(), "a.txt")
     assert (run.val_loss, run.num_steps, run.complete, facts["unmatched"]) == (4.25, 4, True, [])
-    assert run.train_time_ms == pytest.approx(218, abs=1) and run.facts["seed"] == 0  # 50 + 52 + 60 + 56
+    assert run.train_time_ms == 220 and run.facts["seed"] == 0  # train_s, and not the steps' 50 + 52 + 60 + 56
     assert run.step_avg_meaning == modded_nanogpt.MEANINGS[0]
+
+
+def test_a_log_of_our_own_run_imports_to_every_digit_of_its_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    folder = next((REPO / "results" / "published").glob("*/cpu_nano/*-s0"))
+    (tmp_path / "a.txt").write_text(modded_nanogpt_log.text(folder))
+    ((run, rows),), facts = importers.read(tmp_path / "a.txt")
+    ours = run_folder.read(folder)
+    for key in ("train_s", "step_avg_ms", "val_loss", "num_steps"):
+        assert run["metrics"][key] == pytest.approx(ours["metrics"][key], abs=1e-9, rel=0), key
+    val_losses = {row["step"]: row["val_loss"] for row in step_files.read(folder) if row["val_loss"] is not None}
+    assert {row["step"]: row["val_loss"] for row in rows if row.get("val_loss") is not None} == val_losses
+    assert facts["unmatched"] == []
 
 
 def test_parquet_is_read_back(tmp_path, capsys):

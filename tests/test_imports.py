@@ -49,7 +49,7 @@ TABLE = {
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace units utc",
-    "__main__": "config paths",  # it finds a verb in cli/ by its name
+    "__main__": "cli config paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms

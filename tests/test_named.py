@@ -62,7 +62,7 @@ def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(results):
 
 
 def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
-    words = "nothing-like-it: is not a folder, a glob that matches, a race or a part of a run id: ./run.sh table lists"
+    words = "nothing-like-it: is not a path, a glob that matches, or part of the id of a run or a race: ./run.sh"
     for verb in (judge.main, lambda argv: race.main(["--resume", *argv]), lambda argv: named.folder(*argv)):
         with pytest.raises(ValueError, match=words):
             verb(["nothing-like-it"])
@@ -84,3 +84,44 @@ def test_a_race_of_another_results_folder_is_not_resumed_here(results, tmp_path_
     (other / "plan.json").write_text(json.dumps({}))
     with pytest.raises(ValueError, match="r2: is not a race of"):
         race.main(["--resume", str(other)])
+
+
+@pytest.fixture
+def raced(results):
+    """A race that has ended, of one run an arm, and one under way whose only run says so itself."""
+    done, running = (f"20261101T{time}Z-race-{word}" for time, word in (("010000", "aaaa1111"), ("020000", "bbbb2222")))
+    arms = {"A": {"runs": [f"cpu_nano/{COMPLETE.name}"]}, "B": {"runs": [f"cpu_nano/{FAILED.name}"]}}
+    for name in (done, running):
+        (results / "races" / name).mkdir()
+        (results / "races" / name / "plan.json").write_text("{}")
+    (results / "races" / done / "race.json").write_text(json.dumps({"arms": arms}))
+    path = results / "cpu_nano" / FAILED.name / "run.json"
+    run = json.loads(path.read_bytes()) | {"race": {"race_id": running, "arm": "B", "discarded": False}}
+    path.write_text(json.dumps(run))
+    return done, running
+
+
+def test_part_of_a_race_id_means_the_race_and_after_a_colon_its_arm(results, raced):
+    for word in (raced[0], "race-aaaa1111", "aaaa1111", "20261101T01"):
+        (one,) = named.find([word])
+        assert (one.race.name, one.arm) == (raced[0], None)
+        (one,) = named.find([f"{word}:B"])
+        assert (one.race.name, one.arm) == (raced[0], "B")
+    with pytest.raises(ValueError, match="20261101: is part of 2 race ids: .*aaaa1111, .*bbbb2222"):
+        named.find(["20261101"])
+
+
+def test_where_a_verb_wants_runs_a_race_gives_those_of_its_arms(results, raced):
+    complete, failed = (results / "cpu_nano" / base.name for base in (COMPLETE, FAILED))
+    assert named.runs(["aaaa1111"]) == [complete, failed]
+    assert named.runs(["aaaa1111:A"]) == [complete]
+    assert named.runs(["bbbb2222"]) == [failed]  # it has not ended: the run's own record says where it belongs
+    with pytest.raises(ValueError, match="aaaa1111:C: the race has no arm C; choose from A, B"):
+        named.runs(["aaaa1111:C"])
+
+
+def test_a_race_and_its_arm_are_understood_by_the_verbs_that_take_runs(results, raced, capsys):
+    assert verify.main(["aaaa1111:A", "--json"]) in (0, 1)
+    assert [one["run_id"] for one in json.loads(capsys.readouterr().out)] == [COMPLETE.name]
+    assert table.main(["aaaa1111", "--json"]) == 0
+    assert {row["run_id"] for row in json.loads(capsys.readouterr().out)} == {COMPLETE.name, FAILED.name}

@@ -382,7 +382,7 @@ def test_a_race_is_not_resumed_while_it_runs(results, monkeypatch):
         (["A="], "a race needs two arms"),
         (["A=", "B=optim.lrr=1", "track=cpu_nano"], "B: unknown setting"),
         (["A.rev=nosuchrevision", "B="], "nosuchrevision: this repository has no such revision"),
-        (["--resume", "never"], "never: is not a folder"),
+        (["--resume", "never"], "never: is not a path"),
     ],
 )
 def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypatch, words, message):

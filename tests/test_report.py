@@ -198,7 +198,7 @@ def test_the_history_is_the_best_so_far_of_runs_that_count(results):
 def test_wrong_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no run in it yet"):
         site.write(tmp_path, tmp_path / "site")
-    with pytest.raises(ValueError, match="nowhere: is not a folder"):
+    with pytest.raises(ValueError, match="nowhere: is not a path"):
         cli.main([str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="it is for one run or race; name one"):
         cli.main([str(tmp_path), "--png"])

@@ -247,7 +247,18 @@ def test_runs_from_any_folder_and_says_which(checkout, tmp_path):
     done = checkout.run("run", "seed=1", script="speedrun.sh", cwd=tmp_path)
     assert done.out == f"cwd={checkout.repo} asked={tmp_path} words=speedrun run seed=1\n"
     tests = checkout.run("test", "-k", "a or b", cwd=tmp_path)
-    assert tests.out == "tests -k a or b\n"
+    assert tests.out == "tests -n auto --dist loadfile -k a or b\n"
+
+
+def test_a_link_to_it_works_from_anywhere_and_builds_no_second_environment(checkout, tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("run.sh", "speedrun.sh"):
+        (links / name).symlink_to(os.path.relpath(checkout.repo / name, links))  # relative, as `ln -s` writes it
+        done = checkout.run("seed=1", script=links / name, cwd=links)
+        verb = "speedrun " if name == "speedrun.sh" else ""
+        assert done.out == f"cwd={checkout.repo} asked={links} words={verb}seed=1\n", done.err
+    assert sorted(path.name for path in links.iterdir()) == ["run.sh", "speedrun.sh"]
 
 
 def believing(checkout, **fakes):
@@ -267,7 +278,7 @@ def test_somebody_elses_environment_is_used_as_it_is(checkout):
     checkout.env |= {"SPEEDRUN_PYTHON": "python3", "FAKE_HEAD": believing(checkout, torch="2.11.0a0+git1")}
     done = checkout.run("run")
     assert (done.returncode, done.err) == (0, "")
-    assert checkout.run("test").out == "tests \n"
+    assert checkout.run("test").out == "tests -n auto --dist loadfile\n"
     assert not (checkout.repo / ".venv").exists() and checkout.installs() == []
 
 

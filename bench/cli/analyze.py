@@ -50,7 +50,7 @@ def _jobs(words):
     """What was named -> (words, paths) of each job: all files are the ranks of one, each folder is one."""
     files, folders = [], []
     for word in words:
-        for path in named.find([word])[0].paths:
+        for path in named.find([word])[0].holders:
             (files if path.is_file() else folders).append((word, path))
     jobs = [files] * bool(files) + [[one] for one in folders]
     return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in jobs]

@@ -16,10 +16,7 @@ PARTS = ("loop", "gpu", "loader", "startup", "memory")
 
 def main(argv):
     """Exit codes: 0 no target missed, 1 one missed, 2 wrong use."""
-    parser = argparse.ArgumentParser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
     unknown = [part for part in args.what if part not in PARTS]
     if unknown:
         raise ValueError(f"bench-self {unknown[0]}: choose from {', '.join(PARTS)}")
@@ -67,3 +64,10 @@ def verdict(row):
 
 def _interval(row):
     return "" if row["ci95"] is None else "{:.4g} to {:.4g}".format(*row["ci95"])
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
+    parser.add_argument("--json", action="store_true")
+    return parser

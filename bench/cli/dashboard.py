@@ -44,7 +44,7 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="./run.sh dashboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", nargs="+", metavar="RUN", help="a run folder, part of a run id, or a folder of many")
+    parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")
     parser.add_argument("--to", required=True, metavar="NAMES", help=", ".join(dashboards.names()))
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the exporter, e.g. project=mine"

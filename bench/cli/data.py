@@ -21,7 +21,7 @@ COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 def main(argv):
     """Exit code; what is wrong goes to stderr in one line."""
-    args = _parse(argv)
+    args = _parser().parse_args(argv)
     names = [word for word in args.words if not word.startswith("data.")]
     overrides = [word for word in args.words if word.startswith("data.")]
     try:
@@ -43,7 +43,8 @@ def known():
 def data_config(name, overrides=()):
     """conf/data/NAME.yaml and data.KEY=VALUE -> DataConfig.  What a track sets is filled in: it changes no file."""
     if name not in known():
-        raise ValueError(f"{name}: unknown data; choose from {', '.join(known())}, or show a .bin file")
+        what = "a file, and not a .bin of tokens" if of_user(name).is_file() else "unknown data"
+        raise ValueError(f"{name}: {what}; choose from {', '.join(known())}, or show a .bin file")
     values = yaml.safe_load(groups.path_of("data", name).read_text())
     for override in overrides:
         key, equals, value = override.removeprefix("data.").partition("=")
@@ -56,7 +57,7 @@ def data_config(name, overrides=()):
     return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values, "data.")
 
 
-def _parse(argv):
+def _parser():
     parser = argparse.ArgumentParser(
         prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +72,7 @@ def _parse(argv):
         if verb == "show":
             child.add_argument("--json", action="store_true", help="print JSON, for programs")
         child.set_defaults(json=False)
-    return parser.parse_args(argv)
+    return parser
 
 
 def _get(verb, name, overrides):
@@ -97,8 +98,11 @@ def _show(names, overrides, as_json):
 
 
 def _shown(name, overrides):
-    is_file = name.endswith(".bin") or os.sep in name
-    return _file_facts(of_user(name)) if is_file else _named_facts(name, overrides)
+    if not (name.endswith(".bin") or os.sep in name):
+        return _named_facts(name, overrides)
+    if not of_user(name).exists():
+        raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(known())}")
+    return _file_facts(of_user(name))
 
 
 def _listed(name):

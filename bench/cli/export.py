@@ -1,8 +1,8 @@
 """./run.sh export RUN|FOLDER... --to csv|parquet|mllog|modded-nanogpt [--steps] [--out PATH]    for other programs
 
 csv, parquet: a line a run, or with --steps a line a step.  mllog: MLPerf's ":::MLLOG {json}" lines of each run.
-modded-nanogpt: a log in the format of its records, code first.  Without --out everything but parquet goes to the
-terminal.
+modded-nanogpt: a log in the format of its records, of one run; it imports to the same numbers.
+Without --out everything but parquet goes to the terminal.
 """
 
 import argparse

@@ -19,7 +19,7 @@ the guide:  {guide}"""
 
 def main(argv):
     """Exit codes: 0 done, 2 wrong use."""
-    argparse.ArgumentParser(prog="./run.sh init", description=__doc__.partition("\n")[0]).parse_args(argv)
+    _parser().parse_args(argv)
     folder = Path(working_folder()).absolute()
     if folder.is_relative_to(REPO):
         raise ValueError(f"{folder}: this is the harness's own folder: make one of your own and stand there")
@@ -33,3 +33,9 @@ def main(argv):
         print(f"   wrote  {name}")
     print(NEXT.format(guide=REPO / "docs" / "OWN.md"))
     return 0
+
+
+def _parser():
+    return argparse.ArgumentParser(
+        prog="./run.sh init", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )

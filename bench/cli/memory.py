@@ -82,11 +82,10 @@ def _words(path, facts):
 
 
 def _snapshots(word):
-    """A file, or a run folder with snapshots in it -> their paths."""
-    path = named.path(word)
-    if path.is_file():
-        return [path]
-    paths = snapshot_files.in_folder(path)
+    """A file, or runs or folders with snapshots in them -> their paths."""
+    paths = []
+    for path in named.find([word])[0].holders:
+        paths += [path] if path.is_file() else snapshot_files.in_folder(path)
     if not paths:
         raise ValueError(
             f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"

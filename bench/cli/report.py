@@ -18,6 +18,8 @@ def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
     folder = named.folder(args.folder) if args.folder else results_root()
+    if not folder.is_dir():
+        raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 

@@ -5,7 +5,7 @@ import json
 
 import yaml
 
-from bench.config import compose, schema
+from bench.config import compose, groups, schema
 from bench.launch import launcher
 from bench.launch.prepare import asked, prepare
 from bench.launch.progress import last_words, say
@@ -69,11 +69,11 @@ def already_complete(job):
 
 
 def _parser():
-    groups = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = argparse.ArgumentParser(
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
-        epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
+        epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -84,5 +84,6 @@ def _parser():
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

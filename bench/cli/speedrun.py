@@ -3,8 +3,10 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
+import argparse
+
 from bench.compare import target
-from bench.config import compose
+from bench.config import compose, groups
 from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
@@ -18,11 +20,7 @@ from bench.units import format_bytes
 
 def main(argv):
     """Make the track's repeats with fresh seeds and judge them."""
-    if {"-h", "--help"} & set(argv):
-        print(f"usage: ./speedrun.sh [key=value ...]\n\n{__doc__}")
-        print("The values are those of ./run.sh run --help; seed=N begins at N.")
-        return 0
-    overrides = compose.spelled(argv)
+    overrides = _parser().parse_args(compose.spelled(argv)).overrides
     say("data", "looking for it; making it if that is possible here")
     job = prepare(overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
@@ -64,3 +62,13 @@ def fresh_seeds(job, overrides):
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
     return range(first, first + job.config.track.repeats)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="./speedrun.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words = "those of ./run.sh run --help; seed=N begins at N"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words)
+    parser.add_argument("--config-dir", **groups.OPTION)
+    return parser

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.compare.eligibility import index_of_runs
-from bench.paths import PUBLISHED, REPO, results_root
+from bench.paths import PUBLISHED, results_root
 from bench.record import index, named, race_folder, run_folder
 from bench.record.rows import Row, row_of
 
@@ -48,12 +48,15 @@ def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None
         if not all(groups):
             raise ValueError(f"{' '.join(words)}: write runs on both sides of {SEPARATOR}")
     elif len(words) == 1:
-        race = lookup.find(words[0]).race
-        if race is None:
+        one = lookup.find(words[0])
+        if one.race is None:
             raise ValueError(f"{words[0]}: that is one group of runs; give two, A B, or the folder of a race")
-        arms = _arms_of_race(race, on_error)
+        arms = _arms_of_race(one.race, on_error)
+        if one.arm is not None:
+            _refuse_unknown(one, arms)
+            arms = {name: arm for name, arm in arms.items() if name in (next(iter(arms)), one.arm)}
         for arm in arms.values():
-            _refuse_empty(words[0], race, arm)
+            _refuse_empty(words[0], one.race, arm)
         return list(arms.values())
     else:
         groups = [[word] for word in words]
@@ -108,8 +111,7 @@ def _of_named(one, rows, on_error):
     if one.arm is None:
         raise ValueError(f"{one.word}: that is a race with several arms; name one, {one.word}:B")
     arms = _arms_of_race(one.race, on_error)
-    if one.arm not in arms:
-        raise ValueError(f"{one.word}: the race has no arm {one.arm}; choose from {', '.join(arms)}")
+    _refuse_unknown(one, arms)
     _refuse_empty(one.word, one.race, arms[one.arm])
     arms[one.arm].name = one.word
     return arms[one.arm]
@@ -161,7 +163,7 @@ def _arms_of_race(folder, on_error):
     race = race_folder.read(folder)
     arms, against = {}, (race.get("result") or {}).get("against") or {}
     for name, arm in race["arms"].items():
-        folders = [_run_of_race(folder, run) for run in arm["runs"]]
+        folders = [race_folder.run_folder_of(folder, run) for run in arm["runs"]]
         arms[name] = of_folders(
             name,
             [path for path in folders if path is not None],
@@ -174,10 +176,9 @@ def _arms_of_race(folder, on_error):
     return arms
 
 
-def _run_of_race(race, run):
-    """Where a run of the race lies: relative to results/ as the race found it, or beside the race when it was moved."""
-    bases = (race.parent.parent, results_root(), race, REPO)
-    return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)
+def _refuse_unknown(one, arms):
+    if one.arm not in arms:
+        raise ValueError(f"{one.word}: the race has no arm {one.arm}; choose from {', '.join(arms)}")
 
 
 def _refuse_empty(word, folder, arm):

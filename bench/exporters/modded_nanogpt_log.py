@@ -1,4 +1,4 @@
-"""A run as a log in the format of modded-nanogpt's records, code first."""
+"""A run as a log in the format of modded-nanogpt's records, with the code's identity where those have the code."""
 
 import math
 from pathlib import Path
@@ -13,8 +13,10 @@ RULE = "=" * 100
 def text(folder: Path) -> str:
     """Code, environment and step lines between rules of 100 =, as in the records of KellerJordan/modded-nanogpt.
 
-    train_time is the record's, validation outside of it, in whole milliseconds as there; losses have 4 decimals, or all
-    that the record has.  A run without times is written as llm.c's log, which has none.  What is unknown has no line.
+    The code is its sha256, its commit and what was not committed.  train_time is the sum of the steps so far, at the
+    end the record's train_s, which is the slowest rank's; validation is outside of it.  Times have 0 decimals and
+    losses 4, or all that the record has.  A run without times is written as llm.c's log, which has none.  What is
+    unknown has no line.
     ValueError: it did not complete and does not say how many steps it was to have.
     """
     run, rows = run_folder.read(folder), step_files.read(folder)
@@ -26,7 +28,9 @@ def text(folder: Path) -> str:
     imported = run.get("imported") or {}
     is_timed = not imported and any(row.get("step_ms") is not None for row in rows)
     has_times = is_timed or run["metrics"].get("train_s") is not None
-    lines = list(_step_lines(rows, _num_planned(folder, run, rows), imported) if has_times else _llmc_lines(rows))
+    train_s = run["metrics"].get("train_s") if is_timed and run["status"] == "complete" else None
+    planned = _num_planned(folder, run, rows)
+    lines = list(_step_lines(rows, planned, imported, train_s) if has_times else _llmc_lines(rows))
     lines += [f"tailavg {_tail(words)}" for words in imported.get("tail_averages") or ()]
     lines += imported.get("other_lines") or ()
     peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
@@ -71,8 +75,11 @@ def _num_planned(folder, run, rows):
     return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
 
 
-def _step_lines(rows, total, imported):
-    """One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS."""
+def _step_lines(rows, total, imported, train_s=None):
+    """One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS.
+
+    train_s: of our own complete run, None of others.
+    """
     meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
     untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
     for row in rows:
@@ -81,23 +88,28 @@ def _step_lines(rows, total, imported):
             train_ms = math.nan if known_ms is None else known_ms  # a log that does not say this step's
         else:
             train_ms += row.get("step_ms") or 0.0
+        if train_s is not None and row is rows[-1]:
+            train_ms = train_s * 1e3
         average = _average(train_ms, step - untimed)
         start, tail = f"step:{step}/{total}", f" {_tail(tails[str(step)])}" if str(step) in tails else ""
         is_own_time = row.get("val_loss") is None or row.get("train_time_at_val_ms") is not None
         has_line = (known_ms is not None and is_own_time) or row.get("train_loss") is not None
         if step and (has_line or row.get("step_ms") is not None):
             loss = "" if row.get("train_loss") is None else f" train_loss:{_loss(row['train_loss'])}"
-            yield f"{start}{loss} train_time:{train_ms:.0f}ms step_avg:{average}ms"
+            yield f"{start}{loss} train_time:{_ms(train_ms)}ms step_avg:{average}ms"
         if row.get("val_loss") is not None:
             at_ms = train_ms if row.get("train_time_at_val_ms") is None else row["train_time_at_val_ms"]
             since, since_ms = before if "previous val" in meaning and step > before[0] else (untimed, 0.0)
             before = step, at_ms
             average = _average(at_ms - since_ms, step - since)
-            yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{at_ms:.0f}ms step_avg:{average}ms{tail}"
+            yield f"{start} val_loss:{_loss(row['val_loss'])} train_time:{_ms(at_ms)}ms step_avg:{average}ms{tail}"
 
 
 def _average(train_ms, num_steps):
-    return f"{step_avg_ms(train_ms, num_steps):.2f}" if num_steps > 0 else "nan"
+    if num_steps <= 0:
+        return "nan"
+    average_ms = step_avg_ms(train_ms, num_steps)
+    return f"{average_ms:.2f}" if train_ms.is_integer() else _ms(average_ms)
 
 
 def _llmc_lines(rows):
@@ -108,6 +120,11 @@ def _llmc_lines(rows):
             yield f"s:{row['step']} trl:{_loss(row['train_loss'])}{more}"
         if row.get("val_loss") is not None:
             yield f"s:{row['step']} tel:{_loss(row['val_loss'])}"
+
+
+def _ms(time_ms):
+    """Milliseconds to the nanosecond, none of the digits that say nothing."""
+    return f"{time_ms:.6f}".rstrip("0").rstrip(".")
 
 
 def _loss(nats):

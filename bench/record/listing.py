@@ -19,7 +19,7 @@ def read_rows(words: Iterable[str]) -> list[rows.Row]:
     A folder that cannot be read is named on standard error and skipped.
     """
     root = results_root()
-    paths = [path for one in named.find(words) for path in one.paths] or ([root] if root.is_dir() else [])
+    paths = [path for one in named.find(words) for path in one.holders] or ([root] if root.is_dir() else [])
     found, from_here = [], {}  # parent -> the same from where the user stands
     for folder, row in index.read_rows(paths, report):
         parent, _, name = folder.rpartition("/")

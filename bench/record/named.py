@@ -1,12 +1,12 @@
 """What a word of the user's means.  Every verb that reads results finds its folders here.
 
     a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
-    a race's id       the folder of the race                   RACE:ARM   one arm of it
     part of a run id  every run that bears it, a config_id for example
+    part of a race id the race; where a verb wants runs, those of its arms        RACE:ARM   one arm of it
     ONE,OTHER         both
 
 Paths start where the user stands, in the repository or in results/.  Ids are looked for among this machine's own
-results, and where nothing bears them among the published.
+results, and where nothing bears them among the published; runs before races.
 """
 
 import functools
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.paths import REPO, published_root, race_roots, results_root, working_folder
-from bench.record import run_folder
+from bench.record import race_folder, run_folder
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
 FILES = ("run.json", "race.json")  # stand for their folder
@@ -36,13 +36,20 @@ class Named:
     def race(self) -> Path | None:
         """The folder of the race that is meant, or None."""
         folder = self.paths[0]
-        is_race = any((folder / name).is_file() for name in ("plan.json", "race.json"))
-        return folder if len(self.paths) == 1 and is_race else None
+        return folder if len(self.paths) == 1 and _is_race(folder) else None
 
     @property
     def claim(self) -> Path | None:
         """The claim's folder that is meant, or None."""
         return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / CLAIM).is_file() else None
+
+    @property
+    def holders(self) -> list[Path]:
+        """What runs are looked for in: the paths; of a race or its arm the folders of the runs that count.
+
+        ValueError: the race has no such arm, or none of its runs is there.
+        """
+        return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
 
     @property
     def path(self) -> Path:
@@ -62,15 +69,18 @@ class Lookup:
             raise ValueError("'': an empty word, or a comma too many, names no run: ./run.sh table lists the runs")
         if paths := _paths(word):
             return Named(word, paths)
-        race, _, arm = word.rpartition(":")
-        if race and arm and (paths := _paths(race)) and Named(race, paths).race:
-            return Named(word, paths, arm)
         for folders in (self._own, self._published):
             names = [word] if word in folders else sorted(name for name in folders if word in name)
             if names:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
+        if race := _race(word):
+            return Named(word, [race])
+        name, _, arm = word.rpartition(":")
+        if name and arm and (race := _race(name)):
+            return Named(word, [race], arm)
         raise ValueError(
-            f"{word}: is not a folder, a glob that matches, a race or a part of a run id: ./run.sh table lists the runs"
+            f"{word}: is not a path, a glob that matches, or part of the id of a run or a race: "
+            "./run.sh table lists the runs"
         )
 
     def each(self, words: Iterable[str]) -> list[Named]:
@@ -113,7 +123,7 @@ def runs(words: Iterable[str]) -> list[Path]:
     """Words -> the run folders in and below what they mean, each once.  ValueError: there is none."""
     found = []
     for one in find(words):
-        below = list(run_folder.find_runs(one.paths))
+        below = list(run_folder.find_runs(one.holders))
         if not below:
             raise ValueError(f"{one.word}: there is no run.json in or below it: ./run.sh table lists the runs")
         found += below
@@ -132,6 +142,45 @@ def _paths(word):
             if found := sorted(glob.glob(os.path.join(base, name), recursive=True)):
                 return [Path(path) for path in found]
     return []
+
+
+def _is_race(folder):
+    return any((folder / name).is_file() for name in ("plan.json", "race.json"))
+
+
+def _race(word):
+    """The folder of the race that a path or part of an id means, or None.  ValueError: it is part of several ids."""
+    for path in _paths(word):
+        return path if _is_race(path) else None
+    for root in race_roots():
+        found = [path for path in sorted(root.glob("*")) if word in path.name and _is_race(path)]
+        if len(found) > 1:
+            raise ValueError(f"{word}: is part of {len(found)} race ids: {', '.join(path.name for path in found)}")
+        if found:
+            return found[0]
+    return None
+
+
+def _runs_of_race(word, folder, arm):
+    """Folders of the runs of a race, or of one arm of it, without the warm-up runs.  ValueError: none of it is there.
+
+    Of a race that has not ended, which has no race.json, the runs that say that they are of it.
+    """
+    if (folder / "race.json").is_file():
+        arms = {name: facts["runs"] for name, facts in race_folder.read(folder)["arms"].items()}
+    else:
+        arms = {}
+        for run in run_folder.read_all([folder.parent.parent]):
+            of_race = run.get("race") or {}
+            if of_race.get("race_id") == folder.name and not of_race.get("discarded"):
+                arms.setdefault(of_race["arm"], []).append(f"{run['track']}/{run['run_id']}")
+    if arm is not None and arm not in arms:
+        raise ValueError(f"{word}: the race has no arm {arm}; choose from {', '.join(sorted(arms))}")
+    runs = [run for name in arms if arm in (None, name) for run in arms[name]]
+    found = [path for run in runs if (path := race_folder.run_folder_of(folder, run))]
+    if not found:
+        raise ValueError(f"{word}: none of the {len(runs)} runs of this race is there: restore them beside it")
+    return found
 
 
 def _runs_below(root):

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import TypedDict
 
+from bench.paths import REPO, results_root
+
 FOLDER = "races"
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
 TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written
@@ -57,3 +59,11 @@ def read(folder: Path | str) -> Race:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise ValueError(f"{path}: is not a readable race ({error!r}): restore it, or race again") from None
     return race
+
+
+def run_folder_of(folder: Path, run: str) -> Path | None:
+    """Where a run "<track>/<run_id>" of the race lies: relative to results/ as the race found it, or beside the race
+    when it was moved.  None: it is not there.
+    """
+    bases = (folder.parent.parent, results_root(), folder, REPO)
+    return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)

@@ -1,0 +1,61 @@
+"""Completion of verbs, options, config groups and their choices.  source <(./run.sh completion bash)
+
+For run.sh in a checkout, for speedrun where it is installed.  It knows what there is when it is printed.
+"""
+
+import argparse
+import importlib
+
+from bench.cli import CHECKOUT_VERBS, VERBS
+from bench.paths import INSTALLED
+
+OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides
+# bash ends a word at "=", so that of model=gpt2 the part behind it is what is completed
+BASH = """
+_speedrun_overrides() {
+  local word=${COMP_LINE:0:COMP_POINT}
+  word=${word##* }
+  if [[ $word == *=* ]]; then compgen -W "%s" -- "$word" | sed "s/^[^=]*=//"; else compgen -W "%s" -- "$word"; fi
+}
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 printed, 2 wrong use."""
+    args = _parser().parse_args(argv)
+    import shtab
+
+    words = " ".join(_overrides())
+    print(shtab.complete(_whole(shtab), shell=args.shell, preamble={"bash": BASH % (words, words)}))
+    return 0
+
+
+def _whole(shtab):
+    """One parser of all verbs, for shtab to read."""
+    whole = argparse.ArgumentParser(prog="speedrun" if INSTALLED else "run.sh")
+    whole.add_argument("--version", action="store_true", help="the version, and what it runs on")
+    verbs = whole.add_subparsers()
+    overrides = {"bash": "_speedrun_overrides", "zsh": f"({' '.join(_overrides())})"}
+    for verb, (module, about) in VERBS.items():
+        parser = importlib.import_module(f"bench.cli.{module}")._parser()
+        child = verbs.add_parser(verb, help=about, parents=[parser], add_help=False)
+        for action in child._actions:
+            if not action.option_strings and not action.choices:
+                action.complete = overrides if verb in OVERRIDING else shtab.FILE
+    for verb, about in ({} if INSTALLED else CHECKOUT_VERBS).items():
+        verbs.add_parser(verb, help=about)
+    return whole
+
+
+def _overrides():
+    from bench.config import compose
+
+    return [f"{group}={choice}" for group in compose.GROUPS for choice in compose.choices(group)]
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="./run.sh completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    return parser
