@@ -8,6 +8,7 @@ as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
 import functools
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 from bench.paths import CONF, of_user, own_conf, working_folder
@@ -97,6 +98,9 @@ def _own_folders(conf, named):
 @functools.cache
 def _installed():
     """Folders of installed packages; none of them is imported for it."""
+    files = [file for folder in sys.path for file in Path(folder).glob("*.dist-info/entry_points.txt")]
+    if not any(f"[{ENTRY_POINTS}]" in file.read_text(errors="replace") for file in files):
+        return []  # in a tenth of the time that importlib.metadata takes
     from importlib import metadata
 
     found = []
