@@ -110,6 +110,37 @@ def test_runs_that_were_made_can_calibrate(results, capsys):
     assert calibration.find("c0ffee00c0ffee00")["file"] == found["file"]
 
 
+def test_a_busy_machine_is_not_calibrated(results, capsys):
+    """Its figures are shown, nothing is kept, and the exit code says so."""
+    busy = {
+        "validity": "suspect",
+        "validity_reasons": ["other programs used 1.50 CPU cores during the run (limit 0.1)"],
+    }
+    for number, train_s in enumerate([10.0, 14.0, 9.0, 12.0]):
+        write(results, a_run("A", train_s, number, **busy))
+    assert calibrate.main(["--runs", "aaaaaaaa"]) == 1
+    shown = capsys.readouterr().out
+    assert "noise floor: " in shown and "MDE (80 % power)" in shown
+    assert "not kept, and no verdict uses it: the machine disturbed 4 of 4 runs: other programs used 1.50 CPU" in shown
+    assert not calibration.folder().exists()
+    assert calibrate.main(["--runs", "aaaaaaaa", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["file"] is None and found["doubts"] and found["floor_pct"] > 20
+
+
+def test_one_disturbed_run_is_excluded_and_the_others_calibrate(results, capsys):
+    busy = {
+        "validity": "suspect",
+        "validity_reasons": ["other programs used 1.50 CPU cores during the run (limit 0.1)"],
+    }
+    for number, train_s in enumerate([10.0, 10.1, 10.05, 9.95, 10.02, 29.9]):
+        write(results, a_run("A", train_s, number, **(busy if train_s > 20 else {})))
+    assert calibrate.main(["--runs", "aaaaaaaa"]) == 0
+    shown = capsys.readouterr().out
+    assert "kept in" in shown and "runs-excluded" in shown
+    assert "coarser than the margin of 0.5 %" in shown  # 1 %: nothing will be called equivalent
+
+
 def test_the_users_mistakes_are_said(results):
     for number in range(4):
         write(results, a_run("AB"[number % 2], 10.0 + number / 10, number))

@@ -52,7 +52,7 @@ def test_what_is_known_to_differ_is_refused_with_the_reason(change, sentence):
     assert any(sentence in reason for reason in found["reasons"]), found["reasons"]
     assert found["time"]["change_pct"] is None
     assert found["time"]["p"] is None
-    assert found["words"].startswith("not comparable: ")
+    assert found["reasons"][0] in found["words"]
 
 
 @pytest.mark.parametrize("change", [change for change, _ in REFUSED])
@@ -127,6 +127,57 @@ def test_the_verdict_stays_and_is_marked_when_the_order_confounds():
     )
     found = compare(a, b)
     assert (found["verdict"], "order-confounded" in found["flags"]) == ("slower", True)
+
+
+# ---- losses of times that are not comparable
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: {"session_id": "1111111111111111"},
+        lambda run: environment(torch="2.12.0")(run),
+        lambda run: {"world_size": 4, "comparability_id": "1" * 16},
+        lambda run: {"metrics": run["metrics"] | {"num_flagged_steps": 3}},
+        lambda run: {"timing_protocol": run["timing_protocol"] | {"instruments": []}},
+    ],
+)
+def test_a_loss_is_no_matter_of_session_machine_or_instruments(change):
+    expected, found = compared()["val_loss"], compared(change)
+    assert (found["comparable"], found["verdict"], found["time"]["p"]) == (False, "not_comparable", None)
+    assert found["val_loss"]["verdict"] == expected["verdict"] in ("not_worse", "inconclusive")
+    assert {key: found["val_loss"][key] for key in expected.keys() - {"remarks"}} == {
+        key: expected[key] for key in expected.keys() - {"remarks"}
+    }
+    assert found["words"].startswith(f"time: {found['reasons'][0]}; val_loss: ")
+    assert "not comparable" not in found["words"]
+
+
+def test_what_may_change_losses_is_said_beside_them():
+    assert compared()["val_loss"]["remarks"] == []
+    assert compared(lambda run: {"session_id": "1" * 16})["val_loss"]["remarks"] == []
+    for change, what in (
+        (lambda run: {"world_size": 4, "comparability_id": "1" * 16}, "world size"),
+        (environment(torch="2.12.0"), "torch"),
+    ):
+        assert compared(change)["val_loss"]["remarks"] == [f"{what} differ, which may change losses"]
+
+
+def test_losses_on_other_validation_data_are_never_judged():
+    other = [{"path": "val.bin", "sha256": "9" * 64, "num_tokens": 1}]
+    for change in (
+        lambda run: {"data": run["data"] | {"val": other}, "session_id": "1" * 16},
+        lambda run: {"goal": run["goal"] | {"val_tokens": 1}, "session_id": "1" * 16},
+    ):
+        found = compared(change)
+        assert found["val_loss"]["verdict"] == "unknown" and found["val_loss"]["reasons"]
+        assert "val_loss" not in found["words"]
+
+
+def test_losses_of_arms_that_are_none_are_not_judged():
+    """A mix of configs, or other amounts of training, is no arm whatever is compared."""
+    assert compared(lambda run: {"config_id": f"{run['seed']:08x}"})["val_loss"]["verdict"] == "unknown"
+    assert compared(steps(3, target_val_loss=None))["val_loss"]["verdict"] == "unknown"
 
 
 # ---- finish lines

@@ -50,8 +50,9 @@ def test_parts_of_run_ids_quoted_globs_lists_and_vs_name_the_same_runs(arms, res
         (*(folder / "run.json" for folder in arms[0]), "vs", *arms[1]),
     ):
         found = as_json(capsys, *words)
-        assert {name: found[name] for name in found if name != "names"} == {
-            name: expected[name] for name in expected if name != "names"
+        typed = {"names", "about"}
+        assert {name: found[name] for name in found.keys() - typed} == {
+            name: expected[name] for name in expected.keys() - typed
         }
 
 
@@ -127,6 +128,24 @@ def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
     assert found[0]["plan"] == {"looks": [5], "alpha": 0.05}
 
 
+def test_every_arm_is_called_by_its_name(race, arms, capsys):
+    """Three arms: C is never called B, in a race or outside of one."""
+    assert compare.main(["r1"]) == 0
+    of_b, of_c = capsys.readouterr().out.split("\nC: ")
+    assert "B is 5.00 % slower than A" in of_b and "C is " not in of_b
+    assert re.search("SLOWER  C is 5.[0-9]+ % slower than A", of_c) and not re.search(r"\bB\b", of_c)
+    for words, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
+        assert as_json(capsys, *words)["arms"] == [first, second]
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
+    assert [one["arms"] for one in found] == [["A", "B"], ["A", "C"]]
+    assert [one["about"] for one in found] == [["aaaaaaaa", "bbbbbbbb"], ["aaaaaaaa", "cccccccc"]]
+    assert found[1]["words"].startswith("C is 5.")
+    assert as_json(capsys, "r1:C", "bbbbbbbb")["arms"] == ["A", "B"]  # not of one race
+    assert compare.main(["r1", "--csv"]) == 0
+    lines = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert {(line[0], *line[-2:]) for line in lines[1:]} == {("B", "A", "B"), ("C", "A", "C")}
+
+
 def test_arms_of_a_race_can_be_named(race, capsys):
     found = as_json(capsys, "races/r1:B", f"{race}:C")
     assert found["names"] == ["races/r1:B", f"{race}:C"]
@@ -161,7 +180,8 @@ def test_exit_codes(arms, results, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:6%"]) == 0
     assert compare.main(["bbbbbbbb", "aaaaaaaa", "--fail-on", "slower:0.5"]) == 0  # faster
-    assert "fails on slower: B is 5.00 % slower" in capsys.readouterr().err
+    why = "fails on slower: a slowdown of B by more than 0.5 % is not excluded"
+    assert f"{why} (95 % interval +4.76 to +5.24 %, verdict slower)" in capsys.readouterr().err
 
 
 def test_not_comparable_is_exit_code_2_forced_or_not(arms, results, capsys):
@@ -189,9 +209,53 @@ def test_other_conditions_to_fail_on(results, capsys):
     noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
     for run in sum(raced(noisy, noisy[::-1]), []):
         write(results, run)
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower"]) == 0
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower,inconclusive"]) == 1
-    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "loss"]) in (0, 1)
+    words = ["aaaaaaaa", "bbbbbbbb", "--fail-on"]
+    assert compare.main([*words, "slower", "--fail-if", "shown"]) == 0
+    assert compare.main([*words, "slower,inconclusive", "--fail-if", "shown"]) == 1
+    assert compare.main([*words, "loss"]) == 1  # from -0.00133 to +0.00453 nats: a rise of 0.002 is possible
+    assert "val_loss by 0.002 nats is not excluded (95 % interval -0.00133 to +0.00453 nats" in capsys.readouterr().err
+    assert compare.main([*words, "loss", "--fail-if", "shown"]) == 0
+    with pytest.raises(ValueError, match="give --fail-on slower:0.5% too"):
+        compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-if", "shown"])
+
+
+def test_a_slowdown_that_the_interval_does_not_exclude_fails_the_gate(results, capsys):
+    """-4.76 to +5.00 %: slower by 4 % is possible and not shown; by 5 % is excluded."""
+    noisy = [10.0, 10.5, 9.6, 10.2, 9.9]
+    for run in sum(raced(noisy, noisy[::-1]), []):
+        write(results, run)
+    for condition, reading, code in (
+        ("slower:4%", "possible", 1),
+        ("slower:4%", "shown", 0),
+        ("slower:5.1%", "possible", 0),
+        ("slower", "possible", 1),  # by more than the margin
+    ):
+        assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", condition, "--fail-if", reading]) == code
+    said = "slowdown of B by more than 0.5 % is not excluded (95 % interval -4.76 to +5.00 %, verdict inconclusive)"
+    assert said in capsys.readouterr().err
+
+
+def test_the_floor_of_a_busy_machine_passes_no_gate(arms, capsys, monkeypatch):
+    """5 % slower, and a floor of 77 %: it used to be equivalent, and to pass."""
+    kept = {"file": "x", "floor_pct": 77.0, "floor_n": 5, "cv_pct": 50.0, "exact": True}
+    monkeypatch.setattr(calibration, "of_runs", lambda rows: kept)
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--fail-on", "slower:0.5%"]) == 1
+    assert "INCONCLUSIVE  B against A: +5.00 %" in capsys.readouterr().out
+
+
+def test_a_suspect_calibration_that_was_kept_before_is_not_used(arms, results, capsys):
+    for flag in ("suspect-runs", "doubtful-runs"):  # the name of today, and one of before
+        kept = {"session_id": "c0ffee00c0ffee00", "comparability_id": "0" * 16, "floor_pct": 77.0, "floor_n": 2}
+        calibration.folder().mkdir(exist_ok=True)
+        text = json.dumps(kept | {"cv_pct": 30.0, "aa": {"flags": [flag]}})
+        (calibration.folder() / "20261121T030000Z-c0ffee00c0ffee00.json").write_text(text)
+        found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+        assert (found["verdict"], found["calibration"], found["time"]["floor_pct"]) == ("slower", None, 0.1)
+        assert {"uncalibrated", "calibration-ignored"} <= set(found["flags"])
+    text = json.dumps(kept | {"cv_pct": 30.0, "aa": {"flags": []}, "floor_pct": 1.0})
+    (calibration.folder() / "20261121T020000Z-c0ffee00c0ffee00.json").write_text(text)  # an older, quiet one
+    found = as_json(capsys, "aaaaaaaa", "bbbbbbbb")
+    assert found["calibration"]["floor_pct"] == 1.0 and "calibration-ignored" not in found["flags"]
 
 
 # ---- what is shown
@@ -234,7 +298,7 @@ def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
 def test_markdown_and_csv(arms, capsys):
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--md"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("## bbbbbbbb against aaaaaaaa\n")
+    assert shown.startswith("## B (bbbbbbbb) against A (aaaaaaaa)\n")
     assert "verdict: **SLOWER**" in shown
     assert "|  10.000 s |  10.500 s |  +5.00 % |" in shown
     assert compare.main(["aaaaaaaa", "bbbbbbbb", "--csv"]) == 0
@@ -275,7 +339,7 @@ def test_a_calibration_of_this_session_sets_the_noise_floor(arms, results, capsy
     shrink = math.sqrt((1 / num_a + 1 / num_b) * 5 / 2)  # kept for 5 a side, used for these
     assert found["time"]["floor_pct"] == pytest.approx(100 * (1.075**shrink - 1))
     assert found["calibration"]["floor_pct"] == 7.5
-    assert found["verdict"] == "equivalent"
+    assert (found["verdict"], found["time"]["margin_pct"]) == ("inconclusive", 0.5)
     assert found["calibration"]["exact"] is False  # made with other runs than these
     assert "uncalibrated" not in found["flags"]
 

@@ -7,9 +7,12 @@ import pytest
 from comparing import FAILED, a_run, compare, compare_arms, raced
 
 from bench import stats
+from bench.compare import sentences, target
+from bench.config import compose, schema
 
 FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
 SLOW = [10.50, 10.51, 10.49, 10.52, 10.48]
+QUIET = [10.0, 10.001, 9.999, 10.0005]
 
 
 def compared(a_times_s, b_times_s, **options):
@@ -65,18 +68,52 @@ def test_slower_faster_and_the_sign_of_the_change():
 
 
 def test_a_difference_within_the_noise_floor_is_neither_faster_nor_slower():
-    """0.5 % with p < 1e-6 on a machine whose A/A runs differ by 0.6 %: shown to be there, not shown to be the code."""
-    b = [1.005 * value for value in FAST]
+    """0.48 % with p < 0.001 on a machine whose A/A runs differ by 0.49 %: shown to be there, not to be the code."""
     a = [10.0, 10.0005, 9.9995, 10.001, 9.999]
     b = [1.005 * value for value in a]
     assert compared(a, b, floor_pct=0.3)["verdict"] == "slower"
-    found = compared(a, b, floor_pct=0.6)
-    assert found["verdict"] == "equivalent"  # its 90 % interval lies inside 0.6 %
-    b = [1.0055, 1.0065, 1.0055, 1.0065, 1.0060]
-    found = compared([1.0, 1.0005, 0.9995, 1.0, 1.0], b, floor_pct=0.62)
-    assert found["time"]["p"] < 0.001
+    a, b = [1.0, 1.0005, 0.9995, 1.0, 1.0], [1.0043, 1.0053, 1.0043, 1.0053, 1.0048]
+    found = compared(a, b, floor_pct=0.49)
+    assert found["time"]["p"] < 0.001 and found["time"]["change_pct"] == pytest.approx(0.48, abs=1e-3)
     assert found["verdict"] == "inconclusive"
-    assert "not beyond the noise floor of 0.62 %" in found["words"]
+    assert "; the difference is not beyond the noise floor of 0.49 %" in found["words"]
+
+
+def test_noise_is_no_margin_of_equivalence():
+    """47.84 % slower with p = 0.011; a busy machine's floor of 77 % made that "B is as fast as A"."""
+    a, b = [10.0, 10.6, 9.5], [14.8, 15.2]
+    assert compared(a, b)["verdict"] == "slower"
+    found = compared(a, b, floor_pct=77.0)
+    assert (found["verdict"], found["time"]["floor_pct"], found["time"]["margin_pct"]) == ("inconclusive", 77.0, 0.5)
+    assert "noise floor of 77 % is coarser than the margin of 0.5 %: measure on a quiet machine" in found["words"]
+    assert "inconclusive" not in found["words"]  # the renderer says the word
+    for change in (1.0, 1.0001, 0.999, 1.004):  # not even where the arms are alike: this machine cannot know
+        found = compared(QUIET, [change * value for value in QUIET], floor_pct=0.51)
+        assert found["verdict"] == "inconclusive"
+
+
+def test_equivalent_is_inside_the_margin_of_the_plan_or_of_the_track():
+    """Two one-sided tests against the margin: p_equivalent, worked by hand from the Welch test."""
+    b = [1.0019 * value for value in QUIET]
+    found = compared(QUIET, b, floor_pct=0.3)
+    assert found["verdict"] == "equivalent"
+    assert found["words"].startswith("B is as fast as A: +0.19 % is inside the margin of 0.5 % (95 % interval")
+    test = stats.welch([math.log(value) for value in QUIET], [math.log(value) for value in b])
+    expected = stats.student_t_cdf((test.difference - math.log1p(0.005)) / test.se, test.df)
+    assert found["time"]["p_equivalent"] == pytest.approx(expected)
+    plan = {"n": 4, "equivalence_margin_pct": 0.2}
+    assert (
+        compared(QUIET, b, floor_pct=0.2, plan=plan)["verdict"] == "inconclusive"
+    )  # 0.19 % is not shown to be below 0.2 %
+    assert compared(QUIET, b, floor_pct=0.3, plan={"n": 4})["verdict"] == "equivalent"  # a plan of before: 0.5 %
+
+
+def test_a_margin_changes_no_config_id():
+    config = compose.compose(["track=cpu_nano"])
+    config_id = schema.config_id(config)
+    assert config.track.rules.equivalence_margin_pct == target.margin_pct_of("cpu_nano") == 0.5
+    config.track.rules.equivalence_margin_pct = 2.0
+    assert schema.config_id(config) == config_id
 
 
 def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive():
@@ -97,7 +134,7 @@ def test_the_floor_is_never_below_a_tenth_of_a_per_cent():
 
 
 def test_a_machine_so_noisy_that_its_floor_is_beyond_100_pct_still_has_an_answer():
-    assert compared(FAST, SLOW, floor_pct=250.0)["verdict"] == "equivalent"
+    assert compared(FAST, SLOW, floor_pct=250.0)["verdict"] == "inconclusive"
 
 
 # ---- few and strange runs
@@ -218,8 +255,8 @@ def test_where_too_few_would_remain_all_are_counted_and_marked():
 
 def test_several_candidates_share_holms_adjusted_p():
     """Alone each of two has p of about 0.03; together the smaller is doubled, and neither is called faster."""
-    a = [10.0, 10.02, 9.98, 10.01, 9.99]
-    b = [9.98 - 0.004, 10.0 - 0.005, 9.96 - 0.004, 9.99 - 0.006, 9.97 - 0.004]
+    a = [10.0, 10.08, 9.92, 10.04, 9.96]
+    b = [9.904, 9.98, 9.824, 9.936, 9.864]
     a_runs, b_runs = raced(a, b)
     alone = compare(a_runs, b_runs)
     assert alone["verdict"] == "faster"
@@ -229,6 +266,7 @@ def test_several_candidates_share_holms_adjusted_p():
     for name in "BC":
         result = together[name]
         assert result["time"]["p_holm"] == pytest.approx(2 * alone["time"]["p"])
+        assert result["time"]["p_equivalent_holm"] == pytest.approx(min(1, 2 * alone["time"]["p_equivalent"]))
         assert result["verdict"] == "inconclusive"
         assert result["time"]["ci95_pct"] == alone["time"]["ci95_pct"]
 
@@ -252,8 +290,7 @@ def test_a_failed_run_counts_as_started_for_the_plan():
 def test_declared_looks_share_the_level():
     plan = {"n": 10, "looks": [5, 10], "alpha": 0.05}
     assert compared(FAST, SLOW, plan=plan)["time"]["alpha"] == 0.025
-    b = [9.98 - 0.004, 10.0 - 0.005, 9.96 - 0.004, 9.99 - 0.006, 9.97 - 0.004]
-    a = [10.0, 10.02, 9.98, 10.01, 9.99]
+    a, b = [10.0, 10.08, 9.92, 10.04, 9.96], [9.904, 9.98, 9.824, 9.936, 9.864]
     assert compared(a, b, plan={"n": 5})["verdict"] == "faster"  # p is between 0.025 and 0.05
     assert compared(a, b, plan=plan)["verdict"] == "inconclusive"
     assert "not-at-a-planned-look" in compared(FAST * 2, SLOW, plan=plan)["flags"]  # 10 and 5 are two looks, not one
@@ -373,3 +410,14 @@ def test_a_public_pair_of_six_and_six_runs_comes_out_as_its_logs_say():
     assert found["verdict"] == "faster"
     assert {"imported", "session-unknown", "uncalibrated"} <= set(found["flags"])
     assert not {"order-confounded", "order-unknown"} & set(found["flags"])  # they alternate
+
+
+def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
+    noisy = compared([10.0, 10.1, 9.9, 10.05], [10.05, 9.95, 10.1, 9.9])
+    assert sentences.alone(noisy) == f"inconclusive: {noisy['words']}" and "inconclusive" not in noisy["words"]
+    assert sentences.alone(compared(FAST, SLOW)).startswith("B is 5.00 % slower than A")
+    assert sentences.alone(compared([10.0], [20.0])).startswith("no verdict: one run has no spread")
+    other = compared(FAST, SLOW[:0])
+    assert sentences.alone(other) == "not comparable: B has no complete run with a time among 0"
+    of_before = {"verdict": "inconclusive", "words": "inconclusive: +1.10 % (95 % interval -1.0 to +3.2 %)"}
+    assert sentences.alone(of_before) == of_before["words"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -370,6 +371,21 @@ def test_a_claim_folder_is_judged_without_the_results_it_was_made_from(results, 
     assert yaml.safe_load((folder / "claim.yaml").read_text())["n"] == 3
     text = (folder / "README.md").read_text()
     assert text.count("| 2026") == 6 and "claimed, 3 runs: train_s 9.5" in text and "raced against, 3 runs" in text
+
+
+def test_a_claim_of_one_of_three_arms_was_raced_against_the_baseline_alone(results, monkeypatch, tmp_path, capsys):
+    arms = claimed.Racers(results, lambda arm, seed: {"A": 10, "B": 9, "C": 12}[arm] + 0.01 * seed)
+    arms.install(monkeypatch)
+    assert race.main(["A=", "B=optim.beta2=0.99", "C=optim.beta2=0.9", "n=3"]) == 0
+    (folder,) = (results.folder / "races").iterdir()
+    text = (claim_of(results, [f"{folder.name}:B"], tmp_path / "claim") / "README.md").read_text()
+    heads = ["claimed, 3 runs: train_s 9.01", "raced against, A: the default, 3 runs: train_s 10.01"]
+    heads.append("another arm of the race, C: optim.beta2=0.9, 3 runs: train_s 12.01")
+    assert [line[: len(head)] for line, head in zip(re.findall(".*3 runs.*", text), heads, strict=True)] == heads
+    assert "B is 9.99 % faster than A" in text
+    capsys.readouterr()
+    assert judge.main([f"{folder.name}:C"]) == 1
+    assert "C is 19.98 % slower than A" in capsys.readouterr().out
 
 
 def test_an_author_may_write_around_the_table_and_not_into_it(results, tmp_path, capsys):

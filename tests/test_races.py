@@ -333,6 +333,52 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     found = race_json(results)["result"]["against"]
     assert (found["B"]["verdict"] in ("equivalent", "inconclusive"), found["C"]["verdict"]) == (True, "slower")
     assert found["C"]["time"]["p_holm"] == pytest.approx(2 * found["C"]["time"]["p"])
+    race_id = race_json(results)["race_id"]
+    for words in ([race_id], [f"{race_id}:C"], [f"{race_id}:A", f"{race_id}:C"]):  # alone it is judged no milder
+        again = dict(comparison.of_arms(selection.of_words(words)))
+        again = list(again.values())[-1]
+        assert {key: again["time"][key] for key in ("p_holm", "p_equivalent_holm")} == {
+            key: found["C"]["time"][key] for key in ("p_holm", "p_equivalent_holm")
+        }
+        assert again["words"] == found["C"]["words"]
+    assert (found["C"]["arms"], found["C"]["about"]) == (["A", "C"], ["the default", "optim.lr=0.005"])
+    (folder,) = (results.folder / "races").iterdir()
+    text = (folder / "race.md").read_text()
+    assert "## C (optim.lr=0.005) against A (the default)" in text and re.search("C is [0-9.]+ % slower than A", text)
+    assert len(re.findall("B('s| is)", text.partition("## C (")[2])) == 0
+
+
+def test_an_old_race_calls_its_arms_by_their_names(results, monkeypatch):
+    """Before its "arms" were kept, every candidate was called B."""
+    go(results, monkeypatch, "A=", "C=optim.lr=0.004", "n=3", time_of=noisy(6, C=5))
+    (path,) = (results.folder / "races").glob("*/race.json")
+    old = json.loads(path.read_text())
+    found = old["result"]["against"]["C"]
+    del found["arms"], found["about"]
+    found["words"] = "B is 5.00 % slower than A (95 % interval +4.0 to +6.0 %)"
+    path.write_text(json.dumps(old))
+    found = race_folder.read(path.parent)["result"]["against"]["C"]
+    assert found["words"] == "C is 5.00 % slower than A (95 % interval +4.0 to +6.0 %)"
+    assert found["arms"] == ["A", "C"]
+
+
+def test_a_coarse_floor_ends_no_race_early_and_the_margin_at_a_looks_alpha_does(results, monkeypatch, capsys):
+    """Identical arms with 0.01 % of noise: equivalent at the first look, but not on a machine with a floor of 77 %."""
+    chance = random.Random(3)
+    kept = {"file": "x", "floor_pct": 77.0, "floor_n": 4, "cv_pct": 9.0, "exact": True}
+    monkeypatch.setattr(calibration, "of_runs", lambda rows: kept)
+    alike = {"time_of": lambda arm, seed: 10 * (1 + chance.gauss(0, 0.0001))}
+    go(results, monkeypatch, "A=", "B=optim.lr=0.004", "n=5", "looks=3,5", **alike)
+    found = race_json(results)
+    assert (found["status"], found["result"]["against"]["B"]["verdict"]) == ("complete", "inconclusive")
+    assert found["plan"]["equivalence_margin_pct"] == found["result"]["against"]["B"]["time"]["margin_pct"] == 0.5
+    shutil.rmtree(results.folder / "races")
+    monkeypatch.setattr(calibration, "of_runs", lambda rows: None)
+    go(results, monkeypatch, "A=", "B=optim.lr=0.004", "n=5", "looks=3,5", **alike)
+    found = race_json(results)
+    time = found["result"]["against"]["B"]["time"]
+    assert (found["status"], found["result"]["against"]["B"]["verdict"]) == ("stopped_early", "equivalent")
+    assert time["p_equivalent"] < time["alpha"] == 0.025
 
 
 def test_seeds_are_fresh_unless_they_are_given(results, monkeypatch):

@@ -8,10 +8,13 @@ import math
 
 import numpy
 import pytest
+import verdicts
 from comparing import COMPLETE
 
 from bench import stats
+from bench.compare import effects
 from bench.compare.verdict import of_rows
+from bench.paths import REPO
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -112,10 +115,57 @@ def test_the_intervals_hold_the_truth_in_95_of_100():
 
 
 def test_a_real_slowdown_is_never_called_equivalent_and_a_small_one_is_not_either():
-    """1 % slower, far beyond the floor of 0.1 %: slower each time.  0.15 %: equivalent in at most 5 of 100."""
+    """1 % slower, far beyond the margin of 0.5 %: slower each time.  0.5 %: equivalent in at most 5 of 100."""
     times_s = simulated_s(numpy.random.default_rng(4), 200, 2, 10)
     assert {verdict(a, 1.01 * b) for a, b in times_s[:50]} == {"slower"}
-    assert numpy.mean([verdict(a, 1.0015 * b) == "equivalent" for a, b in times_s]) <= 0.05
+    assert numpy.mean([verdict(a, 1.005 * b) == "equivalent" for a, b in times_s]) <= 0.05
+
+
+# ---- noise, floor and margin
+
+
+def test_no_kind_of_verdict_is_wrong_more_often_than_its_level_whatever_the_noise_and_the_floor(monkeypatch):
+    """Pooled over three plans: at most 5 % and three standard errors.  Never equivalent where the floor is coarser."""
+    monkeypatch.setattr(effects.stats, "smallest_difference", lambda *_: None)  # the MDE decides nothing, and costs
+    plans = ((2,), (5,), (3, 5))
+    found = verdicts.simulated(60, (0.05, 0.2, 1.0, 20.0), plans=plans)
+    pooled = {}
+    for (sd_pct, effect_pct, _, floor_pct), said in found.items():
+        pooled.setdefault((sd_pct, effect_pct, floor_pct), []).extend(said)
+    for (sd_pct, effect_pct, floor_pct), said in pooled.items():
+        assert len(said) == 180
+        num_wrong = sum(verdicts.is_wrong(one, effect_pct) for one in said)
+        assert num_wrong / 180 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 180), (sd_pct, effect_pct, floor_pct)
+        assert floor_pct <= verdicts.MARGIN_PCT or "equivalent" not in said
+    assert set(pooled[0.05, 0.0, 0.1]) <= {"equivalent", "inconclusive", "faster", "slower"}
+    assert pooled[0.05, 0.0, 0.1].count("equivalent") > 150 and pooled[0.05, 2.0, 1.0].count("slower") > 150
+    assert sum(verdicts.is_wrong(one, effect) for (_, effect, _), some in pooled.items() for one in some) > 0
+
+
+def test_what_counts_as_a_wrong_verdict():
+    wrong = [
+        ("faster", 0.0),
+        ("faster", 1.0),
+        ("slower", 0.0),
+        ("slower", -1.0),
+        ("equivalent", 0.5),
+        ("equivalent", -2.0),
+    ]
+    right = [("faster", -0.1), ("slower", 0.1), ("equivalent", 0.4), ("inconclusive", 2.0), ("equivalent", 0.0)]
+    assert [verdicts.is_wrong(*one) for one in wrong + right] == [True] * len(wrong) + [False] * len(right)
+
+
+@pytest.mark.slow
+def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(monkeypatch):
+    monkeypatch.setattr(effects.stats, "smallest_difference", lambda *_: None)
+    found = verdicts.simulated(verdicts.NUM_RACES)
+    assert verdicts.table(found) in (REPO / "docs" / "COMPARING.md").read_text()
+    slack = 3 * math.sqrt(0.05 * 0.95 / verdicts.NUM_RACES)
+    assert all(
+        max(verdicts.rates(found, sd, floor)) <= 0.05 + slack
+        for sd in verdicts.SDS_PCT
+        for floor in verdicts.FLOORS_PCT
+    )
 
 
 # ---- optional stopping

@@ -5,6 +5,7 @@ from comparing import COMPLETE
 
 from bench.cli import speedrun
 from bench.compare import target
+from bench.config import groups
 from bench.data.sources.markov import floor_slack_nats
 from bench.record import run_folder, validity
 from bench.record.rows import row_of
@@ -55,15 +56,17 @@ def test_the_mean_must_be_shown_to_be_below_the_target():
     assert target.of_repeats(rows, 0.01)["passed"] is False
 
 
-def test_the_p_of_the_target_is_the_tracks(monkeypatch, tmp_path):
+def test_the_p_of_the_target_and_the_margin_of_equivalence_are_the_tracks(monkeypatch, tmp_path):
     (tmp_path / "track").mkdir()
-    for name, p_value in (("strict", 0.001), (target.OF_LOGS, 0.02)):
-        (tmp_path / "track" / f"{name}.yaml").write_text(f"track:\n  p_value: {p_value}\n")
-    monkeypatch.setattr(target, "CONF", tmp_path)
-    target.p_value_of.cache_clear()
-    found = [target.p_value_of(track) for track in ("strict", "track_1_short", None, "../strict")]
-    target.p_value_of.cache_clear()
-    assert found == [0.001, 0.02, 0.02, 0.02]
+    strict = "track:\n  p_value: 0.001\n  rules:\n    equivalence_margin_pct: 0.2\n"
+    for name, text in (("strict", strict), (target.OF_LOGS, "track:\n  p_value: 0.02\n")):
+        (tmp_path / "track" / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(groups, "CONF", tmp_path)
+    target.of_track.cache_clear()
+    tracks = ("strict", "track_1_short", None, "../strict")
+    found = [(target.p_value_of(track), target.margin_pct_of(track)) for track in tracks]
+    target.of_track.cache_clear()
+    assert found == [(0.001, 0.2), (0.02, 0.5), (0.02, 0.5), (0.02, 0.5)]
 
 
 def test_a_gap_is_a_target_above_the_floor():

@@ -12,7 +12,8 @@ import yaml
 from bench import stats, text_table
 from bench.claims import claim as claims
 from bench.claims import publication
-from bench.record import ledger, run_folder
+from bench.compare import sentences
+from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
 from bench.record.rows import row_of
 from bench.report import markdown_blocks
@@ -94,7 +95,7 @@ def content(folder: Path) -> publication.Content:
 def summary(claim):
     """The generated block: every run with its numbers, means, and what it was raced against."""
     parts = []
-    for part, runs in (("claimed", claim.runs), ("raced against", claim.others)):
+    for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
         if rows:
             cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
@@ -103,8 +104,22 @@ def summary(claim):
     for race in claim.races:
         against = ((race.result or {}).get("result") or {}).get("against") or {}
         if race.arm in against:
-            parts.append(text_table.line(f"{race.race_id}: {against[race.arm]['words']}", True))
+            parts.append(text_table.line(f"{race.race_id}: {sentences.alone(against[race.arm])}", True))
     return "\n\n".join(parts)
+
+
+def _others(claim):
+    """(heading, runs) of each other arm of the claim's races: only a candidate's baseline is what it raced against."""
+    by_arm, plans = {}, [race.state.plan for race in claim.races if race.state]
+    for run in claim.others:
+        by_arm.setdefault(run.record["race"]["arm"], []).append(run)
+    if len(by_arm) < 2:
+        return [("raced against", runs) for runs in by_arm.values()]
+    baselines = {plan["baseline"] for plan in plans}
+    about = {name: words for plan in plans for name, words in race_folder.about(plan["arms"]).items()}
+    ordered = sorted(by_arm.items(), key=lambda item: (item[0] not in baselines, item[0]))
+    heads = {True: "raced against", False: "another arm of the race"}
+    return [(f"{heads[name in baselines]}, {name}: {about.get(name, '')}", runs) for name, runs in ordered]
 
 
 def _cell(value):

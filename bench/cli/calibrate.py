@@ -10,7 +10,7 @@ import json
 import sys
 
 from bench import atomic, text_table, utc
-from bench.compare import calibration, selection
+from bench.compare import calibration, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import launcher
@@ -25,7 +25,7 @@ ORDER = "ABBA"
 
 
 def main(argv):
-    """Exit codes: 0 calibrated, 1 a run failed, 2 wrong use."""
+    """Exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     n, overrides = _n_and_overrides(args.overrides)
     if args.runs:
@@ -41,17 +41,27 @@ def main(argv):
         a_rows, b_rows = _dealt(rows)
     found = calibration.of_rows(a_rows, b_rows, args.resolution)
     found |= {"made_at": utc.now(), "warm_up_run": warm_up}
-    path = keep(found)
+    path = None if found["doubts"] else keep(found)
     if args.json:
-        print(json.dumps(found | {"file": path.name}, indent=1))
+        print(json.dumps(found | {"file": path and path.name}, indent=1))
     else:
         print(text(found, "github" if args.md else "simple"))
-        if "suspect-runs" in found["aa"]["flags"]:
-            print("\nother programs disturbed these runs: a busy machine's floor; calibrate again when it is quiet")
-        session = found["session_id"]
-        used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
-        print(f"\nkept in {path}: {used}")
-    return 0
+        print(f"\n{_end(found, path)}")
+    return 0 if path else 1
+
+
+def _end(found, path):
+    if path is None:
+        why = "; ".join(found["doubts"])
+        return f"not kept, and no verdict uses it: {why}\ntry: stop other programs, then calibrate again"
+    session = found["session_id"]
+    used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
+    margin_pct = target.margin_pct_of(found["track"])
+    coarse = (
+        f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing is"
+    )
+    coarse += " called equivalent; a quieter machine or more runs help"
+    return f"kept in {path}: {used}" + coarse * (found["floor_pct"] > margin_pct)
 
 
 def keep(found):
@@ -140,7 +150,11 @@ def _needed(pct, n):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh calibrate", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="./run.sh calibrate",
+        description=__doc__.partition("\n")[0],
+        epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 
-from bench.compare import comparison, csv_text, selection, text
+from bench.compare import comparison, csv_text, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
 
 FAILURES = ("slower", "inconclusive", "loss")
@@ -22,6 +22,8 @@ def main(argv):
             raise ValueError(f"{option} {value:g}: use a number of nats, 0 or more")
     fail_on = [_condition(word) for words in args.fail_on for word in words.split(",")]
     arms = selection.of_words(args.runs, lambda message: print(f"compare: skipped: {message}", file=sys.stderr))
+    if args.fail_if and not fail_on:
+        raise ValueError(f"--fail-if {args.fail_if}: it chooses how --fail-on is read: give --fail-on slower:0.5% too")
     _refuse_open_races(arms)
     options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
@@ -32,9 +34,9 @@ def main(argv):
         print(csv_text.text(against), end="")
     else:
         form = "md" if args.md else "terminal"
-        parts = [text.render(result, (arms[0].name, name), form, patch=args.diff) for name, result in against]
+        parts = [text.render(result, form, patch=args.diff) for _, result in against]
         print("\n\n".join(parts))
-    return max(exit_code(result, fail_on) for _, result in against)
+    return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
 
 
 def _refuse_open_races(arms):
@@ -47,7 +49,7 @@ def _refuse_open_races(arms):
             )
 
 
-def exit_code(result, fail_on=()):
+def exit_code(result, fail_on=(), shown=False):
     """0 fine, 1 a condition of --fail-on holds, 2 not comparable, or a condition needs a verdict that n = 1 denies."""
     if not result["comparable"]:
         return 2
@@ -55,28 +57,41 @@ def exit_code(result, fail_on=()):
         print("compare: --fail-on needs a verdict, and these runs give none: give at least two a side", file=sys.stderr)
         return 2
     code = 0
-    for kind, limit in fail_on:
-        time, loss = result["time"], result["val_loss"]
-        failed = {
-            "slower": result["verdict"] == "slower" and time["change_pct"] > limit,
-            "inconclusive": result["verdict"] == "inconclusive",
-            "loss": loss["verdict"] not in ("waived", "not_worse"),
-        }[kind]
-        if failed:
-            loss_words = f"val_loss is {loss['verdict']}, not shown to be within {loss['margin_nats']:g} nats"
-            print(f"compare: fails on {kind}: {loss_words if kind == 'loss' else result['words']}", file=sys.stderr)
+    for kind, limit_pct in fail_on:
+        if why := _failure(result, kind, limit_pct, shown):
+            print(f"compare: fails on {kind}: {why}", file=sys.stderr)
             code = 1
     return code
 
 
+def _failure(result, kind, limit_pct, shown):
+    """Why the condition holds, or None.  shown: only what is shown fails; else also what is not excluded."""
+    b, time, loss = result["arms"][1], result["time"], result["val_loss"]
+    if kind == "inconclusive":
+        return sentences.alone(result) if result["verdict"] == "inconclusive" else None
+    if kind == "loss":
+        failed = loss["verdict"] == "worse" if shown else loss["verdict"] not in ("waived", "not_worse")
+        what, interval, unit = f"a rise of {b}'s val_loss", loss["ci95_nats"], " nats"
+        what += "" if shown else f" by {loss['margin_nats']:g} nats"
+    else:
+        limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
+        what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"
+        is_excluded = interval[1] <= limit_pct and "not-at-a-planned-look" not in result["flags"]
+        failed = result["verdict"] == "slower" and interval[0] > limit_pct if shown else not is_excluded
+    edges = text.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
+    said = loss["verdict"] if kind == "loss" else result["verdict"]
+    end = f"95 % interval {edges}, verdict {said.replace('_', ' ')}"
+    return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
+
+
 def _condition(word):
-    """slower:0.5%, slower, inconclusive or loss -> (kind, per cent)."""
+    """slower:0.5%, slower, inconclusive or loss -> (kind, per cent or None)."""
     kind, colon, limit = word.partition(":")
     try:
-        pct = float(limit.rstrip("% ")) if colon else 0.0
+        pct = float(limit.rstrip("% ")) if colon else None
     except ValueError:
         pct = -1.0
-    if kind not in FAILURES or pct < 0 or (colon and kind != "slower"):
+    if kind not in FAILURES or (pct or 0.0) < 0 or (colon and kind != "slower"):
         raise ValueError(f"--fail-on {word}: use slower:0.5%, inconclusive or loss")
     return kind, pct
 
@@ -99,7 +114,13 @@ def _parser():
         action="append",
         default=[],
         metavar="slower:0.5%",
-        help="exit code 1 if B is slower and by more than that; also inconclusive, loss",
+        help="exit code 1 unless the 95 %% interval excludes that B is slower by more than that (no number: than the "
+        "margin of equivalence); also inconclusive, loss (by more than --margin)",
+    )
+    parser.add_argument(
+        "--fail-if",
+        choices=("possible", "shown"),
+        help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
     parser.add_argument(
         "--force", action="store_true", help="print numbers even if the runs are not comparable; never a verdict"

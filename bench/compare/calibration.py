@@ -2,7 +2,8 @@
 
 Kept in results/calibrations/, a JSON file each.  The noise floor of a session is the difference that two groups of n
 runs of the same code stay within 95 times in 100 (floor_for gives it for other n); a smaller difference is never called
-faster or slower.
+faster or slower.  A calibration whose runs the machine disturbed says how busy it was, not how quiet it can be: it is
+not kept, and one that was kept before is not used.
 """
 
 import json
@@ -13,11 +14,13 @@ from bench import stats
 from bench.compare import eligibility, verdict
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.paths import results_root
+from bench.record.race_folder import TODAYS_FLAGS
 from bench.record.rows import Row
 
 SCHEMA_VERSION = 1
 FOLDER = "calibrations"
 NS = (2, 3, 5, 8, 10, 20)
+SUSPECT = {"suspect-runs", "suspect-records"}  # flags of the A/A comparison
 CHANGES_PCT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -50,6 +53,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
         **{key: first[key] for key in ("session_id", "comparability_id", "config_id", "name", "track", "device")},
         "runs": [row["run_id"] for row in sorted(rows, key=lambda row: row["started_at"] or "")],
         "left_out": aa["left_out"],
+        "doubts": _doubts(rows, aa["flags"]),
         "n": ns,
         "floor_pct": floor_pct(spread, len(rows) - 1, min(ns)),
         "floor_n": min(ns),
@@ -67,6 +71,16 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
             for change in changes
         },
     }
+
+
+def _doubts(rows, flags):
+    """Why the runs that count are not those of a quiet machine; without one the calibration may be kept."""
+    disturbed = [row["machine_doubts"] for row in rows if row["machine_doubts"]]
+    doubts = [f"the machine disturbed {len(disturbed)} of {len(rows)} runs: {disturbed[0][0]}"] if disturbed else []
+    num_marked = sum(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows)
+    if "suspect-records" in flags and num_marked:
+        doubts.append(f"{num_marked} of {len(rows)} runs are suspect by their own records")
+    return doubts
 
 
 def floor_pct(spread, df, n):
@@ -98,20 +112,29 @@ def folder(root: str | Path | None = None) -> Path:
 def find(session_id, comparability_id=None, root=None):
     """The newest calibration of this session, one of the same comparability_id before any other; None without one.
 
-    Returns the kept dict with "file" (its name) and "exact" (whether it was made with comparable runs).
+    Returns the kept dict with "file" (its name) and "exact" (whether it was made with comparable runs).  Suspect ones
+    are passed over.
     """
-    if session_id is None:
-        return None
+    found = [kept for kept in _of_session(session_id, comparability_id, root) if not _is_suspect(kept)]
+    exact = [kept for kept in found if kept["exact"]]
+    return (exact or found or [None])[-1]
+
+
+def _of_session(session_id, comparability_id, root):
     found = []
     for path in sorted(folder(root).glob("*.json")):
         try:
             kept = json.loads(path.read_bytes())
-            if kept["session_id"] == session_id and kept["floor_pct"] > 0:
+            if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
                 found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not a calibration, or a damaged one
-    exact = [kept for kept in found if kept["exact"]]
-    return (exact or found or [None])[-1]
+    return found
+
+
+def _is_suspect(kept):
+    flags = (kept.get("aa") or {}).get("flags") or ()
+    return not SUSPECT.isdisjoint(TODAYS_FLAGS.get(flag, flag) for flag in flags)
 
 
 def of_runs(rows, root=None):
@@ -119,3 +142,10 @@ def of_runs(rows, root=None):
     sessions = {row["session_id"] for row in rows}
     ids = {row["comparability_id"] for row in rows}
     return find(*sessions, next(iter(ids)) if len(ids) == 1 else None, root) if len(sessions) == 1 else None
+
+
+def has_only_suspect(rows: list[Row], root: str | Path | None = None) -> bool:
+    """Whether the rows share one session whose calibrations are all suspect."""
+    sessions = {row["session_id"] for row in rows}
+    found = _of_session(*sessions, None, root) if len(sessions) == 1 else []
+    return bool(found) and all(map(_is_suspect, found))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import yaml
 
 from bench.compare import calibration, differences, eligibility, verdict
-from bench.compare.selection import Arm
+from bench.compare.selection import Arm, called
 from bench.config import schema
 from bench.diagnosis import between_runs
 from bench.record import step_files
@@ -18,36 +18,45 @@ KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting
 
 
 def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple[str, verdict.Comparison]]:
-    """arms: the baseline first -> [(name of B, Comparison)]; several B share Holm's p.
+    """arms: the baseline first -> [(name of the candidate, Comparison)]; several candidates share Holm's p.
 
     diagnose: also where the time went.  options: those of verdict.of_rows().
     """
-    baseline, *candidates = arms
-    results = [_one(baseline, arm, diagnose, options) for arm in candidates]
+    baseline, *candidates = arms = list(arms)
+    first, *others = called(arms)
+    pairs = zip(candidates, others, strict=True)
+    results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
     verdict.adjusted(dict(enumerate(results)))
+    if len(results) == 1 and baseline.race == candidates[0].race is not None:
+        verdict.adjusted_as(results[0], candidates[0].reported)
     return [(arm.name, result) for arm, result in zip(candidates, results, strict=True)]
 
 
-def _one(a, b, diagnose, options):
+def _one(a, b, callings, diagnose, options):
+    names, about = zip(*callings, strict=True)
     timed = [[row for row in arm.rows if eligibility.is_timed(row)] for arm in (a, b)]
     kept = calibration.of_runs(timed[0] + timed[1]) if all(timed) else None
-    of_one_race = a.race is not None and a.race == b.race
+    of_one_race, ignored = a.race is not None and a.race == b.race, []
     options = {
         "plan": a.plan if of_one_race else None,
         "floor_pct": kept and calibration.floor_for(kept, *map(len, timed)),
         "unplanned_look": of_one_race and a.unplanned_look,
         "identical_losses": identical_losses(a, b),
         "differing": differences.of_facts(_facts(a), _facts(b)),
+        "names": names,
     } | options
     if of_one_race and b.reported:  # the floor known at its end: a later calibration changes no verdict of a race
         options["floor_pct"] = None if "uncalibrated" in b.reported["flags"] else b.reported["time"]["floor_pct"]
         kept = b.reported.get("calibration")
-    result = verdict.of_rows(a.rows, b.rows, **options)
+    elif kept is None and all(timed) and calibration.has_only_suspect(timed[0] + timed[1]):
+        ignored = ["calibration-ignored"]
+    result = verdict.of_rows(a.rows, b.rows, **options) | {"about": list(about)}
+    result["flags"] += ignored
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
     if diagnose:
         shown = result["comparable"] or options.get("force")
-        result["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])))
+        result["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)
         result["diagnosis"]["traces"] = _traces(a, b)  # also of profiled runs, whose times are refused
     return result
 

@@ -20,6 +20,10 @@ def facts(run, config=None, environment=None):
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    if "track" in config:
+        config["track"] = {
+            name: value for name, value in config["track"].items() if name != "rules"
+        }  # they change none
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}
     gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}

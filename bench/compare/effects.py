@@ -6,14 +6,15 @@ A and of B.
 
 import json
 import math
+from collections.abc import Sequence
 from typing import TypedDict
 
 from bench import stats
 from bench.compare import target
+from bench.record.rows import Row
 from bench.stats import ALPHA
 
 MIN_FLOOR_PCT = 0.1  # no machine is calibrated finer: two runs of the same code in one session differ by about 0.08 %
-MAX_FASTER_PCT = 99.9  # nothing gets 100 % faster, however noisy the machine
 LOSS_MARGIN_NATS = 0.002  # a rise of the mean val_loss that still passes as "no worse"
 SECONDARY = {
     "energy": ("energy_j", "mean_j"),
@@ -36,9 +37,11 @@ class Change(TypedDict):
 class Time(Change):
     mean_s: list[float | None]
     ci90_pct: list[float] | None
-    p_equivalent: float | None  # that the change lies within the noise floor
-    p_holm: float | None  # p adjusted among several candidates; None: there is one
-    floor_pct: float
+    p_equivalent: float | None  # two one-sided tests that the change lies inside the margin
+    p_holm: float | None  # p adjusted among several candidates, as the next; None: there is one
+    p_equivalent_holm: float | None
+    floor_pct: float  # of the machine's noise: what it lets us see
+    margin_pct: float  # of equivalence, fixed before: what matters in practice; never the noise
     alpha: float
 
 
@@ -60,18 +63,22 @@ class Loss(TypedDict):
     identical: bool | None  # all trajectories, bit for bit; None: unknown
     verdict: str  # waived, not_worse, worse, inconclusive, unknown
     reasons: list[str]  # why the losses are not compared
+    remarks: list[str]  # what differs between the arms that may change losses
 
 
-def time(arms, floor_pct, alpha) -> Time:
+def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alpha: float) -> Time:
+    """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py."""
     values = [[row["train_s"] for row in rows] for rows in arms]
     found, test = _change(values, alpha)
-    edges = (math.log1p(-min(floor_pct, MAX_FASTER_PCT) / 100), math.log1p(floor_pct / 100))
+    edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
     return found | {
         "mean_s": _means(values),
         "ci90_pct": _pct_interval(test, 0.90),
         "p_equivalent": stats.equivalence_p(test, *edges) if test else None,
         "p_holm": None,
+        "p_equivalent_holm": None,
         "floor_pct": floor_pct,
+        "margin_pct": margin_pct,
         "alpha": alpha,
     }
 
@@ -119,13 +126,15 @@ def secondary(arms, alpha):
 # ---- loss
 
 
-def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force) -> Loss:
+def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answer) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
+    answer: eligibility.Answer.  What is only a matter of time (session, machine, instruments) is none of losses.
 
     Repeats of one seed are not independent losses and count as one.  Runs whose seed is unknown count one by one.
     """
     arms = [[row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"] for rows in arms]
     refused = _refusals(arms[0] + arms[1])
+    unjudged = refused or answer.loss_refusals
     values = [[] if refused and not force else _by_seed(rows) for rows in arms]
     test = stats.welch(*values) if all(values) else None
     edges = stats.interval(test) if test else None
@@ -145,8 +154,9 @@ def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force) -> L
         "margin_nats": margin_nats,
         "p_not_worse": p_margin,
         "identical": identical,
-        "verdict": _loss_verdict(edges, p_margin, identical),
+        "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),
         "reasons": refused,
+        "remarks": [] if unjudged else answer.loss_remarks,
     }
 
 

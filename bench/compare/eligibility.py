@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench import stats, utc
+from bench import stats
+from bench.compare import order
 from bench.record.rows import Row
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
-MAX_EARLIER_FRAC = 0.15  # how far from 1/2 the share of pairs may be in which A's run came first (assumed)
 NAMES = {
     "gpus": "GPUs",
     "power_limits_w": "power limits (W)",
@@ -30,11 +30,15 @@ NAMES = {
     "world_size": "world size",
 }
 
+CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
+
 
 class Answer(NamedTuple):
-    refusals: list  # sentences; with none of them the runs may be compared
+    refusals: list  # sentences; with none of them the times may be compared
     remarks: list  # sentences: what is unknown
     flags: list  # words
+    loss_refusals: list  # of the refusals those that losses are not compared for either
+    loss_remarks: list  # sentences: what differs and may change losses
 
 
 def is_timed(row):
@@ -47,30 +51,33 @@ def is_timed(row):
     )
 
 
-def judge(a_rows, b_rows):
-    """Rows of all started runs of both arms -> Answer."""
+def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = ("A", "B")) -> Answer:
+    """Rows of all started runs of both arms -> Answer.  names: what the sentences call the arms."""
     a, b = [row for row in a_rows if is_timed(row)], [row for row in b_rows if is_timed(row)]
-    refusals, remarks, flags = [], [], []
-    for name, timed, rows in (("A", a, a_rows), ("B", b, b_rows)):
+    refusals, remarks, flags, of_losses, loss_remarks = answer = Answer([], [], [], [], [])
+    for name, timed, rows in zip(names, (a, b), (a_rows, b_rows), strict=True):
         if not timed:
             refusals.append(f"{name} has no complete run with a time among {len(rows)}")
     if refusals:
-        return Answer(refusals, remarks, flags)
+        return answer._replace(loss_refusals=refusals)
+    kinds = {"refusal": [refusals, of_losses], "of time": [refusals], "remark": [remarks], "flag": [flags]}
+    kinds["of losses"] = [loss_remarks]
     for rule in (_arms, _code, _disturbed, _setting, _session, _finish_line):
-        for kind, word in rule(a, b):
-            {"refusal": refusals, "remark": remarks, "flag": flags}[kind].append(word)
+        for kind, word in rule(a, b, names):
+            for words in kinds[kind]:
+                words.append(word)
     if min(len(a), len(b)) > 1:  # one run a side has no order to speak of, and no verdict
-        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[are_interleaved(a, b)]
-    return Answer(refusals, remarks, list(dict.fromkeys(flags)))
+        flags += {None: ["order-unknown"], False: ["order-confounded"], True: []}[order.are_interleaved(a, b)]
+    return answer._replace(flags=list(dict.fromkeys(flags)))
 
 
-def _arms(a, b):
+def _arms(a, b, names):
     """An arm is repeats of one config, and no run is in both."""
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
-        names = sorted(row["run_id"] for row in a if identity(row) in both)
-        yield "refusal", f"{_count(len(both), 'run')} in both arms: {names[0]}"
-    for name, rows in (("A", a), ("B", b)):
+        first = min(row["run_id"] for row in a if identity(row) in both)
+        yield "refusal", f"{_count(len(both), 'run')} in both arms: {first}"
+    for name, rows in zip(names, (a, b), strict=True):
         configs = _known(row["config_id"] for row in rows)
         if len(configs) > 1:
             yield "refusal", f"{name} mixes {len(configs)} configs ({_some(configs)}): an arm is repeats of one config"
@@ -78,9 +85,9 @@ def _arms(a, b):
         yield "flag", "open-division"
 
 
-def _code(a, b):
+def _code(a, b, names):
     """Hashes of one identity version say whether the code that is raced is the same; hashes of two say nothing."""
-    for name, rows in (("A", a), ("B", b)):
+    for name, rows in zip(names, (a, b), strict=True):
         by_version = {}
         for row in rows:
             if row["source_sha256"] is not None:
@@ -112,28 +119,30 @@ def index_of_runs(rows: Sequence[Row]) -> list[int]:
     return sorted(numbers[0] if len(numbers) == 1 else max(numbers, key=num_known) for numbers in by_run.values())
 
 
-def _disturbed(a, b):
-    for name, rows in (("A", a), ("B", b)):
+def _disturbed(a, b, names):
+    for name, rows in zip(names, (a, b), strict=True):
         flagged = [row for row in rows if row["num_flagged_steps"]]
         if flagged:
             runs = f"{_count(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
-            yield "refusal", f"{runs} {words}; race again without it"
+            yield "of time", f"{runs} {words}; race again without it"
 
 
-def _setting(a, b):
+def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     texts = {row["setting"] for row in a + b}
     settings = [json.loads(text) for text in sorted(texts)]
-    found = [
-        f"{NAMES[key]} differ: {_words(_values(a, key))} in A, {_words(_values(b, key))} in B"
+    found = {
+        key: f"{NAMES[key]} differ: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
         for key in NAMES
         if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
-    ]
+    }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not found:
-        found = [f"comparability_id differs: {_some(ids)}"]
-    yield from (("refusal", sentence) for sentence in found)
+        found = {None: f"comparability_id differs: {_some(ids)}"}
+    yield from (("of time", sentence) for sentence in found.values())
+    if of_losses := [NAMES[key] for key in CHANGE_LOSSES if key in found]:
+        yield "of losses", f"{' and '.join(of_losses)} differ, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         lacking = [
@@ -146,31 +155,32 @@ def _setting(a, b):
         yield "remark", f"the authors of some logs compare by {_some(headlines)}; here val_loss is compared"
 
 
-def _session(a, b):
+def _session(a, b, names):
     sessions = _known(row["session_id"] for row in a + b)
     if len(sessions) > 1:
         words = f"{len(sessions)} sessions ({_some(sessions)}): the same code differs by up to 8 % between them"
-        yield "refusal", f"{words}; ./run.sh race measures both arms in one"
+        yield "of time", f"{words}; ./run.sh race measures both arms in one"
     if all(row["session_id"] is not None for row in a + b):
         return
-    gap_s = _gap_s(a, b)
+    gap_s = order.gap_s(a, b)
     if gap_s is not None and gap_s > SESSION_GAP_S:
         apart = f"the arms lie {gap_s / 3600:.0f} hours apart"
-        yield "refusal", f"the session is unknown and {apart}: not raced in one session"
+        yield "of time", f"the session is unknown and {apart}: not raced in one session"
     else:
         yield "flag", "session-unknown"
         yield "remark", "the records do not say that both arms were raced in one session on one machine"
 
 
-def _finish_line(a, b):
+def _finish_line(a, b, names):
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
     targets = {row["target_val_loss"] for row in a + b}
-    steps = {name: _known(row["num_steps"] for row in rows) for name, rows in (("A", a), ("B", b))}
-    tokens = {name: _known(row["batch_tokens"] for row in rows) for name, rows in (("A", a), ("B", b))}
-    if len(steps["A"] | steps["B"]) > 1:
-        ran, mark = f"A ran {_some(steps['A'])} steps and B {_some(steps['B'])}", "steps-differ"
-    elif len(tokens["A"] | tokens["B"]) > 1:
-        ran, mark = f"a step of A is {_some(tokens['A'])} tokens and one of B {_some(tokens['B'])}", "tokens-differ"
+    steps, tokens = ([_known(row[key] for row in rows) for rows in (a, b)] for key in ("num_steps", "batch_tokens"))
+    if len(set.union(*steps)) > 1:
+        ran = "{} ran {} steps and {} {}"
+        ran, mark = ran.format(names[0], _some(steps[0]), names[1], _some(steps[1])), "steps-differ"
+    elif len(set.union(*tokens)) > 1:
+        ran = "a step of {} is {} tokens and one of {} {}"
+        ran, mark = ran.format(names[0], _some(tokens[0]), names[1], _some(tokens[1])), "tokens-differ"
     else:
         return
     if len(targets) != 1 or None in targets:
@@ -184,7 +194,7 @@ def _finish_line(a, b):
             yield "refusal", f"{ran}, and {_count(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
             return
     else:
-        refusals = list(_on_the_way(a, b, steps, target, ran))
+        refusals = list(_on_the_way((a, b), names, steps, target, ran))
         if refusals:
             yield from (("refusal", sentence) for sentence in refusals)
             return
@@ -192,48 +202,15 @@ def _finish_line(a, b):
     yield "remark", f"{ran}: the times to the same target are compared, milliseconds a step are not"
 
 
-def _on_the_way(a, b, steps, target, ran):
+def _on_the_way(arms, names, steps, target, ran):
     """Why runs of fixed, different numbers of steps are not two ways to one target."""
-    for name, rows in (("A", a), ("B", b)):
-        if len(steps[name]) > 1:
-            yield f"{name} mixes runs of {_some(steps[name])} steps"
+    for name, rows, of_arm in zip(names, arms, steps, strict=True):
+        if len(of_arm) > 1:
+            yield f"{name} mixes runs of {_some(of_arm)} steps"
         losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
-
-
-def are_interleaved(a_rows, b_rows):
-    """Whether a drift of the machine would fall on both arms alike; None where a start is unknown or there is no pair.
-
-    In order of their starts the arm must change at least as often as the smaller arm has runs (A B B A A B: 3 times),
-    and of all pairs of an A and a B, A must be first in about half; strict alternation, A B A B ..., which is 1 / (2 n)
-    off, always passes.
-    """
-    starts = [(row["started_at"], arm) for arm, rows in (("A", a_rows), ("B", b_rows)) for row in rows]
-    if not a_rows or not b_rows or any(started_at is None for started_at, _ in starts):
-        return None
-    order = [arm for _, arm in sorted(starts)]
-    num_changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
-    num_a_first, num_a = 0, 0
-    for arm in order:
-        num_a += arm == "A"
-        num_a_first += num_a if arm == "B" else 0
-    earlier_frac = num_a_first / (len(a_rows) * len(b_rows))
-    allowed_frac = max(MAX_EARLIER_FRAC, (1 / len(a_rows) + 1 / len(b_rows)) / 4)
-    return num_changes >= min(len(a_rows), len(b_rows)) and abs(earlier_frac - 0.5) <= allowed_frac + 1e-9
-
-
-def _gap_s(a, b):
-    """From the end of the earlier arm to the start of the later one, by the starts of their runs; None if unknown."""
-    spans = []
-    for rows in (a, b):
-        if any(row["started_at"] is None for row in rows):
-            return None
-        seconds = [utc.seconds(row["started_at"]) for row in rows]
-        spans.append((min(seconds), max(seconds)))
-    (first, second) = sorted(spans)
-    return max(0.0, second[0] - first[1])
 
 
 # ---- words

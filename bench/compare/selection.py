@@ -24,9 +24,8 @@ class Arm:
     plan: dict | None = None  # of the race, made before its first run
     race: str | None = None  # the folder of the race
     unplanned_look: bool = False  # the race's interim state was shown when no look was due
-    reported: dict | None = (
-        None  # the Comparison that race.json has of this arm; of the baseline, the first candidate's
-    )
+    reported: dict | None = None  # the Comparison that race.json has of this arm; the baseline's: its first candidate's
+    in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
 
     def record_of(self, number: int) -> dict:
         """The whole record of the run that has this number in rows."""
@@ -74,7 +73,7 @@ def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None
 def of_folders(
     name: str, folders: Iterable[str | Path], on_error: Callable[[str], None] | None = None, **of_race
 ) -> Arm:
-    """Run folders -> one arm.  of_race: its plan, race, unplanned_look and reported, as in Arm.
+    """Run folders -> one arm.  of_race: plan, race, unplanned_look, reported and in_race, as in Arm.
 
     What cannot be read is skipped and reported to on_error(message).  ValueError: a path is not a folder.
     """
@@ -162,12 +161,14 @@ def _arms_of_race(folder, on_error):
     """race.json -> {name: Arm}; the discarded warm-up runs are not among the runs."""
     race = race_folder.read(folder)
     arms, against = {}, (race.get("result") or {}).get("against") or {}
+    about = race_folder.about(race["arms"])
     for name, arm in race["arms"].items():
         folders = [race_folder.run_folder_of(folder, run) for run in arm["runs"]]
         arms[name] = of_folders(
             name,
             [path for path in folders if path is not None],
             on_error,
+            in_race=(name, about[name]),
             plan=race.get("plan"),
             race=str(folder),
             unplanned_look=bool(race.get("peeked")),
@@ -186,6 +187,15 @@ def _refuse_empty(word, folder, arm):
     if not arm.rows:
         why = race_folder.read(folder).get("why") or "its runs are not there"
         raise ValueError(f"{word}: no verdict: {why} (arm {arm.name} has no run to compare)")
+
+
+def called(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """What sentences call each arm, and what it is: in one race its name and overrides there, else A, B, C ..."""
+    of_race = [arm.in_race for arm in arms]
+    if None not in of_race and len({arm.race for arm in arms}) == 1 and len(set(of_race)) == len(arms):
+        return of_race
+    letters = [chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "") for number in range(len(arms))]
+    return list(zip(letters, (arm.name for arm in arms), strict=True))
 
 
 def open_races(arm: Arm) -> list[str]:

@@ -1,5 +1,6 @@
-"""Do repeats reach their track's target?  A fixed number of steps is won when the mean val_loss is below it.
+"""What a track asks: its p, its margin of equivalence; and whether repeats reach its target.
 
+A fixed number of steps is won when the mean val_loss is below the target.
 One-sided t test, p below the track's own p_value (modded-nanogpt's rule).  Losses are judged against it only here.
 """
 
@@ -10,16 +11,28 @@ import yaml
 
 from bench import stats
 from bench.config import groups
+from bench.config.schema import TrackRules
 from bench.record.rows import Row
 
+MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
 OF_LOGS = "gpt2_small"  # the track with the rules of the harness whose logs are imported
 
 
-@functools.cache
 def p_value_of(track: str | None) -> float:
-    """The p that conf/track/ asks for on this track; for one that it does not have (a log's, None) that of OF_LOGS."""
+    """The p that conf/track/ asks for on this track."""
+    return of_track(track)["p_value"]
+
+
+def margin_pct_of(track: str | None) -> float:
+    """Largest change of run time, either way, that is called equivalent on this track (track.rules in conf/track/)."""
+    return (of_track(track).get("rules") or {}).get("equivalence_margin_pct", MARGIN_PCT)
+
+
+@functools.cache
+def of_track(track: str | None) -> dict:
+    """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""
     name = track if track in groups.choices("track") else OF_LOGS
-    return yaml.safe_load(groups.path_of("track", name).read_text())["track"]["p_value"]
+    return yaml.safe_load(groups.path_of("track", name).read_text())["track"]
 
 
 def of_losses(losses, target_val_loss, p_value):

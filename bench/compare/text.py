@@ -20,6 +20,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "order-confounded": "the arms were not interleaved: a drift of the machine looks like a change",
     "order-unknown": "whether the arms were interleaved is unknown",
     "uncalibrated": f"no ./run.sh calibrate in this session: the noise floor of {MIN_FLOOR_PCT:g} % is assumed",
+    "calibration-ignored": "the machine disturbed the runs of this session's calibration: calibrate when it is quiet",
     "n=1": "one run has no spread: no verdict",
     "no-spread": "identical times in each arm: not measured? no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
@@ -39,16 +40,10 @@ FLAGS = {  # what each means, for someone who meets it the first time
 }
 
 
-def render(
-    result: Comparison,
-    names: tuple[str, str] = ("A", "B"),
-    form: str = "terminal",
-    heading: str = "##",
-    patch: bool = False,
-) -> str:
+def render(result: Comparison, form: str = "terminal", heading: str = "##", patch: bool = False) -> str:
     """The comparison as text; form terminal or md, heading: of Markdown; patch: the change of the source in full."""
     is_md = form == "md"
-    parts = [_head(result, names, is_md, heading)]
+    parts = [_head(result, is_md, heading)]
     parts += [part(result, is_md) for part in (_differences, _numbers, _verdict)]
     parts[2:2] = [_code(result.get("code_change"), is_md, patch)]
     parts.append(diagnosis_text.text(result.get("diagnosis") or {}, is_md))
@@ -63,14 +58,15 @@ def _bullets(sentences, is_md):
     return [f"{'-' if is_md else '  -'} {text_table.line(sentence, is_md)}" for sentence in sentences]
 
 
-def _head(result, names, is_md, heading):
-    lines = [f"{heading} {text_table.line(f'{names[1]} against {names[0]}', True)}", ""] if is_md else []
-    pairs = zip("AB", names, result["started"], result["time"]["n"], result["steps"], strict=True)
-    for letter, name, started, timed, num_steps in pairs:
+def _head(result, is_md, heading):
+    (a, b), (about_a, about_b) = result["arms"], result["about"]
+    lines = [f"{heading} {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
+    pairs = zip((a, b), (about_a, about_b), result["started"], result["time"]["n"], result["steps"], strict=True)
+    for name, about, started, timed, num_steps in pairs:
         counts = f"{started} run{'s' * (started != 1)}"
         counts += f", {timed} counted" * (result["comparable"] and timed != started)
         counts += "" if num_steps is None else f", {num_steps} steps"
-        lines.append(text_table.line(f"{letter}: {name} ({counts})", is_md) + "  " * is_md)
+        lines.append(text_table.line(f"{name}: {about} ({counts})", is_md) + "  " * is_md)
     lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}")
     if is_md and result["reasons"]:
         lines.append("")
@@ -83,7 +79,7 @@ def _differences(result, is_md):
         return "what differs: nothing in the records"
     cells = [[one["kind"], one["what"], _values(one["a"]), _values(one["b"])] for one in found[:MAX_DIFFERENCES]]
     more = len(found) - len(cells)
-    table = _table(["what differs", "", "A", "B"], cells, [False] * 4, is_md)
+    table = _table(["what differs", "", *result["arms"]], cells, [False] * 4, is_md)
     return table + (f"\nand {more} more differences: --json has all" if more else "")
 
 
@@ -128,14 +124,14 @@ def _is_hash(text):
 
 
 def _numbers(result, is_md):
-    columns = ["", "A", "B", "change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)"]
+    columns = ["", *result["arms"], "change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)"]
     cells = [_row(result, key) for key in METRICS if any(mean is not None for mean in result[key][METRICS[key][1]])]
     loss = _loss_row(result["val_loss"])
     cells[1:1] = [loss] if loss else []
     if not cells:
         return ""
     table = _table(columns, cells, [False] + [True] * 8, is_md)
-    lines = [*_loss_lines(result["val_loss"]), *_time_lines(result)]
+    lines = [*_loss_lines(result["val_loss"], result["arms"]), *_time_lines(result)]
     lines = [text_table.line(line, is_md) + "  " * is_md for line in lines]
     return "\n".join([table, *([""] if is_md and lines else []), *lines])
 
@@ -148,7 +144,7 @@ def _row(result, key):
         name,
         *(f"{mean:,.{decimals}f} {unit}" if mean is not None else "" for mean in numbers[mean_key]),
         "" if numbers["change_pct"] is None else f"{numbers['change_pct']:+.2f} %",
-        _interval(numbers["ci95_pct"], 2, " %"),
+        interval(numbers["ci95_pct"], 2, " %"),
         _p(p),
         ", ".join(map(str, numbers["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in numbers["cv_pct"]),
@@ -164,7 +160,7 @@ def _loss_row(loss):
         "val_loss",
         *(f"{mean:.5f}" for mean in loss["mean"]),
         f"{loss['change_nats']:+.5f}",
-        _interval(loss["ci95_nats"], 5, ""),
+        interval(loss["ci95_nats"], 5, ""),
         _p(loss["p"]),
         ", ".join(map(str, loss["n"])),
         ", ".join("-" if sd is None or not mean else f"{100 * sd / mean:.2f}" for sd, mean in spreads),
@@ -172,25 +168,25 @@ def _loss_row(loss):
     ]
 
 
-def _loss_lines(loss):
+def _loss_lines(loss, arms):
     lines = []
     if loss["change_nats"] is None:
         return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss["reasons"] else []
     if loss["target"] is not None and any(p is not None for p in loss["p_target"]):
         tests = [
             f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
-            for name, p, below in zip("AB", loss["p_target"], loss["below_target"], strict=True)
+            for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
         ]
         needed = f"needed p < {loss['target_p_value']:g}"
         lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
     rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
     words = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
-        "not_worse": f"B's val_loss is not worse: {rise} is excluded (p = {p})",
-        "worse": f"B's val_loss is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that B's val_loss is not worse: {rise} is not excluded (p = {p})",
+        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded (p = {p})",
+        "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
+        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded (p = {p})",
     }
-    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else [])
+    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + loss["remarks"]
 
 
 def _time_lines(result):
@@ -203,7 +199,8 @@ def _time_lines(result):
     return [f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
 
 
-def _interval(edges, decimals, unit):
+def interval(edges: list[float] | None, decimals: int, unit: str) -> str:
+    """low, high -> words with the unit (" %") at their end; "" for None."""
     return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
 
 

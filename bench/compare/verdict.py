@@ -6,22 +6,27 @@ bench/compare/effects.py gives the numbers.
 
 from typing import TypedDict
 
-from bench import stats, text_table
-from bench.compare import effects, eligibility, target
+from bench import stats
+from bench.compare import effects, eligibility, sentences, target
 
 DEPENDS = "verdict-depends-on-exclusions"
 
 
 class Comparison(TypedDict, total=False):
-    """Of B against A, JSON as it stands; pairs are those of A and of B.  comparison.py adds the last three."""
+    """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
 
-    comparable: bool
-    reasons: list[str]  # why not, then what is unknown
+    comparison.py adds about and the last three.
+    """
+
+    comparable: bool  # the times
+    reasons: list[str]  # why the times are not, then what is unknown
     time: effects.Time  # of the runs that count
     val_loss: effects.Loss
     verdict: str  # faster, slower, equivalent, inconclusive, not_comparable
     flags: list[str]  # bench/compare/text.py says what they mean
     words: str  # the verdict as a sentence
+    arms: list[str]  # names of baseline and candidate, as the sentences call them
+    about: list[str]  # what each of them is: its overrides, or the words of the user
     energy: effects.Change
     memory: effects.Change
     compile: effects.Change
@@ -40,11 +45,21 @@ def adjusted(against):
     """{name: Comparison} of several candidates with one baseline -> the same, decided by Holm's adjusted p."""
     if len(against) < 2:
         return against
-    all_p = stats.holm([one["time"]["p"] for one in against.values()])
-    for result, p_holm in zip(against.values(), all_p, strict=True):
-        result["time"]["p_holm"] = p_holm
+    for key in ("p", "p_equivalent"):
+        all_p = stats.holm([one["time"][key] for one in against.values()])
+        for result, p_holm in zip(against.values(), all_p, strict=True):
+            result["time"][f"{key}_holm"] = p_holm
+    for result in against.values():
         _decide(result)
     return against
+
+
+def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
+    """One candidate of a race compared alone: its p stays adjusted for all the candidates that the race had."""
+    if reported and reported["arms"] == result["arms"]:
+        for key in ("p_holm", "p_equivalent_holm"):
+            result["time"][key] = reported["time"].get(key)
+        _decide(result)
 
 
 def of_rows(
@@ -58,35 +73,41 @@ def of_rows(
     force=False,
     differing=(),
     unplanned_look=False,
+    names=("A", "B"),
 ) -> Comparison:
-    """Rows (bench/record/rows.py) of all started runs.
+    """Rows (bench/record/rows.py) of all started runs; names: what the baseline and the candidate are called.
 
-    floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha"} made before the
-    first run.  identical_losses: every trajectory of B is one of A, bit for bit.  target_val_loss, loss_margin_nats:
-    None takes the runs' own, the plan's.  force: numbers although the runs are not comparable, still without a verdict.
-    unplanned_look: the race had an interim look that its plan has not.
+    floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha",
+    "equivalence_margin_pct"} made before the first run; without one the margin is the track's.  identical_losses:
+    every trajectory of B is one of A, bit for bit.  target_val_loss, loss_margin_nats: None takes the runs' own, the
+    plan's.  force: numbers although the runs are not comparable, still without a verdict.  unplanned_look: the race
+    had an interim look that its plan has not.
     """
     plan = plan or {}
-    answer = eligibility.judge(a_rows, b_rows)
+    answer = eligibility.judge(a_rows, b_rows, names)
     shown = force or not answer.refusals
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
-    counted, excluded = _without_disturbed_runs(arms)
+    counted, excluded = _without_disturbed_runs(arms, names)
     looks = plan.get("looks") or ([plan["n"]] if plan.get("n") else [])
     alpha = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
-    floor_used_pct = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0)
+    track = _common(arms, "track")
+    margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else target.margin_pct_of(track)
+    judged_by = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0), margin_pct, alpha
     target_val_loss = _first(target_val_loss, _common(arms, "target_val_loss"))
     margin_nats = _first(loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
-    p_value = target.p_value_of(_common(arms, "track"))
     result = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
-        "time": effects.time(counted if shown else [[], []], floor_used_pct, alpha),
-        "val_loss": effects.val_loss((a_rows, b_rows), target_val_loss, p_value, margin_nats, identical_losses, force),
+        "time": effects.time(counted if shown else [[], []], *judged_by),
+        "val_loss": effects.val_loss(
+            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer
+        ),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
+        "arms": list(names),
         **effects.secondary(counted if shown else [[], []], alpha),
-        "time_all": effects.time(arms, floor_used_pct, alpha) if excluded and shown else None,
+        "time_all": effects.time(arms, *judged_by) if excluded and shown else None,
         "left_out": excluded,
         "started": [len(a_rows), len(b_rows)],
         "steps": [_common([rows], "num_steps") for rows in counted],
@@ -94,13 +115,11 @@ def of_rows(
         "differences": list(differing),
     }
     result["flags"] += _flags(result, (a_rows, b_rows), arms, floor_pct) + ["unplanned-look"] * bool(unplanned_look)
-    if answer.refusals:
-        result["val_loss"]["verdict"] = "unknown"
     _decide(result)
     return result
 
 
-def _without_disturbed_runs(arms):
+def _without_disturbed_runs(arms, names):
     """Runs that the machine disturbed are excluded from both arms, by their telemetry and never by their times.
 
     Where fewer than two a side would remain none is excluded, and the comparison is flagged instead.
@@ -110,7 +129,7 @@ def _without_disturbed_runs(arms):
         return arms, []
     return kept, [
         {"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]}
-        for name, rows in zip("AB", arms, strict=True)
+        for name, rows in zip(names, arms, strict=True)
         for row in rows
         if row["machine_doubts"]
     ]
@@ -145,47 +164,28 @@ def _decide(result):
     result["verdict"] = _verdict(result, result["time"])
     depends = result["time_all"] is not None and _verdict(result, result["time_all"]) != result["verdict"]
     result["flags"] = [flag for flag in result["flags"] if flag != DEPENDS] + [DEPENDS] * depends
-    result["words"] = _words(result)
+    result["words"] = sentences.of(result)
 
 
 def _verdict(result, time):
-    """faster, slower: p < alpha and beyond the floor.  equivalent: shown to be inside the floor.  Else inconclusive."""
     if not result["comparable"]:
         return "not_comparable"
-    p = _first(time["p_holm"], time["p"])
-    if p is None or "not-at-a-planned-look" in result["flags"]:
+    if time["p"] is None or "not-at-a-planned-look" in result["flags"]:
         return "inconclusive"
-    if p < time["alpha"] and abs(time["change_pct"]) > time["floor_pct"]:
+    return decide(time)
+
+
+def decide(time: effects.Time) -> str:
+    """Times that have a p -> faster, slower: p < alpha and beyond the floor; equivalent: shown to be inside the margin.
+
+    Else inconclusive.  The floor is what this machine lets us see, the margin what matters: a machine that is noisier
+    than the margin can show a difference, never the lack of one.
+    """
+    if _first(time["p_holm"], time["p"]) < time["alpha"] and abs(time["change_pct"]) > time["floor_pct"]:
         return "faster" if time["change_pct"] < 0 else "slower"
-    return "equivalent" if time["p_equivalent"] < time["alpha"] else "inconclusive"
-
-
-def _words(result):
-    """The verdict as a sentence."""
-    time, verdict = result["time"], result["verdict"]
-    if verdict == "not_comparable":
-        return f"not comparable: {result['reasons'][0]}"
-    if time["p"] is None:
-        why = "one run has no spread" if min(time["n"]) < 2 else "identical times in each arm: not measured?"
-        return f"no verdict: {why}"
-    if "not-at-a-planned-look" in result["flags"]:
-        looks = ", ".join(map(str, result["plan"]["looks"]))
-        a, b = result["started"]
-        return f"no verdict: {a} and {b} runs were started, the plan looks at {looks} a side"
-    low, high = time["ci95_pct"]
-    p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
-    numbers = f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
-    floor = f"{text_table.two_digits(time['floor_pct'])} %"
-    if verdict in ("faster", "slower"):
-        return f"B is {abs(time['change_pct']):.2f} % {verdict} than A ({numbers})"
-    if verdict == "equivalent":
-        return f"B is as fast as A: the difference is inside {floor}, this machine's noise ({numbers})"
-    if _first(time["p_holm"], time["p"]) < time["alpha"]:
-        why = f"the difference is not beyond the noise floor of {floor}"
-    else:
-        mde = text_table.two_digits(time["mde_pct"])
-        why = f"the MDE (80 % power) of these runs is {mde} %: run more to see a smaller change"
-    return f"inconclusive: {time['change_pct']:+.2f} % ({numbers}); {why}"
+    p_equivalent = _first(time["p_equivalent_holm"], time["p_equivalent"])
+    is_equivalent = p_equivalent < time["alpha"] and time["floor_pct"] <= time["margin_pct"]
+    return "equivalent" if is_equivalent else "inconclusive"
 
 
 def _common(arms, column):

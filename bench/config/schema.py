@@ -90,7 +90,7 @@ class HardwareConfig:
 
 @dataclass(kw_only=True)
 class TrackRules:
-    """How a claim on the track is judged (bench/claims/rules/).  No part of config_id: it changes nothing in a run."""
+    """How runs on the track are judged (bench/claims/rules/, bench/compare/).  No part of config_id: no run changes."""
 
     device: str | None = None  # cpu or cuda
     gpu: str | None = None  # its model, as the driver names it
@@ -98,6 +98,8 @@ class TrackRules:
     num_runs: int | None = None  # a claim's fewest, each of another seed and with a time that counts
     may_be_untimed: list[str] | None = None  # what train_s may exclude; None: anything that the record names
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again
+    # a change of run time shown to be smaller than this, either way, is called equivalent
+    equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "use per cent above 0")] = 0.5
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ Steps of one run are not independent measurements (pooled as if they were, they 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bench import stats
 from bench.diagnosis import stalls
@@ -19,17 +19,20 @@ OF_LOGS = "steps of logs: the time between two printed lines, which nothing sync
 OTHER = "other_ms"  # of a step, outside of all regions
 
 
-def of_runs(a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]]) -> dict:
-    """a, b: [(record, rows of steps.csv)] of some runs of each arm -> the diagnosis as a dict.
+def of_runs(
+    a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[dict]]], names: Sequence[str] = ("A", "B")
+) -> dict:
+    """a, b: [(record, rows of steps.csv)] of some runs of each arm, names: what they are called -> the diagnosis.
 
     Regions and stretches compare step by step, medians over the runs, so that a stall in one run moves nothing.
     """
     a, b = [_Run(*one) for one in a], [_Run(*one) for one in b]
     if not a or not b:
-        return {"label": LABEL, "runs": [len(a), len(b)], "words": []}
+        return {"label": LABEL, "arms": list(names), "runs": [len(a), len(b)], "words": []}
     regions = _regions(a, b)
     found = {
         "label": LABEL,
+        "arms": list(names),
         "runs": [len(a), len(b)],
         "regions": regions,
         "stretches": _stretches(a, b),
@@ -38,7 +41,7 @@ def of_runs(a: Iterable[tuple[dict, list[dict]]], b: Iterable[tuple[dict, list[d
         "telemetry": _telemetry(a, b),
     }
     of_logs = any(one.run.get("provenance") == "imported" for one in a + b)
-    return found | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(found)}
+    return found | {"words": ([OF_LOGS] if of_logs and regions else []) + _words(found, names)}
 
 
 class _Run:
@@ -166,7 +169,7 @@ def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _words(found):
+def _words(found, names):
     """What to look at first."""
     words = []
     whole = found["regions"].get("step_ms")
@@ -185,7 +188,9 @@ def _words(found):
         words.append(f"{part} in {name.removesuffix('_ms')}: {ms}")
     for kind, cost in found["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
-            words.append(f"{kind.replace('_', ' ')}: {_per_run(cost, 0)} in A, {_per_run(cost, 1)} in B")
+            words.append(
+                f"{kind.replace('_', ' ')}: {_per_run(cost, 0)} in {names[0]}, {_per_run(cost, 1)} in {names[1]}"
+            )
     return words
 
 

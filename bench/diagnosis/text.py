@@ -9,7 +9,7 @@ MAX_WHAT_CHARS = 60  # of a kernel's name
 def text(found: dict, is_md: bool = False) -> str:
     """found: of between_runs.py, perhaps with "traces" -> text for a terminal or Markdown; "" for nothing known."""
     lines = _steps(found, is_md) if found.get("regions") else []
-    lines += _traces(found["traces"], is_md) if found.get("traces") else []
+    lines += _traces(found["traces"], found.get("arms", "AB"), is_md) if found.get("traces") else []
     if not lines:
         return ""
     head = f"{found['label']}: where to look; it is not a test"
@@ -19,26 +19,23 @@ def text(found: dict, is_md: bool = False) -> str:
 def _steps(found, is_md):
     cells = [[name.removesuffix("_ms"), *_step_cells(pair), _share(pair)] for name, pair in found["regions"].items()]
     cells += [[f"steps {one['first_step']} to {one['last_step']}", *_step_cells(one), ""] for one in found["stretches"]]
-    num_a, num_b = found["runs"]
-    columns = ["ms a step", f"A, {num_a} run{'s' * (num_a > 1)}", f"B, {num_b}", "change", "", "share"]
+    (num_a, num_b), (a, b) = found["runs"], found.get("arms", "AB")  # older race.json: no names
+    columns = ["ms a step", f"{a}, {num_a} run{'s' * (num_a > 1)}", f"{b}, {num_b}", "change", "", "share"]
     lines = [text_table.render(columns, cells, [False] + [True] * 5, FORMS[is_md])]
     lines += [text_table.line(words, is_md) for words in found["words"]]
     if found["ranks"]:
         spread = found["ranks"]["spread_pct"]
-        lines.append(f"slowest rank against fastest: A {spread[0]:.2f} %, B {spread[1]:.2f} %")
+        lines.append(f"slowest rank against fastest: {a} {spread[0]:.2f} %, {b} {spread[1]:.2f} %")
     known = [
         [name, *("" if mean is None else f"{mean:,.4g}" for mean in means)]
         for name, means in found["telemetry"].items()
     ]
     if known:
-        lines += [
-            "",
-            text_table.render(["telemetry, mean of runs", "A", "B"], known, [False, True, True], FORMS[is_md]),
-        ]
+        lines += ["", text_table.render(["telemetry, mean of runs", a, b], known, [False, True, True], FORMS[is_md])]
     return lines
 
 
-def _traces(found, is_md):
+def _traces(found, arms, is_md):
     """The largest lines of a trace diff, for the two files that it names."""
     a_ms, b_ms = found[found["of"]]
     of = "a step" if found["of"] == "step_ms" else "the device span"
@@ -50,7 +47,7 @@ def _traces(found, is_md):
     more = found["num_lines"] - len(cells)
     lines = ["", text_table.line(f"traces {found['a']} and {found['b']}{change}", is_md)]
     lines.append(
-        text_table.render(["ms a step", "A", "B", "", found["by"]], cells, [True] * 3 + [False] * 2, FORMS[is_md])
+        text_table.render(["ms a step", *arms, "", found["by"]], cells, [True] * 3 + [False] * 2, FORMS[is_md])
     )
     return lines + ([f"and {more} more: ./run.sh analyze diff has all"] if more else [])
 

@@ -10,6 +10,7 @@ import random
 import re
 
 from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.compare.target import MARGIN_PCT
 from bench.stats import ALPHA
 
 SCHEMA_VERSION = 1
@@ -36,6 +37,7 @@ def make(
     looks=None,
     alpha=ALPHA,
     loss_margin_nats=LOSS_MARGIN_NATS,
+    equivalence_margin_pct=MARGIN_PCT,
     first_seed=0,
     order_seed=0,
     session_id=None,
@@ -57,6 +59,7 @@ def make(
         "looks": looks,
         "alpha": alpha,
         "loss_margin_nats": loss_margin_nats,
+        "equivalence_margin_pct": equivalence_margin_pct,
         "order_seed": order_seed,
         "order": order(list(arms), n, first_seed, order_seed),
         "rules": RULES,

@@ -4,6 +4,7 @@ import secrets
 from pathlib import Path
 
 from bench import atomic, utc
+from bench.compare import target
 from bench.paths import REPO
 from bench.race import arm_process, plan, worktrees
 from bench.record import ledger, race_folder
@@ -38,6 +39,7 @@ def begin(request: dict, results: Path) -> Path:
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
     settings.setdefault("first_seed", _fresh_seed(arms, results))
+    settings["equivalence_margin_pct"] = target.margin_pct_of(first["track"])
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
     made = plan.make(arms, made_at=utc.now(), **settings)
     folder = race_folder.of(results, made["race_id"])

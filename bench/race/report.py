@@ -4,6 +4,7 @@ from pathlib import Path
 
 from bench import atomic, text_table
 from bench.compare import text as compare_text
+from bench.record import race_folder
 
 
 def write(folder, race):
@@ -29,10 +30,9 @@ def text(race, form="terminal"):
 
 def _facts(race):
     for name, arm in race["arms"].items():
-        what = " ".join(arm["overrides"]) or "the default"
-        rev = "" if arm["rev"] is None else f" at {arm['rev']}"
         commit = f"commit {arm['commit'][:8]}" if arm["commit"] else "no commit"
-        yield f"{name}: {what}{rev} (config {arm['config_id']}, {commit}{', changed' if arm['dirty'] else ''})"
+        commit += ", changed" * bool(arm["dirty"])
+        yield f"{name}: {race_folder.what(arm)} (config {arm['config_id']}, {commit})"
     known = race["plan"]
     started = ", ".join(f"{len(arm['runs'])} {name}" for name, arm in race["arms"].items())
     names = [one["arm"] for one in race["order"] if not one["discarded"]]
@@ -52,5 +52,4 @@ def _facts(race):
 
 def verdicts(result, form="terminal"):
     """Each candidate against the baseline."""
-    parts = [compare_text.render(one, (result["baseline"], name), form) for name, one in result["against"].items()]
-    return "\n\n".join(parts)
+    return "\n\n".join(compare_text.render(one, form) for one in result["against"].values())

@@ -12,7 +12,7 @@ from bench.launch.progress import say
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, plan, planning, report, state, worktrees
-from bench.record import ledger
+from bench.record import ledger, race_folder
 
 DECIDED = ("faster", "slower", "equivalent")
 
@@ -51,8 +51,8 @@ def go(folder: Path, results: Path, args: Namespace) -> int:
 def _introduce(race):
     known = race.plan
     for name, arm in known["arms"].items():
-        rev = "" if arm["rev"] is None else f" at {arm['rev']} ({arm['commit'][:8]})"
-        say("race", f"{name}: {' '.join(arm['overrides']) or 'the default'}{rev}, config {arm['config_id']}")
+        commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
+        say("race", f"{name}: {race_folder.what(arm)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
@@ -148,7 +148,10 @@ def result_of(race, results):
     """{"baseline", "against": {name: Comparison}} of the runs so far."""
     of_race = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     folders = {name: [Path(results) / run for run in race.runs(name)] for name in race.plan["arms"]}
-    arms = [selection.of_folders(name, paths, **of_race) for name, paths in folders.items()]
+    about = race_folder.about(race.plan["arms"])
+    arms = [
+        selection.of_folders(name, paths, in_race=(name, about[name]), **of_race) for name, paths in folders.items()
+    ]
     return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -44,8 +45,24 @@ def of(results: Path | str, race_id: str) -> Path:
     return Path(results) / FOLDER / race_id
 
 
+def what(arm: dict) -> str:
+    """An arm of a plan or of race.json in words: its overrides and its revision."""
+    rev = arm.get("rev")
+    return (" ".join(arm.get("overrides") or ()) or "the default") + ("" if rev is None else f" at {rev}")
+
+
+def about(arms: Mapping[str, dict]) -> dict[str, str]:
+    """{name: what() of the arm}, without the overrides that all arms share."""
+    words = {name: arm.get("overrides") or [] for name, arm in arms.items()}
+    shared = set.intersection(*map(set, words.values()))
+    return {
+        name: what(arm | {"overrides": [word for word in words[name] if word not in shared]})
+        for name, arm in arms.items()
+    }
+
+
 def read(folder: Path | str) -> Race:
-    """race.json of this folder, its flags by their names of today.  ValueError where it is missing or damaged."""
+    """race.json of this folder, flags and arms by their names of today.  ValueError where it is missing or damaged."""
     path = Path(folder) / "race.json"
     if not path.is_file():
         name = Path(folder).name
@@ -53,12 +70,22 @@ def read(folder: Path | str) -> Race:
     try:
         race = json.loads(path.read_bytes())
         against = (race.get("result") or {}).get("against") or {}
-        for comparison in against.values():
+        for name, comparison in against.items():
+            _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
         assert all(isinstance(arm.get("runs") or [], list) for arm in race["arms"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise ValueError(f"{path}: is not a readable race ({error!r}): restore it, or race again") from None
     return race
+
+
+def _name_arms(comparison, baseline, candidate):
+    """Before a comparison kept its arms' names every sentence called them A and B, whatever they were in the race."""
+    if "arms" not in comparison:
+        comparison["arms"] = [baseline, candidate]
+        names = {"A": baseline, "B": candidate}
+        said = str(comparison.get("words") or "")
+        comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:

@@ -1,6 +1,6 @@
 """Rules about the races that the claimed runs were raced in."""
 
-from bench.compare import comparison, selection
+from bench.compare import comparison, selection, sentences
 from bench.race import plan
 from bench.record import ledger
 
@@ -72,11 +72,12 @@ def it_is_faster_than_its_baseline(claim):
         if not ends or ends[-1].get("race_json_sha256") != ledger.sha256_of(race.state.folder / "race.json"):
             return False, f"{race.race_id}: race.json is not the one in the ledger: it was changed"
         found = _verdict_again(claim, race, reported["time"]["floor_pct"])
+        said = sentences.alone(found)
         if found["verdict"] != reported["verdict"] or found["time"]["change_pct"] != reported["time"]["change_pct"]:
-            return False, f"{race.race_id}: race.json says {reported['words']}; the runs say {found['words']}"
+            return False, f"{race.race_id}: race.json says {sentences.alone(reported)}; the runs say {said}"
         if found["verdict"] != "faster":
-            return False, f"{race.race_id}: {found['words']}"
-        words.append(f"{race.race_id}: {found['words']}")
+            return False, f"{race.race_id}: {said}"
+        words.append(f"{race.race_id}: {said}")
     return (True, "; ".join(words)) if words else (None, "it was not raced against another arm")
 
 
@@ -88,6 +89,7 @@ def _verdict_again(claim, race, floor_pct):
             [folders[run] for run in race.state.runs(name) if run in folders],
             plan=race.state.plan,
             race=race.race_id,
+            in_race=(name, ""),
         )
         for name in race.state.plan["arms"]
     ]

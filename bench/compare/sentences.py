@@ -1,0 +1,61 @@
+"""A verdict as a sentence; bench/compare/verdict.py puts it into the Comparison."""
+
+from collections.abc import Mapping
+
+from bench import text_table
+
+
+def alone(result: Mapping) -> str:
+    """The sentence for where the verdict itself is not shown beside it.  result: a Comparison of any version."""
+    verdict, words = result["verdict"].replace("_", " "), result["words"]
+    says_it = verdict in ("faster", "slower", "equivalent") or words.startswith((verdict, "no verdict"))
+    return words if says_it else f"{verdict}: {words}"
+
+
+def of(result: Mapping) -> str:
+    """The verdict as a sentence, which does not say the verdict's own word again where it would only repeat it."""
+    time, verdict, (a, b) = result["time"], result["verdict"], result["arms"]
+    if verdict == "not_comparable":
+        return _words_of_losses(result)
+    if time["p"] is None:
+        why = "one run has no spread" if min(time["n"]) < 2 else "identical times in each arm: not measured?"
+        return f"no verdict: {why}"
+    if "not-at-a-planned-look" in result["flags"]:
+        looks = ", ".join(map(str, result["plan"]["looks"]))
+        started = " and ".join(map(str, result["started"]))
+        return f"no verdict: {started} runs were started, the plan looks at {looks} a side"
+    low, high = time["ci95_pct"]
+    p = f"p = {time['p']:.2g}" + ("" if time["p_holm"] is None else f", {time['p_holm']:.2g} after Holm")
+    numbers = f"95 % interval {low:+.2f} to {high:+.2f} %, {p}, n = {time['n'][0]} and {time['n'][1]}"
+    if verdict in ("faster", "slower"):
+        return f"{b} is {abs(time['change_pct']):.2f} % {verdict} than {a} ({numbers})"
+    change = f"{time['change_pct']:+.2f} %"
+    if verdict == "equivalent":
+        return f"{b} is as fast as {a}: {change} is inside the margin of {time['margin_pct']:g} % ({numbers})"
+    return f"{b} against {a}: {change} ({numbers}); {_why_inconclusive(time)}"
+
+
+def _why_inconclusive(time):
+    floor = text_table.two_digits(time["floor_pct"])
+    if time["floor_pct"] > time["margin_pct"]:
+        coarse = f"this machine's noise floor of {floor} % is coarser than the margin of {time['margin_pct']:g} %"
+        return f"{coarse}: measure on a quiet machine, calibrate again"
+    if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
+        return f"the difference is not beyond the noise floor of {floor} %"
+    mde = text_table.two_digits(time["mde_pct"])
+    return f"the MDE (80 % power) of these runs is {mde} %: run more to see a smaller change"
+
+
+def _words_of_losses(result):
+    """Of times that are not comparable: why; and what the losses say all the same."""
+    (a, b), loss, why = result["arms"], result["val_loss"], result["reasons"][0]
+    said = {
+        "waived": f"{b} has those of {a}, bit for bit",
+        "not_worse": f"{b} is no worse",
+        "worse": f"{b} is worse",
+        "inconclusive": f"whether {b} is worse is open",
+    }
+    if loss["verdict"] not in said:
+        return why
+    change = "" if loss["change_nats"] is None else f"{loss['change_nats']:+.5f} nats, "
+    return f"time: {why}; val_loss: {said[loss['verdict']]} ({change}margin {loss['margin_nats']:g})"
