@@ -43,6 +43,11 @@ def results_root() -> Path:
     return of_user(os.environ.get("SPEEDRUN_RESULTS", project_folder() / "results"))
 
 
+def shown(folder: Path) -> str:
+    """A folder for a sentence: results/ in project_folder(), in full elsewhere."""
+    return f"{folder.relative_to(project_folder()) if folder.is_relative_to(project_folder()) else folder}/"
+
+
 def published_root() -> Path:
     """Where publications lie, a results folder each: in project_folder(), also if SPEEDRUN_RESULTS is set."""
     return project_folder() / "results" / PUBLISHED

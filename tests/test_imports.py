@@ -16,7 +16,8 @@ TABLE = {
     "units": "",
     "utc": "",
     "paths": "",
-    "text_table": "",
+    "terminal": "",
+    "text_table": "terminal",
     "stats": "",
     "web": "",
     "atomic": "units",
@@ -25,7 +26,7 @@ TABLE = {
     "data": "atomic",
     "config": "own_code paths",
     "data.sources": "atomic data own_code paths units",
-    "machine": "atomic own_code paths private units",
+    "machine": "atomic own_code paths private text_table units",
     "trace": "machine text_table units",
     "telemetry": "machine units",
     "memory": "atomic machine paths private units web",
@@ -40,15 +41,15 @@ TABLE = {
     "compat": "memory training units",
     "launch": "atomic config data.sources diagnosis exporters instruments machine own_code paths private record "
     "training units utc",
-    "compare": "config diagnosis importers paths record stats text_table utc",
-    "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units utc web",
+    "compare": "config diagnosis importers paths record stats terminal text_table utc",
+    "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal text_table units utc web",
     "race": "atomic compare data.sources instruments launch machine own_code paths record report stats text_table utc",
-    "claims.rules": "compare config instruments machine race record",
+    "claims.rules": "compare config instruments machine race record text_table",
     "claims": "claims.rules compare config paths private race record report stats text_table",
     "overhead": "data instruments launch machine paths stats training",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report text_table trace units utc",
+    "memory.snapshot overhead paths race record report terminal text_table trace units utc",
     "__main__": "cli config paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }

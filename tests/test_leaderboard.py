@@ -115,13 +115,21 @@ def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(resul
 
 def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, capsys):
     assert table.main(["--leaderboard"]) == 0
-    assert "no runs yet" in capsys.readouterr().out
+    assert f"no runs in {results.folder}/ yet" in capsys.readouterr().out
     three(results, 10)
     assert table.main(["--leaderboard", "--md"]) == 0
     out = capsys.readouterr().out
     assert "### cpu_nano" in out and "| record |" in out and out.count("| gpt2-adamw") == 2
     assert table.main(["--leaderboard"]) == 0
     assert "cpu_nano: byte-level Python source" in capsys.readouterr().out
+
+
+def test_runs_none_of_which_counts_are_counted_with_the_reason(results, capsys):
+    for seed in range(3):
+        results.add(seed, change=lambda run, seed=seed: run.update(track="track_1_short" if seed else "free"))
+    assert table.main(["--leaderboard"]) == 0
+    words = "3 runs, none of them counts: 2 on tracks that conf/track/ does not have; 1 on free, which has no"
+    assert words in capsys.readouterr().out
 
 
 def test_check_fails_when_a_committed_table_is_stale_and_write_mends_it(results, tmp_path, capsys):

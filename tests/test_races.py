@@ -99,7 +99,12 @@ def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, monk
     found = race_json(results)["result"]["against"]["B"]
     assert (code, found["verdict"]) == (0, "slower")
     assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
-    assert "the largest part of the change is in optimizer" in capsys.readouterr().out
+    *lines, verdict, place = capsys.readouterr().out.splitlines()
+    (hint,) = [line for line in lines if "--why" in line]
+    assert re.match("why: optimizer makes [0-9]+ % of the change of a step; ./run.sh compare ", hint)
+    assert f"{place.split('/')[-1]} --why shows where the time went" in hint
+    assert verdict.startswith("verdict: SLOWER  B is ")
+    assert "the largest part of the change is in optimizer" in next(results.folder.glob("races/*/race.md")).read_text()
     assert {"kind": "config", "what": "optim.beta2", "a": [0.95], "b": [0.99]} in found["differences"]
 
 
@@ -345,7 +350,9 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     (folder,) = (results.folder / "races").iterdir()
     text = (folder / "race.md").read_text()
     assert "## C (optim.lr=0.005) against A (the default)" in text and re.search("C is [0-9.]+ % slower than A", text)
-    assert len(re.findall("B('s| is)", text.partition("## C (")[2])) == 0
+    of_c, _, verdicts = text.partition("## C (")[2].partition("\n\nverdict: ")
+    assert len(re.findall("B('s| is)", of_c)) == 0
+    assert verdicts.count("verdict: ") == 1  # and the first of the two
 
 
 def test_an_old_race_calls_its_arms_by_their_names(results, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench import stats, text_table
 from bench.claims import claim as claims
-from bench.claims import rules
+from bench.claims import rules, uncounted
 from bench.compare import target
 from bench.paths import results_root
 from bench.record import index, ledger, named, race_folder
@@ -53,15 +53,15 @@ def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[
     """
     paths = [named.folder(word) for word in folders] or [results_root()]
     parts = []
-    tracks = by_track(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    found = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
+    tracks = by_track(found)
     for track, entries in sorted(tracks.items()):
         track_rules = claims.track_rules(track)
         if track_rules.rules.num_runs is None:
             continue  # no target there
         records = progression(entries, track_rules, races_of(paths))
         parts += [_heading(track, track_rules, form), _standing(entries, form), _records(records, form)]
-    nothing = "no runs yet; ./run.sh table --leaderboard results/published shows the published"
-    return "\n\n".join(parts) or nothing
+    return "\n\n".join(parts) or uncounted.words([row for _, row in found], paths)
 
 
 def by_track(found):

@@ -1,6 +1,7 @@
 """Is B faster than A?  ./run.sh compare A B      A, B: run folders, globs, run ids, RACE:ARM, logs; or one race
 
-First whether they may be compared and what differs, then the numbers and the verdict, then where the time went.
+First whether they may be compared and what differs, then the numbers, with --why where the time went, and last the
+verdict.
 """
 
 import argparse
@@ -34,8 +35,7 @@ def main(argv):
         print(csv_text.text(against), end="")
     else:
         form = "md" if args.md else "terminal"
-        parts = [text.render(result, form, patch=args.diff) for _, result in against]
-        print("\n\n".join(parts))
+        print(text.report([result for _, result in against], form, patch=args.diff, why=args.why))
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
 
 
@@ -132,7 +132,9 @@ def _parser():
         metavar="NATS",
         help=f"the largest rise of val_loss that counts as not worse; default {LOSS_MARGIN_NATS:g}",
     )
-    parser.add_argument("--no-diagnosis", action="store_true", help="do not print where the time went")
+    time = parser.add_mutually_exclusive_group()
+    time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")
+    time.add_argument("--no-diagnosis", action="store_true", help="do not even look where the time went")
     parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")

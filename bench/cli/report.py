@@ -10,7 +10,7 @@ import os
 import sys
 
 from bench import atomic
-from bench.paths import of_user, results_root
+from bench.paths import of_user, results_root, shown
 from bench.record import named
 
 
@@ -19,7 +19,7 @@ def main(argv):
     args = _parser().parse_args(argv)
     folder = named.folder(args.folder) if args.folder else results_root()
     if not folder.is_dir():
-        raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+        raise ValueError(f"no runs in {shown(folder)} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 

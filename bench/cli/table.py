@@ -7,6 +7,7 @@ or still runs has its row and no numbers.  A row is a run, with --group a set of
 import argparse
 import sys
 
+from bench import paths
 from bench.paths import PUBLISHED
 from bench.record import listing
 from bench.report import table_filters, table_groups, table_text
@@ -49,16 +50,16 @@ def main(argv):
         print(_nothing(args))
     elif args.all_columns or args.md:
         shown = columns if args.all_columns else table_text.filled(rows, shown)
-        print(table_text.render(rows, shown, "github" if args.md else "simple"))
+        print(table_text.render(rows, shown, "github" if args.md else "wide"))
     else:
-        print(table_text.fit(rows, shown, table_text.terminal_width()))
+        print(table_text.fit(rows, shown, table_filters.asked_for(args.sort, conditions, columns)))
     return 0
 
 
 def _nothing(args):
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
-    where = " ".join(args.folder) or "results/"
+    where = " ".join(args.folder) or paths.shown(paths.results_root())
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 

@@ -8,6 +8,8 @@ import argparse
 import json
 import sys
 
+from bench import text_table
+from bench.cli import rule_lines
 from bench.record import named, verification
 
 
@@ -29,11 +31,8 @@ def main(argv):
 
 
 def _as_text(found):
-    rules = found["rules"]
-    lines = [f"{'pass' if rule['passed'] else 'FAIL':>8}  {rule['rule']}: {rule['evidence']}" for rule in rules]
-    num_failed = sum(not rule["passed"] for rule in rules)
-    last = f"{num_failed} of {len(rules)} rules failed" if num_failed else f"all {len(rules)} rules passed"
-    return "\n".join([found["run_id"], *lines, f"{'verify':>8}  {last}"])
+    last = f"{'verify':>8}  {rule_lines.count(found['rules'])}"
+    return "\n".join([text_table.printable(found["run_id"]), rule_lines.text(found["rules"]), last])
 
 
 def _parser():

@@ -157,7 +157,8 @@ def _mean_cost(runs, kind, key):
 def _telemetry(a, b):
     """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
     summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
-    found = {name: [] for name, value in summaries[0][0].items() if _is_number(value)}
+    each = [one for arm in summaries for one in arm]
+    found = {name: [] for one in each for name, value in one.items() if _is_number(value)}
     for name, means in found.items():
         for arm in summaries:
             values = [summary[name] for summary in arm if _is_number(summary.get(name))]

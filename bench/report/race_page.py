@@ -119,7 +119,7 @@ def _numbers(name, one):
         ]
         parts.append(details("what differs", table(("kind", "what", "A", name), lines)))
     parts.append(_source(one.get("code_change")))
-    if where := diagnosis_text.text(one.get("diagnosis") or {}, False):
+    if where := diagnosis_text.text(one.get("diagnosis") or {}):
         parts.append(details(f"where the time went ({WITHIN_RUN})", tag("pre", where)))
     if one.get("left_out"):
         lines = [[run.get("arm"), run.get("run_id"), "; ".join(run.get("reasons") or [])] for run in one["left_out"]]
