@@ -1,14 +1,13 @@
 """What a user may type, and what each slip of the finger is answered."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from bench.cli import run
-from bench.config import compose, overrides, resolve, schema, typed
+from bench.config import compose, groups, overrides, resolve, schema, typed
 from bench.launch.prepare import prepare
 from bench.paths import REPO
 from models.schedules import cosine
@@ -123,14 +122,11 @@ def test_a_value_where_a_group_belongs_is_refused():
 
 @pytest.mark.parametrize(("line", "cause"), OWN.items())
 def test_what_is_wrong_in_a_yaml_of_ones_own_is_said_in_full(line, cause, tmp_path, monkeypatch):
-    conf = tmp_path / "conf"
-    shutil.copytree(compose.CONF, conf)
-    (conf / "model" / "mine.yaml").write_text(f"defaults:\n  - size: nano\n  - _self_\narch: gpt2\n{line}\n")
-    monkeypatch.setattr(compose, "CONF", conf)
-    compose._composed.cache_clear()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(f"defaults:\n  - size: nano\n  - _self_\narch: gpt2\n{line}\n")
+    monkeypatch.setenv(groups.VARIABLE, str(tmp_path))
     with pytest.raises(ValueError, match=cause):
         compose.compose(["model=mine"])
-    compose._composed.cache_clear()
 
 
 def test_a_run_that_keeps_the_rules_deviates_in_nothing():

@@ -220,5 +220,5 @@ def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(mon
         def on_run_end(self):
             """Nothing before it."""
 
-    monkeypatch.setattr(instruments, "kind", lambda name: Later if name == "later" else regions.Regions)
-    assert instruments.in_timed_region(["regions", "later"]) == ["regions"]
+    monkeypatch.setattr(instruments, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
+    assert instruments.in_timed_region({"regions": {}, "later": {}}) == ["regions"]

@@ -4,12 +4,11 @@ import argparse
 import json
 
 from bench.cli import arguments, settings
-from bench.config import compose, explain, overrides
+from bench.config import compose, explain, groups, overrides
 from bench.launch import launcher
 from bench.launch.prepare import asked, prepare, this_machine
 from bench.launch.progress import last_words, say
-from bench.machine import code_state
-from bench.paths import REPO, results_root
+from bench.paths import results_root
 from bench.record import run_folder
 
 
@@ -27,7 +26,7 @@ def main(argv):
         return 0
     if args.multirun:
         return _sweep(overrides.sweep(args.overrides, compose.choices), argv)
-    job = prepare(args.overrides, say=lambda text: say("data", text))
+    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
@@ -63,7 +62,7 @@ def _sweep(points, argv):
 
 def already_complete(job):
     """A complete record of the same config, seed, raced code and data, or None.  A race's warm-up runs do not count."""
-    kind = (job.config_id, job.config.seed, code_state.source_sha256(REPO))
+    kind = (job.config_id, job.config.seed, job.source_sha256)
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in run_folder.read_all([results_root() / job.config.track.name]):
         if run["status"] != "complete" or (run.get("race") or {}).get("discarded"):
@@ -75,11 +74,11 @@ def already_complete(job):
 
 
 def _parser():
-    groups = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = arguments.Parser(
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
-        epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
+        epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
         "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,5 +94,6 @@ def _parser():
         choices=["job"],
         help="print the composed config with the meaning of every setting, null where it is derived, and stop",
     )
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

@@ -7,6 +7,7 @@ import argparse
 
 from bench.cli import arguments, settings
 from bench.compare import target
+from bench.config import groups
 from bench.config.overrides import spelled
 from bench.launch import launcher
 from bench.launch.prepare import prepare
@@ -74,4 +75,5 @@ def _parser():
     )
     words = "those of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=words)
+    parser.add_argument("--config-dir", **groups.OPTION)
     return parser

@@ -9,33 +9,18 @@ import copy
 import difflib
 import functools
 from collections.abc import Iterable
-from pathlib import Path
 
 import yaml
 
 from bench.config import schema
+from bench.config.groups import GROUPS, choices, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
 
-# fmt: off
-GROUPS = (
-    "model", "model/size", "data", "optim", "optim/schedule", "goal", "hardware", "instruments", "exporters", "profile",
-    "track", "experiment",
-)
-# fmt: on
+FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
-
-
-def choices(group: str) -> list[str]:
-    """Names that group= may take, sorted."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def path_of(group: str, name: str) -> Path:
-    """The yaml that group=name chooses."""
-    return CONF / group / f"{name}.yaml"
 
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
@@ -44,7 +29,7 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     from omegaconf.errors import OmegaConfBaseException
 
     groups, settings = _split(overrides, machine)
-    composed = copy.deepcopy(_composed(groups))
+    composed = copy.deepcopy(_composed(groups, own_folders()))
     for override in settings:
         _set(composed, override)
     try:
@@ -62,8 +47,8 @@ def origins(
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
     groups, settings = _split(overrides, machine)
-    chosen = _hydra(groups, return_hydra_config=True).hydra.runtime.choices
-    composed = _composed(groups)
+    chosen = _hydra(groups, own_folders(), return_hydra_config=True).hydra.runtime.choices
+    composed = _composed(groups, own_folders())
     roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # as in config.yaml: later ones win
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
@@ -123,6 +108,11 @@ def _check_group(override):
 def _set(values, override):
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
+    for free in FREE:
+        if key.startswith(f"{free}."):
+            for part in reversed(key.removeprefix(f"{free}.").split(".")):
+                value = {part: value}
+            key = free
     *path, last = key.split(".")
     section = values
     for part in path:
@@ -165,18 +155,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @functools.cache
-def _composed(groups):
+def _composed(groups, folders):
     """What Hydra makes of some group=name, with every setting that there is: a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
-    composed = _hydra(groups)
+    composed = _hydra(groups, folders)
     composed = filled(schema.Config, OmegaConf.to_container(composed))
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed
 
 
-def _hydra(groups, **words):
+def _hydra(groups, folders, **words):
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -184,14 +174,20 @@ def _hydra(groups, **words):
     from omegaconf.errors import OmegaConfBaseException
 
     GlobalHydra.instance().clear()
+    own = [f"hydra.searchpath=[{','.join(map(_searched, folders))}]"] if folders else []
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            return hydra_compose(config_name="config", overrides=list(groups), **words)
+            return hydra_compose(config_name="config", overrides=[*groups, *own], **words)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         words = one_line(error)
         if "Could not override 'model/size'" in words:
             words += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
         raise ValueError(f"{' '.join(groups)}: {words}") from None
+
+
+def _searched(folder):
+    """A folder as an item of Hydra's searchpath."""
+    return "'file://" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _default_track():
@@ -201,7 +197,7 @@ def _default_track():
 
 def _of_track(name):
     """The composed values of a run on the track that changes nothing."""
-    return _composed((f"track={name}",))
+    return _composed((f"track={name}",), own_folders())
 
 
 def _check_track(track):
@@ -221,9 +217,9 @@ def _check_settings(group, chosen):
         if name not in choices(group):
             names = ", ".join(choices(group))
             raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {names}")
-        fill_like(_settings_of(group, name), f"{group}.{name}", settings)
+        fill_like(_settings_of(path_of(group, name))[name], f"{group}.{name}", settings)
 
 
 @functools.cache
-def _settings_of(group, name):
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())[name]
+def _settings_of(path):
+    return yaml.safe_load(path.read_text())

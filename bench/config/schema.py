@@ -57,16 +57,17 @@ def between(lowest: int, highest: int) -> Range:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    arch: str  # architecture: models/ARCH.py
+    arch: str  # architecture: models/ARCH.py, or a class of your own, my_model.py:MyModel
     num_layers: PositiveInt  # transformer blocks
     num_heads: PositiveInt  # attention heads of a block; 2 * num_heads must divide width
     width: PositiveInt  # features of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
+    args: dict[str, Any] | None = None  # further arguments of your own class
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    source: str  # where tokens come from: bench/data/sources/
+    source: str  # where tokens come from: bench/data/sources/, or a class of your own
     vocab_size: int | None = None  # tokens are below this number; null: the source knows
     seq_len: PositiveInt  # tokens of a sequence
     # tokens of one optimizer step, over all ranks and micro-steps: a multiple of seq_len * num_processes
@@ -82,6 +83,7 @@ class DataConfig:
     num_train_shards: AtLeast1 | None = None  # how many to fetch, 100 million tokens each; source hub
     train_sha256: str | None = None  # what the made training file must hash to; null: anything; pysource and markov
     val_sha256: str | None = None  # what the made validation file must hash to; null: anything; pysource and markov
+    args: dict[str, Any] | None = None  # settings of your own source
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,7 @@
 """Plain nested values of yaml and overrides -> dataclasses: keys, types and ranges checked, missing values refused.
 
-A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name".
+A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name", or
+a class of the user's own that extends it.
 """
 
 import copy
@@ -11,6 +12,8 @@ import pkgutil
 import types
 import typing
 from collections.abc import Iterator
+
+from bench import own_code
 
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"
@@ -102,6 +105,11 @@ def _variant(cls, values, path=""):
     names = variants(cls) if name != MISSING else []
     if not names:
         return cls
+    if own_code.is_import_path(name):
+        own = own_code.load(f"{path}name", name)
+        if not issubclass(own, cls):
+            raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
+        return own
     if name not in names:
         folder = cls.PACKAGE.replace(".", "/")
         raise ValueError(f"{path}name={name}: there is no {folder}/{name}.py; choose from {', '.join(names)}")
