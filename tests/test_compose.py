@@ -12,11 +12,6 @@ from bench.launch.prepare import prepare
 from bench.paths import REPO
 from models.schedules import cosine
 
-
-def sweep(words):
-    return overrides.sweep(words, compose.choices)
-
-
 RECORDS = Path(__file__).parent / "records"
 
 
@@ -83,7 +78,7 @@ def test_an_instrument_takes_only_the_settings_of_its_yaml():
 
 
 def test_a_sweep_is_every_combination_in_order():
-    assert sweep(["model=gpt2,modern", "seed=range(0,2)", "track=cpu_nano"]) == [
+    assert overrides.sweep(["model=gpt2,modern", "seed=range(0,2)", "track=cpu_nano"]) == [
         ["model=gpt2", "seed=0", "track=cpu_nano"],
         ["model=gpt2", "seed=1", "track=cpu_nano"],
         ["model=modern", "seed=0", "track=cpu_nano"],
@@ -92,11 +87,11 @@ def test_a_sweep_is_every_combination_in_order():
 
 
 def test_a_sweep_takes_choice_glob_and_every_range():
-    assert sweep(["model=glob(*)"]) == [["model=gpt2"], ["model=modern"]]
-    assert sweep(["track=glob(cpu*)"]) == [["track=cpu_floor"], ["track=cpu_nano"]]
-    assert sweep(["seed=choice(3,1)"]) == [["seed=3"], ["seed=1"]]
-    assert sweep(["optim.lr=range(0.5,1.5,0.5)"]) == [["optim.lr=0.5"], ["optim.lr=1.0"]]
-    assert sweep(["instruments=[regions],[]"]) == [["instruments=[regions]"], ["instruments=[]"]]
+    assert overrides.sweep(["model=glob(*)"]) == [["model=gpt2"], ["model=modern"]]
+    assert overrides.sweep(["track=glob(cpu*)"]) == [["track=cpu_floor"], ["track=cpu_nano"]]
+    assert overrides.sweep(["seed=choice(3,1)"]) == [["seed=3"], ["seed=1"]]
+    assert overrides.sweep(["optim.lr=range(0.5,1.5,0.5)"]) == [["optim.lr=0.5"], ["optim.lr=1.0"]]
+    assert overrides.sweep(["instruments=[regions],[]"]) == [["instruments=[regions]"], ["instruments=[]"]]
 
 
 @pytest.mark.parametrize("points", [["seed=0,1"], ["seed=range(0,2)"]])

@@ -83,7 +83,7 @@ def test_a_conf_folder_of_some_other_program_is_left_alone(project, monkeypatch)
 def test_a_command_says_first_which_folders_it_uses(project, capsys):
     assert main(["run", "--cfg", "job", "track=free"]) == 0
     out, err = capsys.readouterr()
-    assert err == "    conf  conf/ adds model=mine, track=mine, experiment=mine\n" and out.startswith("name:")
+    assert err == "    conf  conf/ adds model=mine, track=mine, experiment=mine\n" and "\nname: null\n" in out
 
 
 def test_config_dir_adds_a_folder_for_this_process_and_those_it_starts(project, monkeypatch, capsys):

@@ -19,13 +19,13 @@ def main(argv):
         return 0
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
     if args.cfg:
-        points = overrides.sweep(args.overrides, compose.choices) if args.multirun else [args.overrides]
+        points = overrides.sweep(args.overrides) if args.multirun else [args.overrides]
         for point in points:
             head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
             print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
         return 0
     if args.multirun:
-        return _sweep(overrides.sweep(args.overrides, compose.choices), argv)
+        return _sweep(overrides.sweep(args.overrides), argv)
     job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")

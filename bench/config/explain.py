@@ -15,7 +15,7 @@ import yaml
 
 from bench.config import compose, meanings, schema
 from bench.config.typed import KINDS, MISSING, allowed, default_of, variant, variants
-from bench.paths import CONF
+from bench.paths import CONF, project_folder
 
 UNITS = {  # the last part of a setting's name: its unit
     "s": "seconds",
@@ -142,8 +142,11 @@ def _within(path, place, key):
 
 
 def shown(path: Path) -> str:
-    """conf/optim/adamw.yaml, or the whole path of a yaml that lies elsewhere."""
-    return path.relative_to(CONF.parent).as_posix() if path.is_relative_to(CONF.parent) else str(path)
+    """conf/optim/adamw.yaml, of this program or of the user's project; the whole path of a yaml that lies elsewhere."""
+    for folder in (CONF.parent, project_folder()):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return str(path)
 
 
 def commented(config: schema.Config, origins: Origins) -> str:

@@ -5,7 +5,8 @@ Every slip becomes a ValueError that says what, the value, and what to try.
 
 import itertools
 import re
-from collections.abc import Callable
+
+from bench.config.groups import GROUPS, choices
 
 PATH_KEYS = ("data.train_glob", "data.val_glob")
 NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
@@ -41,17 +42,14 @@ def parsed(word: str):
     return override
 
 
-def sweep(words: list[str], choices: Callable[[str], list[str]]) -> list[list[str]]:
-    """['model=a,b', 'seed=0,1'] -> every combination, in order, as lists of plain overrides.
-
-    choices: a group's names, for glob(...).
-    """
+def sweep(words: list[str]) -> list[list[str]]:
+    """['model=a,b', 'seed=0,1'] -> every combination, in order, as lists of plain overrides.  Raises ValueError."""
     if not words:
         raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
-    return [list(point) for point in itertools.product(*(_points(word, choices) for word in words))]
+    return [list(point) for point in itertools.product(*map(_points, words))]
 
 
-def _points(word, choices):
+def _points(word):
     """Of one word: itself, or a word for each of its values."""
     override = _parsed(word)
     if not override.is_sweep_override():
@@ -63,10 +61,11 @@ def _points(word, choices):
     pattern = override.value()
     if not hasattr(pattern, "filter"):
         return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    if key not in GROUPS:
+        raise ValueError(f"{word}: {key} is no group: glob(...) chooses from the files of one, as model=glob(*) does")
     names = pattern.filter(choices(key))
     if not names:
-        known = ", ".join(choices(key)) or f"{key} is no group: glob(...) chooses from the files of one, model=glob(*)"
-        raise ValueError(f"{word}: it matches nothing: {known}")
+        raise ValueError(f"{word}: it matches none of {', '.join(choices(key))}")
     return [f"{key}={name}" for name in names]
 
 
