@@ -25,6 +25,7 @@ HELP = """usage: ./run.sh [verb] [...]
 
 --config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
+./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
 ./run.sh --version, with commit, Python and torch.
 Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
 
