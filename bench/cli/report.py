@@ -20,7 +20,7 @@ def main(argv):
     args = _parser().parse_args(argv)
     folder = named.folder(args.folder) if args.folder else results_root()
     if not folder.is_dir():
-        raise ValueError(f"no runs in {shown(folder)} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+        raise ValueError(f"no runs in {shown(folder)}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
     if (folder / "run.json").exists():
         from bench.report import run_page
 

@@ -60,7 +60,7 @@ def main(argv):
 def _nothing(args):
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
-    where = " ".join(args.folder) or paths.shown(paths.results_root())
+    where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 
