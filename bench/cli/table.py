@@ -28,9 +28,9 @@ def main(argv):
             if getattr(args, option):
                 words = option.replace("_", "-")
                 raise ValueError(f"--{words} with --leaderboard: it has no effect there: give one of the two")
-        from bench.claims import leaderboard
+        from bench.claims import leaderboard_text
 
-        print(leaderboard.text(args.folder, "github" if args.md else "simple", listing.report))
+        print(leaderboard_text.text(args.folder, "github" if args.md else "simple", listing.report))
         return 0
     try:
         conditions = [table_filters.condition(words) for words in args.where]

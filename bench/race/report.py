@@ -13,6 +13,7 @@ def write(folder, race):
     atomic.write_text(folder / "race.md", text(race, "md", why=True) + "\n")
     from bench.report import race_page
 
+    race_page.write_run_pages(folder)
     atomic.write_text(folder / "race.html", race_page.html(folder))
 
 
