@@ -27,7 +27,8 @@ def results(tmp_path_factory):
             ["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"],
             "it must be a multiple of seq_len * num_processes",
         ),
-        (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "unknown setting optim.muon_lr=0.02: did you mean optim.lr?"),
+        (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "this run has no such setting; those with optim=muon have"),
+        (["run", "instruments.trace.first_step=3"], "no such setting; those with instruments=[trace] have"),
         (["run", "data=shards"], "data.train_glob is not set"),
         (
             ["run", "optim.schedule=cosine"],
@@ -38,13 +39,35 @@ def results(tmp_path_factory):
         (["run", "optim.name=sgd"], "optim.name=sgd: there is no models/optimizers/sgd.py; choose from adamw, muon"),
         (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
         (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
-        (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
+        (["run", "-m", "seed=range(0,"], "run: seed=range(0,: no viable alternative at input 'range(0,'"),
+        (["run", "-m", "optim.lr=interval(0.001,0.002)"], "name the values, optim.lr=0.001,0.002, or give a step"),
+        (["run", "-m", "model=glob(z*)"], "run: model=glob(z*): it matches none of gpt2, modern"),
+        (["run", "-m", "optim.lr=glob(*)"], "optim.lr is no group"),
+        (["run", "optim.lr=1e-3 seed=2"], "these are two settings in one word: write optim.lr=1e-3 seed=2"),
+        (["run", "seed=a"], "run: seed=a: use a whole number of 0 or more"),
+        (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),
+        (["run", "exporters=[wandb]", "exporters.wandb.mode=on"], "exporters.wandb.mode=on: use offline or online"),
+        (["run", "--track", "cpu_nano"], "run: --track: settings have no dashes: write track=VALUE"),
+        (["run", "--multirn"], "run: --multirn: there is no such option; did you mean --multirun?"),
+        (
+            ["run", "--help", "optim.lrr"],
+            "run: --help optim.lrr: there is no such setting or group; did you mean optim.lr?",
+        ),
+        (["speedrun", "-m", "seed=0,1"], "speedrun: -m: only ./run.sh run sweeps"),
+        (["race", "A=model=modern,gpt2", "B="], "a race gives each value an arm: A=model=modern B=model=gpt2"),
+        (["race", "A=", "B=", "-m"], "race: -m: only ./run.sh run sweeps"),
+        (
+            ["import", "nanogtp", "x"],
+            "import: format nanogtp: did you mean nanogpt? choose from modded-nanogpt, nanochat",
+        ),
+        (["export", "x", "--to", "cvs"], "export: --to cvs: did you mean csv? choose from csv, parquet, mllog, modded"),
+        (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from mlflow"),
         (["rnu"], "rnu: unknown verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
         (["run", "track=free", "track.name=../../out"], "track.name=../../out: unknown track"),
-        (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
-        (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
+        (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep, which ./run.sh run -m makes"),
+        (["run", "optim.lr=nan"], "optim.lr=nan: use a number above 0"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
         (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
@@ -95,7 +118,7 @@ def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_
         folder = results.add(number, train_s=22.0, status=status)  # 42 s from its start to its end
         job = prepare.Job(claimed.config(number), None, [], [])
         record = real_runs.run_json(folder) | {"folder": str(folder)}
-        monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, job=job: job)
+        monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, job=job, **options: job)
         monkeypatch.setattr(run_verb.launcher, "launch", lambda *_, record=record, **__: record)
         assert run_verb.main(["--json"]) == number
         said = capsys.readouterr()

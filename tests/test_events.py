@@ -273,7 +273,7 @@ def test_the_default_policy_has_one_config_id_said_or_not():
         ({"gc": "never"}, "hardware.gc=never: use freeze, on, off or manual"),
         ({"gc": "manual"}, "hardware.gc=manual needs it"),
         ({"gc_every_steps": 3}, "it has no effect with hardware.gc=freeze"),
-        ({"gc": "manual", "gc_every_steps": 0}, "hardware.gc_every_steps=0: use 1 or more"),
+        ({"gc": "manual", "gc_every_steps": 0}, "hardware.gc_every_steps=0: use a whole number of 1 or more"),
     ):
         with pytest.raises(ValueError, match=words):
             hardware(**settings)

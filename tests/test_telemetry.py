@@ -601,11 +601,23 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
     assert telemetry.summary()["energy_from"] == "power" and telemetry.doubts() == []
 
 
-def test_an_interval_that_no_driver_can_follow_is_refused(tmp_path):
+def test_an_interval_that_no_driver_can_follow_is_refused():
+    """Before the run, which would go without telemetry."""
     for name in ("interval_ms", "host_interval_ms"):
         settings = {"interval_ms": 100, "host_interval_ms": 1000, name: 5}
-        made, (warning,) = instruments.load({"telemetry": settings}, Context(tmp_path, 0, 1, "cpu", 4, HostMarks()))
-        assert made == [] and f"instruments.telemetry.{name}=5" in warning["error"]
+        with pytest.raises(ValueError, match=f"instruments.telemetry.{name}=5: use a whole number of 10 or more"):
+            instruments.check({"telemetry": settings})
+
+
+@pytest.mark.parametrize(("device", "cpu_frac", "num"), [("cpu", 0.027, 1), ("cpu", 0.005, 0), ("cuda", 0.02, 0)])
+def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, num):
+    """Its pace is no part of config_id, so that what it costs is bounded."""
+    telemetry = instruments.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
+    telemetry._stopped = {}
+    telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}
+    found = telemetry.doubts()
+    assert len(found) == num
+    assert not found or found[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): a longer")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import os
 import sys
 
 from bench import atomic
+from bench.cli import arguments
 from bench.compare import comparison, csv_text, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.paths import of_user
@@ -109,7 +110,7 @@ def _condition(word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh compare",
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, (part of) the id of runs, RACE:ARM, logs.\n"

@@ -10,13 +10,13 @@ import sys
 
 import yaml
 
-from bench import paths, text_table
-from bench.config import schema
+from bench import text_table
+from bench.cli import arguments
+from bench.config import groups, schema
 from bench.data import shards, sources
 from bench.paths import of_user
 from bench.units import format_bytes
 
-CONF = paths.CONF / "data"
 NUM_FIRST_TOKENS = 8
 COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
@@ -38,8 +38,8 @@ def main(argv):
 
 
 def known():
-    """Names of conf/data."""
-    return sorted(path.stem for path in CONF.glob("*.yaml"))
+    """Names that data= may take."""
+    return groups.choices("data")
 
 
 def data_config(name, overrides=()):
@@ -47,7 +47,7 @@ def data_config(name, overrides=()):
     if name not in known():
         what = "a file, and not a .bin of tokens" if of_user(name).is_file() else "unknown data"
         raise ValueError(f"{name}: {what}; choose from {', '.join(known())}, or show a .bin file")
-    values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    values = yaml.safe_load(groups.path_of("data", name).read_text())
     for override in overrides:
         key, equals, value = override.removeprefix("data.").partition("=")
         if not equals:
@@ -60,7 +60,7 @@ def data_config(name, overrides=()):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from bench import atomic, importers, text_table
+from bench.cli import arguments
 from bench.paths import of_user, results_root
 from bench.record import run_folder, step_files
 
@@ -122,7 +123,7 @@ def write(run, rows, results):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("format", choices=importers.FORMATS)

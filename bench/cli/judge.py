@@ -11,7 +11,7 @@ import json
 from bench import terminal, text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, rules
-from bench.cli import rule_lines
+from bench.cli import arguments, rule_lines
 from bench.race import state
 from bench.record import ledger, named
 
@@ -73,7 +73,7 @@ def text(verdict):
 
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh judge",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,6 +10,7 @@ import os
 import sys
 
 from bench import atomic, text_table
+from bench.cli import arguments
 from bench.memory import rss
 from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
 from bench.paths import of_user
@@ -95,7 +96,7 @@ def _snapshots(word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")

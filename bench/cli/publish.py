@@ -9,7 +9,7 @@ import argparse
 import os
 
 from bench.claims import claim_folder, publication
-from bench.cli import table
+from bench.cli import arguments, table
 from bench.launch.console import say
 from bench.paths import project_folder
 from bench.record import named, run_folder
@@ -33,7 +33,7 @@ def main(argv):
 
 def _parser():
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
+    parser = arguments.Parser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
     return parser

@@ -11,6 +11,8 @@ the first run.  What is measured stays hidden until the race has ended.  Interru
 import argparse
 import json
 
+from bench.cli import arguments
+from bench.config import groups
 from bench.launch import console, ready
 from bench.paths import results_root, shown
 from bench.race import planning, report, request, runner, state
@@ -73,7 +75,7 @@ def _chosen(results, word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh race",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -99,6 +101,7 @@ def _parser():
         metavar="RACE",
         help="end it without a verdict, where it cannot be resumed; it stays in the ledger",
     )
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
     form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")

@@ -13,6 +13,7 @@ import os
 import sys
 
 from bench import atomic
+from bench.cli import arguments
 from bench.paths import of_user, published_root, results_root, shown
 from bench.record import ledger, named
 from bench.units import format_bytes
@@ -138,7 +139,7 @@ def _progress(done, total):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(

@@ -3,22 +3,26 @@
 import argparse
 import json
 
-import yaml
-
-from bench.config import compose, schema
+from bench.cli import arguments, settings
+from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, prepare
-from bench.machine import code_state
-from bench.paths import REPO, results_root
+from bench.launch.prepare import asked, prepare, this_machine
+from bench.paths import results_root
 from bench.record import run_folder
 
 
 def main(argv):
     """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
-    args = _parser().parse_intermixed_args(compose.spelled(argv))
+    if (explained := settings.asked_for(argv)) is not None:
+        print(explained)
+        return 0
+    args = _parser().parse_intermixed_args(overrides.spelled(argv))
     if args.cfg:
-        print(yaml.safe_dump(schema.to_dict(asked(args.overrides)), sort_keys=False), end="")
+        points = overrides.sweep(args.overrides) if args.multirun else [args.overrides]
+        for point in points:
+            head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+            print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
         return 0
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
@@ -32,7 +36,7 @@ def main(argv):
 
 def _run(args, argv):
     """-> what --json prints."""
-    job = prepare(args.overrides, say=lambda text: say("data", text))
+    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
@@ -49,7 +53,7 @@ def _sweep(args, argv):
 
     Returns what --json prints: of every point its run, whose run_id is None where a signal ended the sweep before.
     """
-    points = [prepare(overrides, say=lambda text: say("data", text)) for overrides in compose.sweep(args.overrides)]
+    points = [prepare(point, say=lambda text: say("data", text)) for point in overrides.sweep(args.overrides)]
     jobs = list({(job.config_id, job.config.seed): job for job in points}.values())
     found = {number: run for number, job in enumerate(jobs) if (run := already_complete(job))}
     for number, run in found.items():
@@ -87,7 +91,7 @@ def _runs(numbered, argv):
 
 def already_complete(job):
     """A complete record of the same config, seed, raced code and data, or None.  A race's warm-up runs do not count."""
-    kind = (job.config_id, job.config.seed, code_state.source_sha256(REPO))
+    kind = (job.config_id, job.config.seed, job.source_sha256)
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in run_folder.read_all([results_root() / job.config.track.name]):
         if run["status"] != "complete" or (run.get("race") or {}).get("discarded"):
@@ -99,12 +103,13 @@ def already_complete(job):
 
 
 def _parser():
-    groups = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
-    parser = argparse.ArgumentParser(
+    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    parser = arguments.Parser(
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
-        epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
-        "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all",
+        epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
+        "profile=window (stages, modded) adds an instrument with its recipe\n"
+        "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -113,7 +118,12 @@ def _parser():
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
-    parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
+    parser.add_argument(
+        "--cfg",
+        choices=["job"],
+        help="print the composed config with the meaning of every setting, null where it is derived, and stop",
+    )
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py

@@ -6,8 +6,10 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 import argparse
 import json
 
+from bench.cli import arguments, settings
 from bench.compare import target
-from bench.config import compose
+from bench.config import groups
+from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare
@@ -21,7 +23,10 @@ from bench.units import format_bytes
 
 def main(argv):
     """Make the track's repeats with fresh seeds and judge them."""
-    args = _parser().parse_intermixed_args(compose.spelled(argv))
+    if (explained := settings.asked_for(argv)) is not None:
+        print(explained)
+        return 0
+    args = _parser().parse_intermixed_args(spelled(argv))
     with console.output(args.quiet, args.json):
         job = _prepared(args)
         checks = ready.checks(job)
@@ -87,11 +92,12 @@ def fresh_seeds(job, overrides):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./speedrun.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
     console.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
     return parser

@@ -8,6 +8,7 @@ import argparse
 import sys
 
 from bench import paths
+from bench.cli import arguments
 from bench.paths import PUBLISHED
 from bench.record import listing
 from bench.report import table_filters, table_groups, table_text
@@ -74,7 +75,7 @@ def _joined(argv):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh table",
         description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"

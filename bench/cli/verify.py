@@ -9,7 +9,7 @@ import json
 import sys
 
 from bench import text_table
-from bench.cli import rule_lines
+from bench.cli import arguments, rule_lines
 from bench.record import named, verification
 
 
@@ -38,7 +38,7 @@ def _as_text(found):
 def _parser():
     rules = verification.RULES + verification.RULES_OF_A_COMPLETE_RUN
     shown = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__}" for rule in rules)
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh verify",
         description="Check run folders against their own records.",
         epilog=f"rules:\n{shown}\n\nexit codes: 0 all passed, 1 a rule failed, 2 no record there",

@@ -4,6 +4,7 @@ An exporter is a file here and a yaml of its settings in conf/exporters/, both o
 optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,8 @@ from pathlib import Path
 import yaml
 
 from bench import atomic, private
-from bench.paths import CONF, REPO
+from bench.config import groups
+from bench.paths import REPO
 
 FOLDER = "dashboards"  # of a run
 OUTCOMES = "dashboards.json"
@@ -25,7 +27,7 @@ TIMEOUT_S = 120.0
 
 def names() -> list[str]:
     """Names of the exporters, sorted."""
-    return sorted(path.stem for path in (CONF / "exporters").glob("*.yaml"))
+    return groups.choices("exporters")
 
 
 def chosen(run: dict) -> dict[str, dict]:
@@ -37,7 +39,7 @@ def chosen(run: dict) -> dict[str, dict]:
 
 def settings_of(run: dict, name: str, changes: Iterable[str] = ()) -> dict:
     """Settings of an exporter: its yaml's, the run's own, then KEY=VALUE words.  ValueError for an unknown key."""
-    settings = yaml.safe_load((CONF / "exporters" / f"{name}.yaml").read_text())[name] | chosen(run).get(name, {})
+    settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals or key not in settings:
@@ -51,6 +53,14 @@ def missing(name: str) -> str | None:
     if importlib.util.find_spec(name) is not None:
         return None
     return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
+
+
+def check(exporters: Mapping[str, dict]) -> None:
+    """{name: settings} -> ValueError, before a run, for settings that its exporter would refuse after it."""
+    for name, settings in exporters.items():
+        module = importlib.import_module(f"bench.exporters.{name}")
+        if hasattr(module, "check"):
+            module.check(settings)
 
 
 def warnings(exporters: Iterable[str]) -> list[dict]:

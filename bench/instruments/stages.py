@@ -23,6 +23,7 @@ STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps":
 
 
 class Stages(Instrument):
+    in_timed_region = "torch's profiler over one step, which is flagged and does not count"
     flags_steps = True
 
     @staticmethod

@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from bench import own_code
 from bench.machine import code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
@@ -70,6 +71,7 @@ def print_facts(overrides):
     run = initial_record.record_of(job, machine.environment(), command=())
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
+    found |= {"own": job.own} if job.own else {}
     found |= {"row": best_row(job.config, run), "preflight": [asdict(check) for check in ready.checks(job)]}
     print(json.dumps(found))
     return 0
@@ -87,8 +89,9 @@ def best_row(config, run):
     return row | hoped | {"num_steps": num_steps, "batch_tokens": config.data.batch_tokens}
 
 
-def source_sha256(folder):
-    return code_state.source_sha256(folder)
+def source_sha256(folder, own=()):
+    """The identity of the code in this folder with the user's own classes of these import paths."""
+    return code_state.source_sha256(folder, own=own_code.sources(own))
 
 
 def start(folder, overrides, results, tag, show=False, tick=lambda: None):

@@ -97,9 +97,10 @@ def _run_all(race, folders, results, show):
             arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
             if num_attempts >= plan.MAX_ATTEMPTS:
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
-            if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm]) != arm["source_sha256"]:
+            own = arm.get("own", ())
+            if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
                 raise ValueError(
-                    f"{slot.arm}: what is raced (models/, training, data, config, instruments) changed while the race "
+                    f"{slot.arm}: what is raced (models, training, data, config, instruments) changed while the race "
                     f"was running: put it back and ./run.sh race --resume {race.race_id}, "
                     f"or race revisions ({slot.arm}.rev=HEAD)"
                 )

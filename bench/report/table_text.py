@@ -25,6 +25,9 @@ DECIMALS = {
 # fmt: on
 
 
+OPEN = "(open): the run changed what its track fixes, and counts for nothing on it"
+
+
 def of_runs(rows: Sequence[Row]) -> str:
     """Rows of runs -> the table that the terminal shows."""
     return fit(rows, SHOWN)
@@ -43,7 +46,9 @@ def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = 
             if _excess(cells, limit) > 0:
                 del cells[name]
         _shorten_names(cells, limit, NARROW_ID_CHARS)
-    return render(rows, list(cells), "simple", list(cells.values()))
+    text = render(rows, list(cells), "simple", list(cells.values()))
+    is_open = "track" in cells and any(row["num_deviations"] for row in rows)
+    return text + ("\n" + OPEN if is_open else "")
 
 
 def _excess(cells, limit):
