@@ -24,6 +24,12 @@ def of_user(word: str | Path) -> Path:
     return Path(working_folder(), os.path.expanduser(word))
 
 
+def shown(path: str | Path) -> str:
+    """A path for a person to use where they stand: relative if it lies below that folder, else absolute."""
+    here = working_folder()
+    return os.path.relpath(path, here) if Path(here) in Path(path).parents else str(path)
+
+
 def project_folder() -> Path:
     """The folder of results/ and .data/: the checkout, or where the user stands.
 
@@ -41,11 +47,6 @@ def own_conf() -> Path | None:
 def results_root() -> Path:
     """SPEEDRUN_RESULTS, else results/ in project_folder()."""
     return of_user(os.environ.get("SPEEDRUN_RESULTS", project_folder() / "results"))
-
-
-def shown(folder: Path) -> str:
-    """A folder for a sentence: results/ in project_folder(), in full elsewhere."""
-    return f"{folder.relative_to(project_folder()) if folder.is_relative_to(project_folder()) else folder}/"
 
 
 def published_root() -> Path:

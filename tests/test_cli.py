@@ -1,9 +1,15 @@
 """The commands as a user types them: exit codes, clear refusals, sweeps that go on and are not done twice."""
 
 import json
+import re
+from pathlib import Path
 
+import claimed
 import pytest
 import real_runs
+
+from bench.cli import run as run_verb
+from bench.launch import prepare, summary
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +46,7 @@ def results(tmp_path_factory):
         (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
         (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
+        (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
     ],
 )
@@ -63,15 +70,42 @@ def test_help_and_the_composed_config_show_the_choices(results):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
     sweep = ["run", "-m", *real_runs.SHORT, "goal.num_steps=20", "optim.grad_clip_norm=null"]
-    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018")
+    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018", "--json")
     assert done.returncode == 1
-    assert "1 of 2 complete" in done.stdout
-    runs = sorted(map(real_runs.run_json, real_runs.folders(tmp_path)), key=lambda run: run["started_at"])
+    assert "1 of 2 complete" in done.stderr and "2 of 2: " in done.stderr
+    found = json.loads(done.stdout)
+    runs = [real_runs.run_json(Path(run["folder"])) for run in found]
     assert [run["status"] for run in runs] == ["failed", "complete"]
-    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018")
-    assert once_more.returncode == 0
-    assert once_more.stdout.count("complete before") == 1
-    assert "1 of 1 complete" in once_more.stdout
+    assert runs[0]["started_at"] < runs[1]["started_at"]
+    assert [run["overrides"][-1] for run in found] == ["optim.lr=1e+30", "optim.lr=0.0018"]
+    for said, run in zip(found, runs, strict=True):
+        assert {key: run[key] for key in ("run_id", "status", "validity", "failure", "metrics")}.items() <= said.items()
+    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--quiet")
+    assert (once_more.returncode, once_more.stdout) == (0, "   sweep  1 of 1 complete\n")
+    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--json")
+    assert once_more.stderr.count("complete before") == 1
+    assert json.loads(once_more.stdout) == [found[1]]
+
+
+def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_output(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    results = claimed.Results(tmp_path)
+    for number, status in enumerate(("complete", "failed")):
+        folder = results.add(number, train_s=22.0, status=status)  # 42 s from its start to its end
+        job = prepare.Job(claimed.config(number), None, [], [])
+        record = real_runs.run_json(folder) | {"folder": str(folder)}
+        monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, job=job: job)
+        monkeypatch.setattr(run_verb.launcher, "launch", lambda *_, record=record, **__: record)
+        assert run_verb.main(["--json"]) == number
+        said = capsys.readouterr()
+        assert json.loads(said.out) == {key: record.get(key) for key in summary.KEYS}
+        what = f"gpt2 (4 layers, width 128), adamw, seed {number}, track cpu_nano, 120 steps on cpu, 1 process"
+        assert said.err.splitlines()[0] == f"     run  {what}, about 42 s; what else there is: ./run.sh --help"
+        assert said.err.splitlines()[-1] == f"       cpu_nano/{folder.name}"  # from where the user stands
+        assert run_verb.main(["seed=1", "-q"]) == number
+        said = capsys.readouterr()
+        assert said.out.startswith(f"     run  {status}: ") and said.err == ""
 
 
 @pytest.mark.slow
@@ -156,6 +190,9 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
+    assert "     run  1 of 2: seed 0\n" in done.stdout and re.search(
+        "run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout
+    )
 
 
 def test_a_corrupt_shard_is_refused_by_name(tmp_path):

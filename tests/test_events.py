@@ -13,7 +13,7 @@ import pytest
 from bench import instruments, utc
 from bench.config import resolve, schema
 from bench.instruments.base import Context, InstrumentSet
-from bench.launch import progress
+from bench.launch import summary
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy
 from bench.training.rank_events import RankEvents
@@ -343,10 +343,10 @@ def test_what_an_instrument_could_not_do_is_reported_after_the_run():
         "folder": "f",
         "warnings": warned,
     }
-    assert progress.last_words(run).splitlines()[3:] == [
+    assert summary.last_words(run).splitlines()[3:] == [
         "       warning: wandb: needs a package",
         "       warning: mlflow: needs a package",
         "       warning: tensorboard: needs a package",
         "       warning: and 1 more warnings in run.json",
     ]
-    assert "warning" not in progress.last_words(run | {"warnings": []})
+    assert "warning" not in summary.last_words(run | {"warnings": []})

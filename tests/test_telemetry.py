@@ -14,6 +14,7 @@ import real_runs
 
 from bench import instruments
 from bench.instruments.base import Context, InstrumentSet
+from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine import peak_rates
 from bench.record import metrics
@@ -498,11 +499,11 @@ def test_the_bar_shows_the_power_of_all_gpus_at_the_last_tick(tmp_path):
         {"t_ns": t_ns, "device": device, "power_w": watts}
         for t_ns, device, watts in ((1, "gpu0", 9.0), (2, "gpu0", 400.0), (2, "gpu1", 300.5))
     ]
-    assert Progress(tmp_path, 10)._power_w() is None
+    assert Progress(tmp_path, 10, Bars())._power_w() is None
     (tmp_path / "telemetry.csv").write_text(
         line({name: name for name in FIELDS}) + line({}) + "".join(map(line, rows)) + "3,gpu0,,77"
     )
-    assert Progress(tmp_path, 10)._power_w() == 700.5
+    assert Progress(tmp_path, 10, Bars())._power_w() == 700.5
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from bench.record.rows import Row
 
 def words(rows: Sequence[Row], paths: Iterable[Path]) -> str:
     """rows of the runs in these folders, none of which stands on the leaderboard -> a sentence with the reasons."""
-    where = ", ".join(map(shown, paths))
+    where = ", ".join(f"{shown(path)}/" for path in paths)
     published = f"./run.sh table --leaderboard results/{PUBLISHED} shows the published"
     if not rows:
         return f"no runs in {where} yet; {published}"

@@ -7,10 +7,13 @@ verdict.
 import argparse
 import json
 import math
+import os
 import sys
 
+from bench import atomic
 from bench.compare import comparison, csv_text, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.paths import of_user
 
 FAILURES = ("slower", "inconclusive", "loss")
 
@@ -31,12 +34,21 @@ def main(argv):
     if args.json:
         results = [{"names": [arms[0].name, name]} | result for name, result in against]
         print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+    elif args.html:
+        _write_page(arms, [result for _, result in against], of_user(args.html))
     elif args.csv:
         print(csv_text.text(against), end="")
     else:
         form = "md" if args.md else "terminal"
         print(text.report([result for _, result in against], form, patch=args.diff, why=args.why))
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
+
+
+def _write_page(arms, results, path):
+    from bench.report import comparison_page
+
+    atomic.write_out(path, comparison_page.html(arms, results, path.parent), "--html")
+    print(os.path.relpath(path))
 
 
 def _refuse_open_races(arms):
@@ -140,4 +152,7 @@ def _parser():
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
     form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
+    form.add_argument(
+        "--html", metavar="PATH", help="a page with the verdict's picture and the curves, one file to send"
+    )
     return parser

@@ -10,7 +10,7 @@ import os
 
 from bench.claims import claim_folder, publication
 from bench.cli import table
-from bench.launch.progress import say
+from bench.launch.console import say
 from bench.paths import project_folder
 from bench.record import named, run_folder
 from bench.report import markdown_blocks

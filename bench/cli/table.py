@@ -27,9 +27,9 @@ def main(argv):
             if getattr(args, option):
                 words = option.replace("_", "-")
                 raise ValueError(f"--{words} with --leaderboard: it has no effect there: give one of the two")
-        from bench.claims import leaderboard
+        from bench.claims import leaderboard_text
 
-        print(leaderboard.text(args.folder, "github" if args.md else "simple", listing.report))
+        print(leaderboard_text.text(args.folder, "github" if args.md else "simple", listing.report))
         return 0
     try:
         conditions = [table_filters.condition(words) for words in args.where]
@@ -59,7 +59,7 @@ def main(argv):
 def _nothing(args):
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
-    where = " ".join(args.folder) or paths.shown(paths.results_root())
+    where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 

@@ -139,14 +139,9 @@ def _costs(a, b):
 
     A kind that some run was not watched for is None there; stalls can be found in any steps.
     """
-    costs = [[{"stall": _stalls(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
+    costs = [[{"stall": stalls.cost(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
     kinds = list(dict.fromkeys(kind for arm in costs for run in arm for kind in run))
     return {kind: {key: [_mean_cost(arm, kind, key) for arm in costs] for key in ("count", "ms")} for kind in kinds}
-
-
-def _stalls(rows):
-    found = stalls.find(rows)
-    return {"count": len(found), "ms": math.fsum(stall["ms"] for stall in found)}
 
 
 def _mean_cost(runs, kind, key):

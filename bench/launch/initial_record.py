@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 
 import yaml
 
@@ -33,7 +34,7 @@ def folder_of(config, run, results):
     return folder
 
 
-def record_of(job, env, command):
+def record_of(job, env: dict, command: Sequence[str]) -> dict:
     """run.json of a run that has not begun: running, and invalid until it is complete."""
     config = job.config
     return {

@@ -13,10 +13,11 @@ def write(folder, race):
     atomic.write_text(folder / "race.md", text(race, "md", why=True) + "\n")
     from bench.report import race_page
 
+    race_page.write_run_pages(folder)
     atomic.write_text(folder / "race.html", race_page.html(folder))
 
 
-def text(race, form="terminal", why=False):
+def text(race: dict, form: str = "terminal", why: bool = False) -> str:
     """What was raced, how it went, and the verdict of each candidate.  why: with where the time went."""
     is_md = form == "md"
     lines = [f"# Race {race['race_id']}" if is_md else f"race {race['race_id']}", ""]
@@ -50,6 +51,9 @@ def _facts(race):
         yield f"unplanned look: {compare_text.FLAGS['unplanned-look']}"
 
 
-def verdicts(result, form="terminal", why=False, hint=""):
-    """Each candidate against the baseline, the verdicts last.  why, hint: of bench.compare.text.render()."""
+def verdicts(result: dict, form: str = "terminal", why: bool = False, hint: str = "") -> str:
+    """Each candidate against the baseline, the verdicts last.
+
+    result: of runner.result_of(); why, hint: of bench.compare.text.render().
+    """
     return compare_text.report(list(result["against"].values()), form, why=why, hint=hint)
