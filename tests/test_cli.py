@@ -95,7 +95,7 @@ def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_
         folder = results.add(number, train_s=22.0, status=status)  # 42 s from its start to its end
         job = prepare.Job(claimed.config(number), None, [], [])
         record = real_runs.run_json(folder) | {"folder": str(folder)}
-        monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, job=job: job)
+        monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, check_own, job=job: job)
         monkeypatch.setattr(run_verb.launcher, "launch", lambda *_, record=record, **__: record)
         assert run_verb.main(["--json"]) == number
         said = capsys.readouterr()
