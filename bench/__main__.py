@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
         rest = _use_config_dir(rest)
-        if verb in INTRODUCED and not {"-h", "--help", "--race"} & set(rest):
+        if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
             introduction = groups.introduction()
             if introduction:
                 print(f"    conf  {introduction}", file=sys.stderr)

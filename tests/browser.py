@@ -163,9 +163,17 @@ class Page:
     def until(self, expression, timeout_s=10):
         """Wait until a JavaScript expression holds; AssertionError if it never does."""
         deadline_s = time.monotonic() + timeout_s
-        while not self.js(expression):
+        while not self._holds(expression):
             assert time.monotonic() < deadline_s, f"never: {expression}"
             time.sleep(0.05)
+
+    def _holds(self, expression):
+        try:
+            return self.js(expression)
+        except RuntimeError as error:
+            if "navigated" not in str(error):
+                raise
+            return False  # the page is on its way to another
 
     def screenshot(self, path, whole=True):
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

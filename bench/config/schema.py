@@ -218,7 +218,9 @@ def _config_id(values):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
     schedule = values["optim"].pop("schedule")
-    assert schedule.keys() & values["optim"].keys() == {"name"}, "an optimizer and a schedule share a setting's name"
+    shared = schedule.keys() & values["optim"].keys() - {"name"}
+    if shared:  # of the user's own classes
+        raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
     values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
     text = json.dumps(_without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
