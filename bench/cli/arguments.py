@@ -10,7 +10,10 @@ UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit."""
+    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit; its texts keep their lines."""
+
+    def __init__(self, *args, formatter_class=argparse.RawDescriptionHelpFormatter, **options):
+        super().__init__(*args, formatter_class=formatter_class, **options)
 
     def error(self, message: str):
         """message: argparse's own."""

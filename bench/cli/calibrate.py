@@ -153,7 +153,7 @@ def _needed(pct, n):
 
 def _parser():
     parser = arguments.Parser(
-        prog="./run.sh calibrate",
+        "./run.sh calibrate",
         description=__doc__.partition("\n")[0],
         epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
     )

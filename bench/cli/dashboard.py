@@ -4,7 +4,6 @@ With exporters=[tensorboard] a run is exported as soon as its record is complete
 Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
 """
 
-import argparse
 import importlib
 
 from bench.cli import arguments
@@ -43,9 +42,7 @@ def _export(exported, name, changes):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh dashboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh dashboard", description=__doc__)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")
     parser.add_argument("--to", required=True, metavar="NAMES", help=", ".join(dashboards.names()))
     parser.add_argument(

@@ -3,7 +3,6 @@
 Settings follow as data.KEY=VALUE.  Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -60,9 +59,7 @@ def data_config(name, overrides=()):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh data", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, about in (
         ("fetch", "download what is missing, and check all of it"),

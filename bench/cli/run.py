@@ -105,12 +105,11 @@ def already_complete(job):
 def _parser():
     listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = arguments.Parser(
-        prog="./run.sh run",
+        "./run.sh run",
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
         "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100"

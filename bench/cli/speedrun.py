@@ -3,7 +3,6 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
-import argparse
 import json
 
 from bench.cli import arguments, settings
@@ -92,9 +91,7 @@ def fresh_seeds(job, overrides):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./speedrun.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./speedrun.sh", description=__doc__)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)
