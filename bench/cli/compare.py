@@ -11,7 +11,7 @@ import sys
 
 from bench import atomic
 from bench.cli import arguments
-from bench.compare import comparison, csv_text, selection, sentences, text
+from bench.compare import comparison, csv_text, measures, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.paths import of_user
 
@@ -90,7 +90,7 @@ def _failure(result, kind, limit_pct, shown):
         what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"
         is_excluded = interval[1] <= limit_pct and "not-at-a-planned-look" not in result["flags"]
         failed = result["verdict"] == "slower" and interval[0] > limit_pct if shown else not is_excluded
-    edges = text.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
+    edges = measures.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
     said = loss["verdict"] if kind == "loss" else result["verdict"]
     end = f"95 % interval {edges}, verdict {said.replace('_', ' ')}"
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None

@@ -22,9 +22,7 @@ def facts(run, config=None, environment=None):
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
-        config["track"] = {
-            name: value for name, value in config["track"].items() if name != "rules"
-        }  # they change none
+        config["track"] = {name: value for name, value in config["track"].items() if name != "rules"}
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}
     gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}

@@ -7,25 +7,12 @@ from bench.launch.prepare import Job
 from bench.paths import shown
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
+# fmt: off
 KEYS = (  # of run.json, and the folder that it is in, absolute
-    "run_id",
-    "folder",
-    "track",
-    "name",
-    "seed",
-    "config_id",
-    "comparability_id",
-    "session_id",
-    "status",
-    "validity",
-    "validity_reasons",
-    "deviations",
-    "failure",
-    "warnings",
-    "started_at",
-    "ended_at",
-    "metrics",
+    "run_id", "folder", "track", "name", "seed", "config_id", "comparability_id", "session_id", "status", "validity",
+    "validity_reasons", "deviations", "failure", "warnings", "started_at", "ended_at", "metrics",
 )
+# fmt: on
 
 
 def first_words(job: Job, known_s: float | None) -> str:
