@@ -123,7 +123,7 @@ def test_a_site_of_many_runs_has_fewer_points_of_each():
 
 def test_an_arm_is_drawn_from_its_runs_by_step_and_by_time(results):
     folders = [add(results, seed, ms=100.0 + seed, loss=4.0 + seed) for seed in range(2)]
-    specs = curves.arm_charts({"A": folders, "B": []}, sync="race")
+    specs = curves.arm_charts({"A": folders, "B": []})
     assert [spec["title"] for spec in specs] == ["val_loss by step", "val_loss by time", "Step time"]
     assert specs[0]["arms"][0]["runs"][1] == {"x": [0, 10, 20], "y": [5.0, 4.9, 4.8]}
     assert specs[1]["arms"][0]["runs"][1]["x"] == [0.0, 1.01, 2.02]

@@ -61,8 +61,8 @@ def _sweep(args, argv):
     todo = [number for number in range(len(jobs)) if number not in found]
     if todo:
         ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
-        for number, run in _runs([(number, jobs[number]) for number in todo], argv):
-            found[number] = run
+        words = [" ".join(jobs[number].overrides) for number in todo]
+        found |= dict(zip(todo, launcher.launch_each([jobs[number] for number in todo], ["run", *argv], words)))
     none = dict.fromkeys(summary.KEYS)
     answers = [
         {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
@@ -72,21 +72,6 @@ def _sweep(args, argv):
     lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
     say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
     return answers
-
-
-def _runs(numbered, argv):
-    """[(number, job)] -> yields (number, run) as each ends, to the last or to an interrupt."""
-    config_ids = [job.config_id for _, job in numbered]
-    known_s = series.earlier_s({job.config.track.name for _, job in numbered}, config_ids)
-    with series.Series(config_ids, known_s) as runs:
-        for number, job in numbered:
-            runs.begin(" ".join(job.overrides))
-            run = launcher.launch(job, command=["run", *argv], series=runs)
-            runs.end()
-            say("run", summary.last_words(run), always=run["status"] != "complete")
-            yield number, run
-            if run["status"] == "aborted":
-                return
 
 
 def already_complete(job):

@@ -9,7 +9,7 @@ from bench.cli import arguments, settings
 from bench.compare import target
 from bench.config import groups
 from bench.config.overrides import spelled
-from bench.launch import console, launcher, ready, series, summary
+from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare
 from bench.machine import preflight
@@ -33,7 +33,9 @@ def main(argv):
         if any(check.status == "fail" for check in checks):
             return 1
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
-        runs = _runs(job, args, argv)
+        jobs = [job.with_seed(seed) for seed in fresh_seeds(job, args.overrides)]
+        words = [f"seed {one.config.seed}" for one in jobs]
+        runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     answer = None
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
@@ -61,22 +63,6 @@ def _prepared(args):
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     return job
-
-
-def _runs(job, args, argv):
-    """The track's repeats, to the last or to an interrupt."""
-    seeds, found = fresh_seeds(job, args.overrides), []
-    known_s = series.earlier_s({job.config.track.name}, [job.config_id])
-    with series.Series([job.config_id] * len(seeds), known_s) as repeats:
-        for seed in seeds:
-            repeats.begin(f"seed {seed}")
-            run = launcher.launch(job.with_seed(seed), command=["speedrun", *argv], series=repeats)
-            repeats.end()
-            found.append(run)
-            say("run", summary.last_words(run), always=run["status"] != "complete")
-            if run["status"] == "aborted":
-                break
-    return found
 
 
 def fresh_seeds(job, overrides):

@@ -12,6 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from bench import atomic
 from bench.machine import code_state, git
 from bench.paths import REPO
 
@@ -71,11 +72,8 @@ def _own_change(a_folder, b_folder):
 
 def _same_but_own(*folders):
     """Whether the records say that nothing of the harness differs."""
-    try:
-        codes = [json.loads(Path(folder, "code/commit.json").read_text()) for folder in folders]
-    except (OSError, ValueError):
-        return False
-    differing = code_state.differing_files(*codes)
+    codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
+    differing = code_state.differing_files(*codes) if all(codes) else None
     return differing is not None and all(name.startswith("own/") for name in differing)
 
 

@@ -105,10 +105,7 @@ def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[
 def note(run_folder: Path | str, name: str, error: str | None = None, **facts: object) -> None:
     """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is not a failure."""
     path = Path(run_folder) / FOLDER / OUTCOMES
-    try:
-        outcomes = json.loads(path.read_text())
-    except (OSError, ValueError):
-        outcomes = {}
+    outcomes = atomic.read_json(path, {})
     outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

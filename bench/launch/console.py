@@ -60,13 +60,6 @@ def confirmed(question: str) -> bool | None:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def duration(seconds: float) -> str:
-    """About how long, for a person: 45 s, 12 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 class Bars:
     """Up to two live bars: "series", of runs that follow each other, and "run", of the one that is running.
 

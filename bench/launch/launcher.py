@@ -7,17 +7,17 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks
+from bench.launch import finish, initial_record, ranks, summary
 from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
-from bench.launch.series import Series
+from bench.launch.series import Series, earlier_s
 from bench.machine import environment, preflight
 from bench.machine.processes import has_ended
 from bench.machine.signals import Interrupted, raise_interrupted
@@ -66,6 +66,25 @@ def launch(
         dashboards.after_run(folder, job.config.exporters)
     run["folder"] = str(folder.absolute())
     return run
+
+
+def launch_each(
+    jobs: Sequence[Job], command: Sequence[str], words: Sequence[str], first_race: dict | None = None
+) -> Iterator[dict]:
+    """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
+
+    command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    """
+    kinds = [job.config_id for job in jobs]
+    with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
+        for number, job in enumerate(jobs):
+            series.begin(words[number])
+            run = launch(job, command, series=series, race=None if number else first_race)
+            series.end()
+            say("run", summary.last_words(run), always=run["status"] != "complete")
+            yield run
+            if run["status"] == "aborted":
+                return
 
 
 def _preflight(job, env, results, meter, quiet):

@@ -13,6 +13,7 @@ from bench.compare.selection import Arm
 from bench.compare.verdict import Comparison
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
+from bench.text_table import counted
 from bench.web import forest
 from bench.web.page import REPORT_STYLES, details, figure, page, section, table, tag
 
@@ -29,7 +30,7 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)]
     charts = curves.charts_of_arms(named)
     lines = [
-        parts.arm(num, name, [_shortly(words), _count(arm)])
+        parts.arm(num, name, [_shortly(words), counted(len(arm.rows), "run")])
         for num, (name, words, arm) in enumerate(zip(names, about, arms))
     ]
     differences = [parts.differences(names[0], name, one) for name, one in against.items()]
@@ -53,10 +54,6 @@ def _shortly(words):
     return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
 
 
-def _count(arm):
-    return f"{len(arm.rows)} run{'s' * (len(arm.rows) != 1)}"
-
-
 def _runs(arm, at):
     lines = []
     for row, folder in zip(arm.rows, arm.folders, strict=True):
@@ -66,4 +63,4 @@ def _runs(arm, at):
         numbers = [None if row[key] is None else round(row[key], 4) for key in ("train_s", "val_loss", "step_avg_ms")]
         lines.append([name, row["seed"], *numbers, row["status"], row["device"]])
     head = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
-    return details(f"{arm.name}: {_count(arm)}", table(head, lines, class_="tight"))
+    return details(f"{arm.name}: {counted(len(arm.rows), 'run')}", table(head, lines, class_="tight"))

@@ -23,25 +23,23 @@ ARM_CHARTS = (  # title, y, x
 )
 
 
-def arm_charts(arms: Mapping[str, Sequence[Path | str]], sync: str | None = None) -> list[dict]:
+def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[dict]:
     """{arm: its run folders} -> specs for page.figure(): val_loss by step, val_loss by time, step time by step.
 
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
-    sync: None, or the key of charts that share their cursor.
     """
-    return charts_of({name: [curve_data.of_run(folder) for folder in folders] for name, folders in arms.items()}, sync)
+    return charts_of({name: [curve_data.of_run(folder) for folder in folders] for name, folders in arms.items()})
 
 
-def charts_of(arms: Mapping[str, Sequence[dict]], sync: str | None = None) -> list[dict]:
+def charts_of(arms: Mapping[str, Sequence[dict]]) -> list[dict]:
     """{arm: curve_data.of_run() of its runs} -> the specs of arm_charts()."""
     charts = []
     for title, y, x in ARM_CHARTS:
         drawn = [{"name": name, "runs": [_points(run, x, y) for run in runs]} for name, runs in arms.items()]
         drawn = [arm | {"runs": [run for run in arm["runs"] if run["x"]]} for arm in drawn]
         if any(arm["runs"] for arm in drawn):
-            spec = of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn)
-            charts.append(spec | {"sync": f"{sync}-{x}" if sync else None})
+            charts.append(of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
     return charts
 
 

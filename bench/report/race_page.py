@@ -13,6 +13,7 @@ from bench import atomic
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
+from bench.text_table import counted
 from bench.web import forest
 from bench.web.chart import chart, series_of
 from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
@@ -107,7 +108,7 @@ def _arm(is_baseline, arm, shared, with_code):
     words += [tag("code", own)] if own else []
     runs = arm.get("runs") or []
     facts = ["baseline" if is_baseline else "", _code(arm) if with_code else ""]
-    facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", f"{len(runs)} run{'s' * (len(runs) != 1)}"]
+    facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", counted(len(runs), "run")]
     return [*words, ", ".join(fact for fact in facts if fact)]
 
 

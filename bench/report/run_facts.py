@@ -1,10 +1,10 @@
 """What a run's page says below its numbers: machine, code and data, instruments, kernels, and every file of it."""
 
-import json
 import os
 from pathlib import Path
 from urllib.parse import quote
 
+from bench import atomic
 from bench.report.run_events import plain
 from bench.units import format_bytes
 from bench.web.page import Safe, details, section, table, tag
@@ -72,12 +72,8 @@ def summaries(run: dict) -> Safe:
 
 def kernels(folder: Path) -> Safe:
     """Kernels of analysis.json, where the traces were analysed."""
-    try:
-        ranks = json.loads((folder / "analysis.json").read_text())["ranks"]
-    except (OSError, ValueError, KeyError):
-        return Safe("")
     parts = []
-    for rank, analysis in ranks.items():
+    for rank, analysis in atomic.read_json(folder / "analysis.json", {}).get("ranks", {}).items():
         found = analysis.get("kernels") or []
         total_us = sum(kernel["sum_us"] for kernel in found)
         if not total_us:

@@ -41,9 +41,9 @@ class Panel:
     decimals: int = 2
 
 
-def plot(panels: Sequence[Panel], id: str = "forest") -> Safe:
-    """Panels -> markup, a drawing each; "" without a row.  id: begins every id in it, so that a page can hold two."""
-    drawn = [_panel(panel, f"{id}-{num}") for num, panel in enumerate(panels) if panel.rows]
+def plot(panels: Sequence[Panel]) -> Safe:
+    """Panels -> markup, a drawing each; "" without a row."""
+    drawn = [_panel(panel, f"forest-{num}") for num, panel in enumerate(panels) if panel.rows]
     return tag("div", *drawn, class_="forest") if drawn else Safe("")
 
 
