@@ -3,11 +3,9 @@
 A race has a page of its own (race_page.py), with the order of its runs and its plan.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from bench.compare.selection import Arm
 from bench.compare.verdict import Comparison
@@ -43,7 +41,7 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
         section("Numbers", parts.numbers(names[0], against)),
         section("Curves", tag("div", *map(figure, charts), class_="columns")) if charts else "",
         parts.excluded(against),
-        section("Runs", *(_runs(arm, Path(at).resolve()) for arm in named)),
+        section("Runs", *(_runs(arm, at) for arm in named)),
         parts.diagnosis(against),
     ]
     return page(f"Comparison: {title}", *body, data={"charts": charts}, styles=REPORT_STYLES)
@@ -57,9 +55,8 @@ def _shortly(words):
 def _runs(arm, at):
     lines = []
     for row, folder in zip(arm.rows, arm.folders, strict=True):
-        target = Path(folder, run_page.NAME) if folder else None
-        there = target is not None and target.exists()
-        name = tag("a", row["run_id"], href=quote(os.path.relpath(target, at))) if there else row["run_id"]
+        target = run_page.link(folder, at)
+        name = tag("a", row["run_id"], href=target) if target else row["run_id"]
         numbers = [None if row[key] is None else round(row[key], 4) for key in ("train_s", "val_loss", "step_avg_ms")]
         lines.append([name, row["seed"], *numbers, row["status"], row["device"]])
     head = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")

@@ -1,15 +1,13 @@
 """Curves of many runs in one chart: loss by step, time and tokens, and step time, with a band over an arm's runs."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from bench.compare.selection import Arm
 from bench.record.rows import Row
-from bench.report import curve_data
+from bench.report import curve_data, run_page
 from bench.web.chart import of_arms
 from bench.web.page import CHART_SCRIPTS, figure, page, soft, tag
 
@@ -142,7 +140,7 @@ def html(arms: Iterable[Arm], path: Path) -> str:
         label = _label(arm)
         for number, row in enumerate(arm.rows):
             found[row["run_id"]] = curve_data.packed(_curves(arm, number, max_points))
-            lines.append(line_of(row, label, _page_beside(arm.folders[number], path)))
+            lines.append(line_of(row, label, run_page.link(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
     return page_of({"columns": COLUMNS, "rows": lines, "curves": found, "arms": [arm.name for arm in arms]})
 
@@ -166,13 +164,6 @@ def _label(arm):
     if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
         return arm.name
     return "" if len(arm.rows) == 1 else None
-
-
-def _page_beside(folder, path):
-    """The report.html of a run as a link from a page at path; None where there is none."""
-    if folder is None or not Path(folder, "report.html").exists():
-        return None
-    return quote(os.path.relpath(Path(folder, "report.html"), path.parent))
 
 
 def _curves(arm, number, max_points):

@@ -5,9 +5,7 @@ Reads race.json (bench/race/runner.py) and the records of its runs.
 
 import contextlib
 import json
-import os
 from pathlib import Path
-from urllib.parse import quote
 
 from bench import atomic
 from bench.record import race_folder, run_folder
@@ -151,7 +149,7 @@ def _points(runs, names, at):
     """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
-    pages = [_page_of(one["folder"], at) for one in runs]
+    pages = [run_page.link(one["folder"], at) for one in runs]
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
         ("val-loss", "Final val_loss", "val_loss", "nats per token"),
@@ -190,14 +188,8 @@ def _state(run):
 
 
 def _link(folder, name, at):
-    target = _page_of(folder, at)
+    target = run_page.link(folder, at)
     return tag("a", name, href=target) if target else tag("span", name)
-
-
-def _page_of(folder, at):
-    """The page of a run as a link from the folder at; None where there is none."""
-    target = folder / run_page.NAME
-    return quote(os.path.relpath(target, Path(at).resolve())) if target.exists() else None
 
 
 # ---- curves

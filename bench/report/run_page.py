@@ -62,6 +62,12 @@ def html(
     return page(title, *body, data={"charts": charts + memory_charts}, assets=assets, styles=REPORT_STYLES)
 
 
+def link(folder: Path | str | None, at: Path | str) -> str | None:
+    """From a page in the folder at to the page of this run; None where there is none.  folder: None of a log."""
+    path = Path(folder).resolve() / NAME if folder else None
+    return quote(os.path.relpath(path, Path(at).resolve())) if path and path.exists() else None
+
+
 def block(folder: Path | str) -> str:
     """A run in Markdown, for a pull request."""
     run = run_folder.effective(run_folder.read(folder))
