@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, needs_browser
+from kept_records import COMPLETE
 
 from bench import atomic
 from bench.cli import report as cli
@@ -17,8 +18,6 @@ from bench.report import curve_data, curve_files, curves
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page
 
-RECORDS = Path(__file__).parent / "records"
-COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 HEAD = "step,flags,tokens,lr,train_loss,val_loss,step_ms\n"
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

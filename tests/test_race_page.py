@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, needs_browser
-from test_report import EVIL, RECORDS, add
+from kept_records import EVIL, RECORDS, add
 
 from bench.cli import report as cli
 from bench.record import race_folder
