@@ -230,7 +230,7 @@ def lab(rgb):
 
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_series_stand_out_from_the_page_and_from_each_other_with_every_colour_vision(block):
-    """WCAG asks for a contrast of 3 of what is drawn; two colours 10 apart in Lab are told apart side by side."""
+    """WCAG asks for a contrast of 3 of what is drawn; two colours 10 apart in Lab are distinguished side by side."""
     css = (ASSETS / "style.css").read_text()
     pages, colours = re.findall(r"--page: (#\w+)", css), re.findall(r"--series-\d: (#\w+)", css)
     ground, series = pages[block], colours[8 * block : 8 * block + 8]

@@ -17,6 +17,7 @@ from bench.paths import of_user
 from bench.units import format_bytes
 
 NUM_FIRST_TOKENS = 8
+REST = ("max_token", "sha256", "file")
 COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
@@ -158,14 +159,14 @@ def _lines(facts):
     cells = [
         [
             split,
-            f"{file['num_tokens']:,}",
-            format_bytes(file["num_bytes"]),
-            str(file["max_token"]),
-            file["sha256"],
-            file["file"],
+            f"{one['num_tokens']:,}",
+            format_bytes(one["num_bytes"]),
+            str(one["max_token"]),
+            one["sha256"],
+            one["file"],
         ]
         for split in ("train", "val")
-        for file in facts[split]
+        for one in facts[split]
     ]
     columns = ["split", "tokens", "size", "largest token", "sha256", "file"]
     return f"{head}\n{text_table.render(columns, cells, [False, True, True, True, False, False])}"

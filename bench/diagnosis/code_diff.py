@@ -51,14 +51,7 @@ def _found(files, patch, unknown):
 
 def _own_change(a_folder, b_folder):
     """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
-    a, b = (
-        {
-            path.relative_to(folder / "code").as_posix(): path
-            for path in (folder / "code/own").rglob("*")
-            if path.is_file()
-        }
-        for folder in (a_folder, b_folder)
-    )
+    a, b = _own_files(a_folder / "code"), _own_files(b_folder / "code")
     found = []
     for name in sorted(a.keys() | b.keys()):
         texts = [side[name].read_text(errors="replace").splitlines() if name in side else [] for side in (a, b)]
@@ -68,6 +61,11 @@ def _own_change(a_folder, b_folder):
             patch = "\n".join([*lines, ""])
             found.append({"path": name, "added": added, "removed": removed, "patch": patch})
     return found
+
+
+def _own_files(code):
+    """{own/my_model.py: its path in the record}."""
+    return {path.relative_to(code).as_posix(): path for path in (code / "own").rglob("*") if path.is_file()}
 
 
 def _same_but_own(*folders):

@@ -84,15 +84,8 @@ def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[
         command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         error = None
         try:
-            done = subprocess.run(
-                command,
-                cwd=REPO,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-            )
+            as_text = {"capture_output": True, "text": True, "errors": "replace"}
+            done = subprocess.run(command, cwd=REPO, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, **as_text)
             if done.returncode:
                 error = (done.stdout + done.stderr).strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as failed:

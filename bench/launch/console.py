@@ -111,7 +111,5 @@ def _progress():
     name = TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True))
     bar = BarColumn(BAR_CHARS, table_column=Column(no_wrap=True))
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)  # printed lines stay whole
-    also_errors = sys.stderr.isatty()
-    return Progress(
-        name, bar, Words(), console=console, auto_refresh=False, transient=True, redirect_stderr=also_errors
-    )
+    kept = {"auto_refresh": False, "transient": True, "redirect_stderr": sys.stderr.isatty()}
+    return Progress(name, bar, Words(), console=console, **kept)

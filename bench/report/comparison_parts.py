@@ -4,6 +4,7 @@ against, everywhere: {name of the candidate: bench.compare.verdict.Comparison}, 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from bench.compare import measures
@@ -103,14 +104,12 @@ def differences(baseline: str, name: str, one: dict) -> Safe:
     found = one.get("differences") or []
     if not found:
         return soft(f"{name} against {baseline}: nothing in the records differs.")
-    kinds = ", ".join(
-        f"{sum(d['kind'] == kind for d in found)} of {kind}" for kind in dict.fromkeys(d["kind"] for d in found)
-    )
+    counts = Counter(one["kind"] for one in found)
+    kinds = ", ".join(f"{count} of {kind}" for kind, count in counts.items())
     lines = [[d["kind"], tag("code", d["what"]), _values(d["a"]), _values(d["b"])] for d in found]
     head = ("", "what", baseline, name)
-    return details(
-        f"{name} against {baseline}: what differs ({kinds})", table(head, lines), source(one.get("code_change"))
-    )
+    title = f"{name} against {baseline}: what differs ({kinds})"
+    return details(title, table(head, lines), source(one.get("code_change")))
 
 
 def _values(values):
@@ -135,11 +134,8 @@ def excluded(against: Mapping[str, dict]) -> Safe:
     lines = {}
     for one in against.values():
         for run in one.get("left_out") or ():
-            lines[run.get("run_id")] = [
-                run.get("arm"),
-                tag("code", run.get("run_id")),
-                "; ".join(run.get("reasons") or []),
-            ]
+            reasons = "; ".join(run.get("reasons") or [])
+            lines[run.get("run_id")] = [run.get("arm"), tag("code", run.get("run_id")), reasons]
     return section("Excluded runs", table(("arm", "run", "by which rule"), lines.values())) if lines else Safe("")
 
 

@@ -142,11 +142,9 @@ def _text(value, x, y, anchor, class_):
 
 def _numbers(row, unit, decimals):
     change = f"{row.change:+.{decimals}f} {unit}".rstrip()
-    return (
-        f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
-        if row.low is not None
-        else f"{change}, no interval"
-    )
+    if row.low is None:
+        return f"{change}, no interval"
+    return f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
 
 
 def _named_bands(panel):
