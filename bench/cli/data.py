@@ -157,14 +157,7 @@ def _lines(facts):
     num_train, num_val = len(facts["train"]), len(facts["val"])
     head = f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"
     cells = [
-        [
-            split,
-            f"{one['num_tokens']:,}",
-            format_bytes(one["num_bytes"]),
-            str(one["max_token"]),
-            one["sha256"],
-            one["file"],
-        ]
+        [split, f"{one['num_tokens']:,}", format_bytes(one["num_bytes"]), *(str(one[key]) for key in REST)]
         for split in ("train", "val")
         for one in facts[split]
     ]

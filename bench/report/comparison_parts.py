@@ -142,7 +142,5 @@ def excluded(against: Mapping[str, dict]) -> Safe:
 def diagnosis(against: Mapping[str, dict]) -> Safe:
     """Where the time went."""
     found = [(name, diagnosis_text.text(one.get("diagnosis") or {})) for name, one in against.items()]
-    parts = [
-        details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", words)) for name, words in found if words
-    ]
+    parts = [details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", text)) for name, text in found if text]
     return section("Diagnosis", *parts) if parts else Safe("")

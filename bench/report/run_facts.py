@@ -49,9 +49,7 @@ def where(run: dict) -> Safe:
         for split in ("train", "val")
         for file in run["data"].get(split) or []
     ]
-    lines = [
-        [key, value if isinstance(value, Safe) else plain(value)] for key, value in facts.items() if value is not None
-    ]
+    lines = [[key, one if isinstance(one, Safe) else plain(one)] for key, one in facts.items() if one is not None]
     head = ("split", "shard", "tokens", "sha256")
     data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
     return section("Where and with what", table((), lines, class_="facts"), data)
