@@ -38,7 +38,7 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
         tag("h1", title),
         tag("div", who, section("Verdict", *parts.verdicts(against)), class_="columns"),
         forest.plot(parts.panels(against, names)),
-        section("Numbers", parts.numbers(names[0], against)),
+        parts.numbers(names[0], against),
         section("Curves", tag("div", *map(figure, charts), class_="columns")) if charts else "",
         parts.excluded(against),
         section("Runs", *(_runs(arm, at) for arm in named)),

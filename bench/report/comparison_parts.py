@@ -82,18 +82,19 @@ def _panel(key, title, ways, against, names):
 
 def numbers(baseline: str, against: Mapping[str, dict]) -> Safe:
     """One table: a line a candidate and measure; then what is known of the losses, in words."""
-    keys = {name: measures.known(one) for name, one in against.items()}
+    known = {name: measures.known(one) for name, one in against.items()}
     lines = [
         [measures.MEASURES[key][0], name, *(cell or None for cell in measures.cells(one, key))]
         for key in measures.MEASURES
         for name, one in against.items()
-        if key in keys[name]
+        if key in known[name]
     ]
     losses = [measures.loss_sentences(one.get("val_loss") or {}, (baseline, name)) for name, one in against.items()]
-    head = ("", "arm", f"mean of {baseline}", "of the arm", *measures.HEAD)
-    return join(
-        [table(head, lines, class_="tight") if lines else "", *(tag("p", words) for some in losses for words in some)]
-    )
+    p = "p, of times after Holm" if len(against) > 1 else "p"
+    head = ["", "arm", f"mean of {baseline}", "of the arm", *(p if word == "p" else word for word in measures.HEAD)]
+    words = [tag("p", sentence) for sentences in losses for sentence in sentences]
+    shown = [table(head, lines, class_="tight")] * bool(lines) + words
+    return section("Numbers", *shown) if shown else Safe("")
 
 
 # ---- what differs, what is excluded, where the time went

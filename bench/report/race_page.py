@@ -32,7 +32,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
         soft("; ".join(_facts(race)), "; ", tag("code", race.get("race_id"))),
         tag("div", _arms(race, baseline, against), _verdict(race, against), class_="columns"),
         forest.plot(parts.panels(against, names)),
-        section("Numbers", parts.numbers(baseline, against)) if against else "",
+        parts.numbers(baseline, against),
         section("Runs, in their order", tag("div", *map(figure, charts), class_="columns"), _runs(runs, at)),
         section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
         parts.excluded(against),
