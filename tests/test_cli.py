@@ -246,7 +246,7 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
 
     def job(overrides, say):
         dataset = SimpleNamespace(train=files[:1], val=files[1:])
-        return prepare.Job(claimed.config(int(overrides[0][5:])), dataset, overrides, [])
+        return prepare.Job(claimed.config(int(overrides[0][5:]), overrides[1:]), dataset, overrides, [])
 
     monkeypatch.setattr(run_verb, "prepare", job)
     reads = []
@@ -257,5 +257,14 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"   sweep  seed=0: complete before, {kept[0].name}, suspect: other programs used 0.50")
     assert lines[1] == f"   sweep  seed=1: complete before, {kept[2].name}"
-    assert lines[-1] == "   sweep  2 of 2 complete" and kept[0].name in lines[-4] + lines[-3]
+    assert lines[2:] == ["   sweep  2 of 2 complete"]  # one config: nothing to rank
     assert len(reads) == 1  # not once a point
+    for seed, train_s in ((0, 10.0), (1, 12.0)):
+        results.add(seed, train_s, 2.5, overrides=["optim.lr=0.002"], source="4")
+    assert run_verb.main(["-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
+    head, _, best, other = (line.split() for line in lines[9:13])
+    assert head[:4] == ["varied", "n", "val_loss_mean", "val_loss_sd"] and head[-1] == "config_id"
+    assert best[:6] == ["optim.lr=0.002", "2", "2.5000", "0.00000", "11.00", "1.414"]
+    assert other[:5] == ["optim.lr=0.0018", "2,", "1", "suspect", "2.7500"]

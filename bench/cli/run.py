@@ -11,7 +11,14 @@ from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.paths import results_root
 from bench.record import index, run_folder
 from bench.record.rows import row_of
-from bench.report import table_text
+from bench.report import table_groups, table_text
+
+SWEEP_SHOWN = (
+    "varied",
+    "n",
+    *(f"{name}_{what}" for name in ("val_loss", "train_s", "step_avg_ms") for what in ("mean", "sd")),
+    "config_id",
+)
 
 
 def main(argv):
@@ -60,6 +67,8 @@ def _sweep(args, argv):
     found = complete_before(jobs)
     for number, run in found.items():
         say("sweep", f"{' '.join(jobs[number].overrides)}: complete before, {run['run_id']}{_doubts(run)}")
+        if exporters := ",".join(jobs[number].config.exporters):
+            say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
     todo = [number for number in range(len(jobs)) if number not in found]
     if todo:
         ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
@@ -70,14 +79,27 @@ def _sweep(args, argv):
         {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
         for number, job in enumerate(jobs)
     ]
-    rows = [row_of(run) for run in found.values() if run["status"] == "complete"]
-    if len(rows) > 1:
-        rows.sort(key=lambda row: row["val_loss"])
-        console.show(["", table_text.of_runs(rows), ""])
+    console.show(_best_first(jobs, found))
     lost = [one for one in answers if one["status"] != "complete"]
     lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
     say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
     return answers
+
+
+def _best_first(jobs, found):
+    """Lines: a table of the configs that completed, means over their seeds; none where there is one alone."""
+    words = {job.config_id: [word for word in job.overrides if not word.startswith("seed=")] for job in jobs}
+    common = set.intersection(*map(set, words.values()))
+    groups = table_groups.groups(row_of(run) for run in found.values() if run["status"] == "complete")
+    rows = [
+        {"varied": " ".join(word for word in words[group["config_id"]] if word not in common)} | group
+        for group in groups
+        if group["val_loss_mean"] is not None
+    ]
+    if len(rows) < 2:
+        return []
+    rows.sort(key=lambda row: row["val_loss_mean"])
+    return ["", table_text.fit(rows, SWEEP_SHOWN, SWEEP_SHOWN[:1]), ""]
 
 
 def _runs(numbered, argv):
