@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bench import stats
 from bench.compare import order
 from bench.record.rows import Row
+from bench.text_table import counted
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 NAMES = {
@@ -77,7 +78,7 @@ def _arms(a, b, names):
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
         first = min(row["run_id"] for row in a if identity(row) in both)
-        yield "refusal", f"{_count(len(both), 'run')} in both arms: {first}"
+        yield "refusal", f"{counted(len(both), 'run')} in both arms: {first}"
     for name, rows in zip(names, (a, b), strict=True):
         configs = _known(row["config_id"] for row in rows)
         if len(configs) > 1:
@@ -124,7 +125,7 @@ def _disturbed(a, b, names):
     for name, rows in zip(names, (a, b), strict=True):
         flagged = [row for row in rows if row["num_flagged_steps"]]
         if flagged:
-            runs = f"{_count(len(flagged), 'run')} of {name}"
+            runs = f"{counted(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
             yield "of time", f"{runs} {words}; race again without it"
 
@@ -192,7 +193,10 @@ def _finish_line(a, b, names):
     if all(row["stop_at_target"] for row in a + b):
         missed = [row["run_id"] for row in a + b if not row["target_reached"]]
         if missed:
-            yield "refusal", f"{ran}, and {_count(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
+            yield (
+                "refusal",
+                f"{ran}, and {counted(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}",
+            )
             return
     else:
         refusals = list(_on_the_way((a, b), names, steps, target, ran))
@@ -251,7 +255,3 @@ def _short(text):
 def _some(values, num_shown=3):
     words = [str(value) for value in sorted(values)]
     return ", ".join(words[:num_shown]) + (f" and {len(words) - num_shown} more" if len(words) > num_shown else "")
-
-
-def _count(number, noun):
-    return f"{number} {noun}{'s' if number != 1 else ''}"
