@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import snapshots
@@ -139,6 +140,19 @@ def test_a_run_in_markdown_cannot_break_out_of_its_table(results, capsys):
     words = capsys.readouterr().out
     assert words.startswith("**a\\|b \\<b\\>\\`x\\`**, seed 0")
     assert re.search(r"^\| +4\.2500 \|", words, re.M)
+
+
+def test_where_a_page_lies_is_json_alone_for_programs(results, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+    folder = add(results, 0)
+    for words, key in (
+        ([folder], "page"),
+        ([results, "--out", tmp_path / "site"], "site"),
+        ([folder, "--curves"], "page"),
+    ):
+        assert cli.main([*map(str, words), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [*found] == [key] and Path(found[key]).is_absolute() and Path(found[key]).is_file()
 
 
 def test_wrong_use_is_refused(tmp_path):

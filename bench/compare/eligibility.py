@@ -31,6 +31,7 @@ NAMES = {
     "world_size": "world size",
 }
 
+SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
 
 
@@ -134,7 +135,7 @@ def _setting(a, b, names):
     texts = {row["setting"] for row in a + b}
     settings = [json.loads(text) for text in sorted(texts)]
     found = {
-        key: f"{NAMES[key]} differ: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
+        key: f"{_differ([key])}: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
         for key in NAMES
         if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
     }
@@ -142,8 +143,8 @@ def _setting(a, b, names):
     if len(ids) > 1 and not found:
         found = {None: f"comparability_id differs: {_some(ids)}"}
     yield from (("of time", sentence) for sentence in found.values())
-    if of_losses := [NAMES[key] for key in CHANGE_LOSSES if key in found]:
-        yield "of losses", f"{' and '.join(of_losses)} differ, which may change losses"
+    if of_losses := [key for key in CHANGE_LOSSES if key in found]:
+        yield "of losses", f"{_differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         lacking = [
@@ -177,7 +178,7 @@ def _finish_line(a, b, names):
     targets = {row["target_val_loss"] for row in a + b}
     steps, tokens = ([_known(row[key] for row in rows) for rows in (a, b)] for key in ("num_steps", "batch_tokens"))
     if len(set.union(*steps)) > 1:
-        ran = "{} ran {} steps and {} {}"
+        ran = "a run of {} is {} steps and one of {} {}"  # true of a run that has not begun, too
         ran, mark = ran.format(names[0], _some(steps[0]), names[1], _some(steps[1])), "steps-differ"
     elif len(set.union(*tokens)) > 1:
         ran = "a step of {} is {} tokens and one of {} {}"
@@ -237,6 +238,12 @@ def _words(values):
             value = ", ".join(f"{count} x " * (count > 1) + _short(kind) for kind, count in kinds.items()) or "none"
         shown.append("unknown" if value is None else str(value))
     return " and ".join(shown)
+
+
+def _differ(keys):
+    """Keys of NAMES -> "torch differs", "torch and GPUs differ"."""
+    verb = "differs" if len(keys) == 1 and keys[0] in SINGULAR else "differ"
+    return f"{' and '.join(NAMES[key] for key in keys)} {verb}"
 
 
 def _short(text):
