@@ -45,7 +45,7 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
     with raise_interrupted() as ignore_signals:
         folder = initial_record.folder_of(job.config, run, results_root())
         try:
-            initial_record.write_inputs(folder, job, env, started_s)
+            initial_record.write_inputs(folder, job, env, started_s, run["code"])
             checks = ready.checks(job, env, meter.foreign_cpu_cores())
             if series is None:  # else they were shown before the first
                 ready.show_odd(checks)
