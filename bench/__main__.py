@@ -8,6 +8,7 @@ import sys
 
 from bench import paths
 from bench.cli import CHECKOUT_VERBS, VERBS
+from bench.config import groups
 
 NOT_OURS = (
     errno.EACCES,
@@ -17,10 +18,12 @@ NOT_OURS = (
     errno.EDQUOT,
     errno.ENAMETOOLONG,
 )  # of a file: a sentence is enough
+INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
 
+--config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 ./run.sh --version, with commit, Python and torch.
 Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
@@ -46,6 +49,11 @@ def main(argv: list[str]) -> int:
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
+        rest = _use_config_dir(rest)
+        if verb in INTRODUCED and not {"-h", "--help", "--race"} & set(rest):
+            introduction = groups.introduction()
+            if introduction:
+                print(f"    conf  {introduction}", file=sys.stderr)
         return module.main(rest)
     except BrokenPipeError:
         raise
@@ -57,6 +65,23 @@ def main(argv: list[str]) -> int:
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def _use_config_dir(words):
+    """The words without --config-dir DIR, which this process and those that it starts then use."""
+    rest = []
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, folder = word.partition("=")
+        if name != "--config-dir":
+            rest.append(word)
+            continue
+        folder = folder if equals else next(waiting, "")
+        if not folder:
+            raise ValueError("--config-dir: name a folder that holds groups of your own, such as model/mine.yaml")
+        os.environ[groups.VARIABLE] = folder
+        groups.own_folders()  # refused here, whatever the verb
+    return rest
 
 
 class Renaming:

@@ -1,16 +1,57 @@
 """The command `speedrun` of a wheel, in which this file is speedrun_bench/__init__.py, beside bench/ and models/.
 
 The two are on the path of this program's processes only: a user's own `import bench` or `import models` finds theirs.
+In a program of the user's, `from speedrun_bench.compat import CUDATimer` is `from bench.compat import CUDATimer` in a
+checkout, and `speedrun_bench.models` is `models`.
 """
 
+import importlib
+import importlib.abc
+import importlib.util
 import os
 import sys
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def main() -> None:
     """What ./run.sh is in a checkout."""
     os.environ["SPEEDRUN_CWD"] = os.getcwd()
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    sys.path.insert(0, FOLDER)
     from bench.__main__ import run
 
     run()
+
+
+class Rooms(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """speedrun_bench.ROOM is the module bench.ROOM itself, under a second name."""
+
+    _first_specs = {}  # of what is being imported
+
+    def find_spec(self, name, path=None, target=None):
+        package, _, rest = name.partition(".")
+        if package != __name__ or not rest:
+            return None
+        top = rest.partition(".")[0]
+        return importlib.util.spec_from_loader(
+            name, self, origin=rest if top in ("bench", "models") else f"bench.{rest}"
+        )
+
+    def create_module(self, spec):
+        top = spec.origin.partition(".")[0]
+        if FOLDER not in sys.path:
+            sys.path.append(FOLDER)  # last: a module of the user's of that name stays theirs
+        found = importlib.import_module(top)
+        if not (found.__file__ or "").startswith(FOLDER):
+            words = f"{spec.name} needs the harness's module {top}, and a module of yours has that name: rename it"
+            raise ImportError(f"{words} ({found.__file__})")
+        module = importlib.import_module(spec.origin)
+        self._first_specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        """It has been executed under its first name, whose spec the import system has just replaced."""
+        module.__spec__ = self._first_specs.pop(module.__spec__.name)
+
+
+sys.meta_path.insert(0, Rooms())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 CONF = REPO / "conf"
+MARK = "speedrun.yaml"  # in a user's conf/: ./run.sh init made it; a conf/ without it is some other program's
 INSTALLED = (REPO / "__init__.py").exists()  # what bench/installed.py is in a wheel
 PUBLISHED = "published"  # copies for git, in results/: what searches a results folder skips it
 
@@ -24,8 +25,17 @@ def of_user(word: str | Path) -> Path:
 
 
 def project_folder() -> Path:
-    """The folder of results/ and .data/: the checkout, or where the user stands when the program is installed."""
-    return Path(working_folder()) if INSTALLED else REPO
+    """The folder of results/ and .data/: the checkout, or where the user stands.
+
+    The latter when the program is installed, or the folder is a project that ./run.sh init made.
+    """
+    return Path(working_folder()) if INSTALLED or own_conf() else REPO
+
+
+def own_conf() -> Path | None:
+    """conf/ of the project that the user stands in, made by ./run.sh init; None where there is none."""
+    folder = Path(working_folder(), "conf").absolute()
+    return folder if (folder / MARK).is_file() else None
 
 
 def results_root() -> Path:

@@ -178,7 +178,7 @@ class Racers:
         )  # the order is the same in every run of the tests
         monkeypatch.setattr(arm_process, "facts", self.facts)
         monkeypatch.setattr(arm_process, "start", self.start)
-        monkeypatch.setattr(arm_process, "source_sha256", lambda folder: ("41" * 64)[:64])
+        monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" * 64)[:64])
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))
 
     def facts(self, folder, overrides, results):

@@ -81,6 +81,11 @@ def test_the_run_in_quarters_shows_where_along_it_the_change_lies():
     assert found["stretches"][3]["change_pct"] == 25.0
 
 
+def test_steps_of_no_time_which_logs_of_whole_milliseconds_have_give_no_per_cent():
+    found = between_runs.of_runs([run([0.0] * 8)], [run([1.0] * 8)])
+    assert [(one["change_ms"], one["change_pct"]) for one in found["stretches"]] == [(1.0, None)] * 4
+
+
 def test_flagged_steps_are_left_out_and_only_common_steps_count():
     b = run([999.0, 42.0, 42.0, 42.0], flags={1: "profiler"})
     found = between_runs.of_runs([run([40.0, 40.0, 40.0])], [b])

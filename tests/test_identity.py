@@ -11,6 +11,7 @@ import pytest
 from bench.claims import rules
 from bench.cli import judge, race, run
 from bench.compare import differences, eligibility
+from bench.launch import prepare
 from bench.machine import code_state, syntax
 from bench.paths import REPO
 from bench.race import arm_process
@@ -310,11 +311,11 @@ def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_wheth
 
 
 def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, code, monkeypatch):
-    monkeypatch.setattr(run, "REPO", code)
+    monkeypatch.setattr(prepare, "REPO", code)
     config = claimed.config(0)
     train, val = (SimpleNamespace(sha256=sha256) for sha256 in (config.data.train_sha256, config.data.val_sha256))
-    config_id = run_folder.read(add(results, code, 0))["config_id"]
-    job = SimpleNamespace(config=config, config_id=config_id, dataset=SimpleNamespace(train=[train], val=[val]))
+    job = prepare.Job(config, SimpleNamespace(train=[train], val=[val]), [], [])
+    assert run_folder.read(add(results, code, 0))["config_id"] == job.config_id
     comment(code)
     comment(code, "models/gpt2.py")
     assert run.already_complete(job)["seed"] == 0
@@ -328,7 +329,7 @@ def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results
     monkeypatch.setattr(results, "add", lambda *args: add_run(*args, change=of_code(code)))
     arms = claimed.Racers(results, lambda arm, seed: 10.0 + 0.01 * seed)
     arms.install(monkeypatch)
-    monkeypatch.setattr(arm_process, "source_sha256", lambda folder: source_sha256(code))
+    monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: source_sha256(code, own))
     planned = code_state.source_sha256(code)
     monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | {"source_sha256": planned})
 

@@ -20,11 +20,12 @@ TABLE = {
     "stats": "",
     "web": "",
     "atomic": "units",
+    "own_code": "paths",
     "private": "atomic",
     "data": "atomic",
-    "config": "paths",
-    "data.sources": "atomic data paths units",
-    "machine": "atomic paths private units",
+    "config": "own_code paths",
+    "data.sources": "atomic data own_code paths units",
+    "machine": "atomic own_code paths private units",
     "trace": "machine text_table units",
     "telemetry": "machine units",
     "memory": "atomic machine paths private units web",
@@ -34,23 +35,25 @@ TABLE = {
     "exporters": "atomic config paths private record units utc",
     "profiling": "atomic config machine paths text_table trace units web",
     "diagnosis": "machine paths record stats text_table trace utc",
-    "instruments": "atomic config memory paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments machine memory paths record units utc",
+    "instruments": "atomic config memory own_code paths private profiling telemetry units",
+    "training": "atomic config data data.sources instruments machine memory own_code paths record units utc",
     "compat": "memory training units",
-    "launch": "atomic config data.sources diagnosis exporters instruments machine paths private record training "
-    "units utc",
+    "launch": "atomic config data.sources diagnosis exporters instruments machine own_code paths private record "
+    "training units utc",
     "compare": "config diagnosis importers paths record stats text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats text_table units utc web",
-    "race": "atomic compare data.sources instruments launch machine paths record report stats text_table utc",
+    "race": "atomic compare data.sources instruments launch machine own_code paths record report stats text_table utc",
     "claims.rules": "compare config instruments machine race record",
     "claims": "claims.rules compare config paths private race record report stats text_table",
     "overhead": "data instruments launch machine paths stats training",
+    "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report text_table trace units utc",
-    "__main__": "cli paths",  # it finds a verb in cli/ by its name
+    "__main__": "cli config paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
+    "cli/starter/my_model.py",
     "data/loader.py",
     "launch/agent.py",
     "overhead/loop.py",

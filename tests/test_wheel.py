@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -16,10 +18,10 @@ ROOMS = ("bench", "models", "conf")
 PACKAGE = "speedrun_bench"
 
 
-def call(*words, cwd=None):
+def call(*words, cwd=None, timeout_s=240):
     """Without what says where a checkout's things are."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPEEDRUN_", "PYTHON", "GIT_"))}
-    return subprocess.run(list(map(str, words)), cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+    return subprocess.run(list(map(str, words)), cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
 
 
 def must(*words, cwd=None):
@@ -81,7 +83,7 @@ def run(installed):
 def test_the_wheel_holds_every_file_of_the_three_folders_and_no_other_package(wheel):
     sources = [path for room in ROOMS for path in (real_runs.REPO / room).rglob("*") if path.is_file()]
     wanted = {f"{PACKAGE}/{path.relative_to(real_runs.REPO)}" for path in sources if path.suffix != ".pyc"}
-    wanted = wanted - {f"{PACKAGE}/bench/installed.py"} | {f"{PACKAGE}/__init__.py"}
+    wanted = wanted - {f"{PACKAGE}/bench/installed.py"} | {f"{PACKAGE}/__init__.py", f"{PACKAGE}/docs/OWN.md"}
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == wanted
     assert {name.split("/")[0] for name in names} == {PACKAGE, "-".join(wheel.name.split("-")[:2]) + ".dist-info"}
@@ -145,3 +147,53 @@ def test_a_run_is_published_in_the_users_folder(installed, run):
 def test_revisions_are_refused(installed):
     done = installed.speedrun("race", "A.rev=HEAD", "B=", "track=free", "experiment=smoke")
     assert done.returncode == 2 and "does not lie in a git repository" in done.stderr
+
+
+# ---- a program and a project of the user's own
+
+
+def test_the_snippets_of_profiling_work_in_a_program_of_the_users(installed, tmp_path):
+    """PROFILING.md's own loops, with the wheel's name of the package."""
+    blocks = re.findall(r"```python\n(from bench\..*?)```", (real_runs.REPO / "PROFILING.md").read_text(), re.S)
+    timers, profiler = (block.replace("from bench.", "from speedrun_bench.") for block in blocks)
+    given = "model, micro_batches, batches, rank, train = float, [1, 2], range(9), 0, lambda batch: None\n"
+    (tmp_path / "models.py").write_text("mine = True\n")
+    (tmp_path / "loop.py").write_text(f"{given}{timers}\n{profiler}\nimport models\nassert models.mine\n")
+    assert "'forward': " in must(installed.python, "-B", "loop.py", cwd=tmp_path)
+    assert (tmp_path / "traces" / "summary.md").is_file()
+
+
+def test_a_module_of_the_users_that_is_in_the_way_is_named(installed, tmp_path):
+    (tmp_path / "bench.py").write_text("")
+    done = call(installed.python, "-B", "-c", "import speedrun_bench.compat", cwd=tmp_path)
+    assert "a module of yours has that name: rename it" in done.stderr and str(tmp_path / "bench.py") in done.stderr
+
+
+def test_docs_own_md_holds_word_by_word(installed, tmp_path):
+    """Its files are written and its commands are run, in its order, by a shell that finds the installed command."""
+    page = (installed.site / PACKAGE / "docs/OWN.md").read_text()
+    folder, path = tmp_path, f"{installed.python.parent}:{os.environ['PATH']}"
+    num_commands = 0
+    for kind, more, text in re.findall(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", page, re.S | re.M):
+        if kind in ("python", "yaml"):
+            (folder / more).parent.mkdir(parents=True, exist_ok=True)
+            (folder / more).write_text(text)
+        elif kind == "sh":
+            script = f"export PATH={shlex.quote(path)}\n{text}\npwd > {shlex.quote(str(tmp_path / 'folder'))}"
+            done = call("bash", "-ec", script, cwd=folder, timeout_s=900)
+            assert done.returncode == int(more.removeprefix("exit=") or 0), text + done.stdout + done.stderr
+            folder = Path((tmp_path / "folder").read_text().strip())
+            num_commands += len(text.splitlines())
+    assert num_commands >= 15
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
+        ".data",
+        "conf",
+        "logs",
+        "results",
+        "shared",
+    ]
+    records = [real_runs.run_json(path) for path in real_runs.folders(folder / "results")]
+    assert {record["status"] for record in records} == {"complete"}
+    assert all(
+        "own/my_model.py" in record["code"]["files"] for record in records if record["name"].startswith("MyModel")
+    )

@@ -18,6 +18,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "verify": ("verify", "check a run folder against its own record"),
     "data": ("data", "fetch, make or show data"),
     "doctor": ("doctor", "is this machine fit to measure?"),
+    "init": ("init", "make this folder a project: an own model, experiment and track to start from"),
     "bench-self": ("bench_self", "what this harness itself costs"),
     "completion": ("completion", "completion for a shell: source <(./run.sh completion bash)"),
 }

@@ -12,6 +12,7 @@ import sys
 from bench import atomic, text_table, utc
 from bench.compare import calibration, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
+from bench.config import groups
 from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
@@ -155,6 +156,7 @@ def _parser():
         epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
     parser.add_argument(
         "--resolution", type=_pct, metavar="PCT", help="also print how many runs show a change of PCT %%"

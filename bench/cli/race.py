@@ -10,6 +10,7 @@ the first run.  What is measured stays hidden until the race has ended.  Interru
 
 import argparse
 
+from bench.config import groups
 from bench.paths import results_root
 from bench.race import planning, request, runner, state
 from bench.record import named
@@ -78,6 +79,7 @@ def _parser():
         metavar="RACE",
         help="end it without a verdict, where it cannot be resumed; it stays in the ledger",
     )
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print race.json")

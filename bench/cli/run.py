@@ -5,12 +5,11 @@ import json
 
 import yaml
 
-from bench.config import compose, schema
+from bench.config import compose, groups, schema
 from bench.launch import launcher
 from bench.launch.prepare import asked, prepare
 from bench.launch.progress import last_words, say
-from bench.machine import code_state
-from bench.paths import REPO, results_root
+from bench.paths import results_root
 from bench.record import run_folder
 
 
@@ -22,7 +21,7 @@ def main(argv):
         return 0
     if args.multirun:
         return _sweep(compose.sweep(args.overrides), argv)
-    job = prepare(args.overrides, say=lambda text: say("data", text))
+    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
@@ -58,7 +57,7 @@ def _sweep(points, argv):
 
 def already_complete(job):
     """A complete record of the same config, seed, raced code and data, or None.  A race's warm-up runs do not count."""
-    kind = (job.config_id, job.config.seed, code_state.source_sha256(REPO))
+    kind = (job.config_id, job.config.seed, job.source_sha256)
     data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
     for run in run_folder.read_all([results_root() / job.config.track.name]):
         if run["status"] != "complete" or (run.get("race") or {}).get("discarded"):
@@ -70,11 +69,11 @@ def already_complete(job):
 
 
 def _parser():
-    groups = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
+    listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = argparse.ArgumentParser(
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
-        epilog=f"groups:\n{groups}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
+        epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -85,5 +84,6 @@ def _parser():
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
+    parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

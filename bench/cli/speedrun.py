@@ -6,7 +6,7 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 import argparse
 
 from bench.compare import target
-from bench.config import compose
+from bench.config import compose, groups
 from bench.launch import launcher
 from bench.launch.prepare import prepare
 from bench.launch.progress import last_words, say
@@ -70,4 +70,5 @@ def _parser():
     )
     words = "those of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=words)
+    parser.add_argument("--config-dir", **groups.OPTION)
     return parser

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import yaml
 
 from bench import stats
+from bench.config import groups
 from bench.config.schema import TrackRules
-from bench.paths import CONF
 from bench.record.rows import Row
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
@@ -31,8 +31,8 @@ def margin_pct_of(track: str | None) -> float:
 @functools.cache
 def of_track(track: str | None) -> dict:
     """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""
-    name = track if track in {path.stem for path in CONF.glob("track/*.yaml")} else OF_LOGS
-    return yaml.safe_load((CONF / "track" / f"{name}.yaml").read_text())["track"]
+    name = track if track in groups.choices("track") else OF_LOGS
+    return yaml.safe_load(groups.path_of("track", name).read_text())["track"]
 
 
 def of_losses(losses, target_val_loss, p_value):

@@ -12,23 +12,14 @@ import functools
 import yaml
 
 from bench.config import schema
+from bench.config.groups import GROUPS, choices, own_folders, path_of
 from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
 
 PATH_KEYS = ("data.train_glob", "data.val_glob")
-# fmt: off
-GROUPS = (
-    "model", "model/size", "data", "optim", "optim/schedule", "goal", "hardware", "instruments", "exporters", "profile",
-    "track", "experiment",
-)
-# fmt: on
+FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
-
-
-def choices(group: str) -> list[str]:
-    """Names that group= may take, sorted."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def spelled(words: list[str]) -> list[str]:
@@ -66,7 +57,7 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
             groups["track"] = f"track={TRACK_OF_GPUS}"
         elif "experiment" not in groups:  # which may choose its own
             groups["track"] = f"track={_default_track()}"
-    composed = copy.deepcopy(_composed(tuple(sorted(groups.values()))))
+    composed = copy.deepcopy(_composed(tuple(sorted(groups.values())), own_folders()))
     for override in settings:
         _set(composed, override)
     try:
@@ -163,6 +154,11 @@ def _check_group(override):
 def _set(values, override):
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
+    for free in FREE:
+        if key.startswith(f"{free}."):
+            for part in reversed(key.removeprefix(f"{free}.").split(".")):
+                value = {part: value}
+            key = free
     *path, last = key.split(".")
     section = values
     for part in path:
@@ -198,7 +194,7 @@ def _first_line(error):
 
 
 @functools.cache
-def _composed(groups):
+def _composed(groups, folders):
     """What Hydra makes of some group=name, with every setting that there is: a dict: copy it to change it."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -208,15 +204,21 @@ def _composed(groups):
     from omegaconf.errors import OmegaConfBaseException
 
     GlobalHydra.instance().clear()
+    own = [f"hydra.searchpath=[{','.join(map(_searched, folders))}]"] if folders else []
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            composed = hydra_compose(config_name="config", overrides=list(groups))
+            composed = hydra_compose(config_name="config", overrides=[*groups, *own])
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"{' '.join(groups)}: {_first_line(error)}") from None
     composed = filled(schema.Config, OmegaConf.to_container(composed))
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed
+
+
+def _searched(folder):
+    """A folder as an item of Hydra's searchpath."""
+    return "'file://" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _default_track():
@@ -226,7 +228,7 @@ def _default_track():
 
 def _of_track(name):
     """The composed values of a run on the track that changes nothing."""
-    return _composed((f"track={name}",))
+    return _composed((f"track={name}",), own_folders())
 
 
 def _check_track(track):
@@ -246,9 +248,9 @@ def _check_settings(group, chosen):
         if name not in choices(group):
             names = ", ".join(choices(group))
             raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {names}")
-        fill_like(_settings_of(group, name), f"{group}.{name}", settings)
+        fill_like(_settings_of(path_of(group, name))[name], f"{group}.{name}", settings)
 
 
 @functools.cache
-def _settings_of(group, name):
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())[name]
+def _settings_of(path):
+    return yaml.safe_load(path.read_text())

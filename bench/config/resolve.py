@@ -3,6 +3,7 @@
 Every refusal is a ValueError that names the setting, its value and what to try.
 """
 
+from bench import own_code
 from bench.config import schema
 
 
@@ -14,7 +15,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     _resolve_model(config, vocab_size)
     _check_goal(config)
     if config.name is None:
-        config.name = f"{config.model.arch}-{config.optim.name}"
+        config.name = f"{own_code.short(config.model.arch)}-{own_code.short(config.optim.name)}"
     return config
 
 
@@ -66,7 +67,7 @@ def _resolve_batch(config):
 
 def _resolve_model(config, vocab_size):
     model = config.model
-    if model.width % (2 * model.num_heads):
+    if not own_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
         _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:

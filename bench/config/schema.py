@@ -35,16 +35,17 @@ Name = Annotated[
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    arch: str  # models/ARCH.py
+    arch: str  # models/ARCH.py, or a class of the user's own: bench/own_code.py
     num_layers: PositiveInt
     num_heads: PositiveInt
     width: PositiveInt  # of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; None: data.vocab_size rounded up to a multiple of 64
+    args: dict[str, Any] | None = None  # further arguments of the user's own class
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    source: str  # a name in bench.data.sources.SOURCES
+    source: str  # a name in bench.data.sources.SOURCES, or a class of the user's own
     vocab_size: int | None = None  # tokens the data may use; None: the source knows
     seq_len: PositiveInt
     batch_tokens: PositiveInt  # of one optimizer step, over all ranks and micro-steps
@@ -59,6 +60,7 @@ class DataConfig:
     num_train_shards: int | None = None  # hub: how many to fetch
     train_sha256: str | None = None  # pysource, markov: what the made files must hash to
     val_sha256: str | None = None
+    args: dict[str, Any] | None = None  # settings of the user's own source
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,7 @@
 """Plain nested values of yaml and overrides -> dataclasses: keys, types and ranges checked, missing values refused.
 
-A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name".
+A dataclass with a PACKAGE has variants: the class Config of each file in that package, chosen by the value "name", or
+a class of the user's own that extends it.
 """
 
 import copy
@@ -11,6 +12,8 @@ import pkgutil
 import types
 import typing
 from collections.abc import Iterator
+
+from bench import own_code
 
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
@@ -83,6 +86,11 @@ def _variant(cls, values, path=""):
     package, name = getattr(cls, "PACKAGE", None), values.get("name", MISSING)
     if package is None or name == MISSING:
         return cls
+    if own_code.is_import_path(name):
+        own = own_code.load(f"{path}name", name)
+        if not issubclass(own, cls):
+            raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {package}")
+        return own
     names = [module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
     if name not in names:
         folder = package.replace(".", "/")

@@ -88,7 +88,7 @@ def _regions(a, b):
         found[OTHER] = {"a_ms": rest[0], "b_ms": rest[1], "change_ms": rest[1] - rest[0]}
     cancels = any(abs(pair["change_ms"]) > MAX_SHARE_FRAC * abs(whole["change_ms"]) for pair in found.values())
     for pair in found.values():
-        pair["change_pct"] = 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 and pair["b_ms"] >= 0 else None
+        pair["change_pct"] = _change_pct(pair)
         pair["share_frac"] = pair["change_ms"] / whole["change_ms"] if whole["change_ms"] and not cancels else None
     return found
 
@@ -101,6 +101,11 @@ def _pair(a, b):
     return {"a_ms": a_ms, "b_ms": b_ms, "change_ms": b_ms - a_ms}
 
 
+def _change_pct(pair):
+    """None where there is nothing to divide by: a log of whole milliseconds has steps of 0 ms."""
+    return 100 * pair["change_ms"] / pair["a_ms"] if pair["a_ms"] > 0 and pair["b_ms"] >= 0 else None
+
+
 def _stretches(a, b):
     """The run in quarters: does the change lie at the start, at the end, everywhere?"""
     a_ms, b_ms = _medians(a, "step_ms"), _medians(b, "step_ms")
@@ -110,7 +115,7 @@ def _stretches(a, b):
     for first in range(0, len(steps), max(1, size)):
         some = steps[first : first + size]
         pair = _pair({step: a_ms[step] for step in some}, {step: b_ms[step] for step in some})
-        pair["change_pct"] = 100 * pair["change_ms"] / pair["a_ms"]
+        pair["change_pct"] = _change_pct(pair)
         found.append({"first_step": some[0], "last_step": some[-1], **pair})
     return found
 

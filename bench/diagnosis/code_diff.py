@@ -1,16 +1,18 @@
 """What changed in the source between two runs, rebuilt from their folders: commit, patch and untracked sources.
 
 Nothing is checked out and nothing is written into the repository: trees are made in an index and an object store of
-their own.  What a record says is data for git, which refuses paths that lead outside.
+their own.  What a record says is data for git, which refuses paths that lead outside.  The files of the user's own
+classes, which each record holds whole (code/own/), are compared without git.
 """
 
+import difflib
 import functools
 import json
 import os
 import tempfile
 from pathlib import Path
 
-from bench.machine import git
+from bench.machine import code_state, git
 from bench.paths import REPO
 
 MAX_PATCH_CHARS = 200_000
@@ -26,6 +28,9 @@ def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = RE
 
     Lines are None for binary files; the patch is cut to MAX_PATCH_CHARS at a line.  unknown says why there is none.
     """
+    own = _own_change(Path(a_folder), Path(b_folder))
+    if own and _same_but_own(a_folder, b_folder):
+        return _found(own, "", None)
     with tempfile.TemporaryDirectory(prefix="speedrun-code-") as scratch:
         try:
             ask = _git(repo, scratch)
@@ -33,10 +38,45 @@ def of_folders(a_folder: Path | str, b_folder: Path | str, repo: Path | str = RE
             counts = ask("diff", "--numstat", "--no-renames", "-z", *trees, *SHOWN).split("\0")
             patch = ask("diff", "--no-color", "--no-ext-diff", "--no-textconv", *trees, *SHOWN)
         except (Unknown, git.Failed) as error:
-            return {"files": [], "patch": "", "is_cut": False, "unknown": str(error)}
+            return _found([], "", str(error))
+    return _found([*own, *({**_counted(line), "patch": ""} for line in counts if line)], patch, None)
+
+
+def _found(files, patch, unknown):
+    patch = "".join(one.pop("patch") for one in files) + patch
     cut = patch[:MAX_PATCH_CHARS].rpartition("\n")[0] + "\n" if len(patch) > MAX_PATCH_CHARS else patch
-    files = [_counted(line) for line in counts if line]
-    return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": None}
+    return {"files": files, "patch": cut, "is_cut": len(cut) < len(patch), "unknown": unknown}
+
+
+def _own_change(a_folder, b_folder):
+    """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
+    a, b = (
+        {
+            path.relative_to(folder / "code").as_posix(): path
+            for path in (folder / "code/own").rglob("*")
+            if path.is_file()
+        }
+        for folder in (a_folder, b_folder)
+    )
+    found = []
+    for name in sorted(a.keys() | b.keys()):
+        texts = [side[name].read_text(errors="replace").splitlines() if name in side else [] for side in (a, b)]
+        lines = list(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
+        if lines:
+            added, removed = (sum(line[0] == sign for line in lines[2:]) for sign in "+-")
+            patch = "\n".join([*lines, ""])
+            found.append({"path": name, "added": added, "removed": removed, "patch": patch})
+    return found
+
+
+def _same_but_own(*folders):
+    """Whether the records say that nothing of the harness differs."""
+    try:
+        codes = [json.loads(Path(folder, "code/commit.json").read_text()) for folder in folders]
+    except (OSError, ValueError):
+        return False
+    differing = code_state.differing_files(*codes)
+    return differing is not None and all(name.startswith("own/") for name in differing)
 
 
 def _counted(line):

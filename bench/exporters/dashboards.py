@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from bench import atomic, private
-from bench.paths import CONF, REPO
+from bench.config import groups
+from bench.paths import REPO
 
 FOLDER = "dashboards"  # of a run
 OUTCOMES = "dashboards.json"
@@ -25,7 +26,7 @@ TIMEOUT_S = 120.0
 
 def names() -> list[str]:
     """Names of the exporters, sorted."""
-    return sorted(path.stem for path in (CONF / "exporters").glob("*.yaml"))
+    return groups.choices("exporters")
 
 
 def chosen(run: dict) -> dict[str, dict]:
@@ -37,7 +38,7 @@ def chosen(run: dict) -> dict[str, dict]:
 
 def settings_of(run: dict, name: str, changes: Iterable[str] = ()) -> dict:
     """Settings of an exporter: its yaml's, the run's own, then KEY=VALUE words.  ValueError for an unknown key."""
-    settings = yaml.safe_load((CONF / "exporters" / f"{name}.yaml").read_text())[name] | chosen(run).get(name, {})
+    settings = yaml.safe_load(groups.path_of("exporters", name).read_text())[name] | chosen(run).get(name, {})
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals or key not in settings:

@@ -1,18 +1,27 @@
 """Optional measurements: one a file, one yaml each in conf/instruments/, loaded only when chosen.
 
 A new instrument is a new file here with a class INSTRUMENT that extends base.Instrument, and a yaml of the same name.
+One of the user's own is a yaml in their conf/instruments/ whose setting class is an import path (bench/own_code.py).
 """
 
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
+from bench import own_code
 from bench.config import profiler_windows
 from bench.instruments import base
 
 
-def kind(name: str) -> type[base.Instrument]:
-    """The class of an instrument, without torch.  Raises ValueError for a name that has no file."""
+def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
+    """The class of an instrument, without torch.  Raises ValueError for a name without a file, or a wrong class."""
+    if own_code.CLASS in settings:
+        where = f"instruments.{name}.{own_code.CLASS}"
+        own = own_code.load(where, settings[own_code.CLASS])
+        if not issubclass(own, base.Instrument):
+            raise ValueError(f"{where}={settings[own_code.CLASS]}: it must extend bench.instruments.base.Instrument")
+        return own
     module = f"{__name__}.{name}"
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"instruments={name}: there is no bench/instruments/{name}.py")
@@ -21,14 +30,32 @@ def kind(name: str) -> type[base.Instrument]:
 
 def check(chosen: dict[str, dict]) -> None:
     """{name: settings}, all of them.  Raises ValueError for what cannot run."""
-    for name, settings in chosen.items():
-        kind(name).check(settings)
-    profiler_windows.check({name: kind(name).profiler_windows(settings) for name, settings in chosen.items()})
+    kinds = {name: kind(name, settings) for name, settings in chosen.items()}
+    given = {name: _without_class(settings) for name, settings in chosen.items()}
+    for name in chosen:
+        kinds[name].check(given[name])
+    profiler_windows.check({name: kinds[name].profiler_windows(given[name]) for name in chosen})
 
 
-def flagging(names: Iterable[str]) -> list[str]:
-    """Those of the names, sorted, whose instrument flags steps.  Of an old record's instrument nothing is known."""
-    return [name for name in sorted(names) if importlib.util.find_spec(f"{__name__}.{name}") and kind(name).flags_steps]
+def flagging(chosen: Iterable[str] | Mapping[str, dict]) -> list[str]:
+    """Those of the names, sorted, whose instrument flags steps: names alone, or {name: settings}.
+
+    Of an old record's instrument, or of a user's own that is not here, nothing is known: its steps carry the flags.
+    """
+    return [name for name in sorted(chosen) if _flags_steps(name, chosen[name] if isinstance(chosen, Mapping) else {})]
+
+
+def _flags_steps(name, settings):
+    if own_code.CLASS not in (settings or {}):
+        return importlib.util.find_spec(f"{__name__}.{name}") is not None and kind(name).flags_steps
+    try:
+        return kind(name, settings).flags_steps
+    except ValueError:
+        return False
+
+
+def _without_class(settings):
+    return {key: value for key, value in settings.items() if key != own_code.CLASS}
 
 
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
@@ -38,9 +65,9 @@ def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Inst
     """
     made, warnings = [], []
     for name, settings in chosen.items():
-        made_of = kind(name)
+        made_of = kind(name, settings)
         try:
-            made.append(made_of(context, **settings))
+            made.append(made_of(context, **_without_class(settings)))
             made[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
             warnings.append(base.warning(name, "start", error))

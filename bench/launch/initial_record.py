@@ -6,7 +6,7 @@ import time
 import yaml
 
 from bench import atomic, private, utc
-from bench.config import schema
+from bench.config import groups, schema
 from bench.data import sources
 from bench.exporters import dashboards
 from bench.machine import code_state, environment
@@ -50,7 +50,7 @@ def record_of(job, env, command):
         "heartbeat_at": utc.now(),
         "ended_at": None,
         "launcher": environment.this_process(),
-        "command": [private.redact(word, REPO) for word in command],
+        "command": [private.redact(word, REPO) for word in [*command, *groups.as_typed()]],
         "seed": config.seed,
         "config_id": job.config_id,
         "comparability_id": None,
@@ -70,7 +70,7 @@ def record_of(job, env, command):
         "timing_protocol": TIMING_PROTOCOL
         | gc_policy.protocol(config.hardware.gc, config.hardware.gc_every_steps)
         | {"instruments": sorted(config.instruments)},
-        "code": code_state.state(REPO),
+        "code": code_state.state(REPO, job.own_sources),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
         "warnings": dashboards.warnings(config.exporters),
@@ -111,7 +111,7 @@ def write_inputs(folder, job, env, started_s):
     overrides = [private.redact(override, REPO) for override in job.overrides]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    code_state.write(REPO, folder / "code")
+    code_state.write(REPO, folder / "code", job.own_sources)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)

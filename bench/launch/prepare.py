@@ -1,13 +1,16 @@
 """Overrides -> a run that may start: composed, its data found or made, resolved, everything checked."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from bench import instruments, private
+from bench import instruments, own_code, private
 from bench.config import compose, resolve, schema, windows
 from bench.data import sources
-from bench.machine import environment, gpus
+from bench.launch import own_model
+from bench.machine import code_state, environment, gpus
 from bench.paths import REPO, of_user
 
 GLOBS = ("train_glob", "val_glob")
@@ -26,6 +29,21 @@ class Job:
     def config_id(self) -> str:
         return schema.config_id(self.config)
 
+    @property
+    def own(self) -> list[str]:
+        """Import paths of the user's own classes in the config."""
+        return own_code.of_config(schema.to_dict(self.config))
+
+    @property
+    def own_sources(self) -> dict[str, Path]:
+        """own_code.sources() of those classes; {} without any."""
+        return own_code.sources(self.own)
+
+    @property
+    def source_sha256(self) -> str:
+        """The identity of the code that this run races, as it is now."""
+        return code_state.source_sha256(REPO, own=self.own_sources)
+
     def with_seed(self, seed: int) -> "Job":
         """The same run with another seed, 0 or more."""
         overrides = [override for override in self.overrides if not override.startswith("seed=")]
@@ -40,16 +58,26 @@ def this_machine() -> schema.Machine:
 def asked(overrides: list[str]) -> schema.Config:
     """What is asked of this machine, not resolved.  Raises ValueError for the user."""
     config = compose.compose(overrides, this_machine())
-    if config.model.arch not in compose.choices("model"):
-        names = ", ".join(compose.choices("model"))
-        raise ValueError(f"model.arch={config.model.arch}: unknown model; choose from {names}")
+    arch = config.model.arch
+    ours = [name for name in compose.choices("model") if importlib.util.find_spec(f"models.{name}")]
+    if arch not in ours and not own_code.is_import_path(arch):
+        raise ValueError(
+            f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
+        )
     instruments.check(config.instruments)
     return config
 
 
-def prepare(overrides: list[str], fetch: bool = False, say: Callable[[str], None] = print) -> Job:
-    """Makes local data that is missing; fetches only if asked.  Raises ValueError for the user."""
+def prepare(
+    overrides: list[str], fetch: bool = False, say: Callable[[str], None] = print, check_own: bool = True
+) -> Job:
+    """Makes local data that is missing; fetches only if asked.  Raises ValueError for the user.
+
+    check_own: whether a model of the user's own is tried first, which takes seconds.
+    """
     config = asked(overrides)
+    if check_own:
+        own_model.check(config)
     data = config.data
     for name in GLOBS:
         if getattr(data, name) is not None:

@@ -4,7 +4,7 @@ import os
 import sys
 
 from bench.machine import processes
-from bench.paths import REPO
+from bench.paths import REPO, working_folder
 from bench.training import flight_recorder
 
 GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
@@ -12,7 +12,7 @@ GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end 
 
 def environment(hardware):
     """hardware: resolved -> the ranks' environment variables; environment.json records these, not the launcher's."""
-    env = dict(os.environ)
+    env = dict(os.environ) | {"SPEEDRUN_CWD": working_folder()}  # a user's own model is imported from there
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
     if hardware.device == "cpu":
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads beside a busy core: steps 10 to 90 times slower

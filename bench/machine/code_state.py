@@ -10,9 +10,10 @@ Hashes of two versions are never equal, and that says nothing: whether the code 
 import functools
 import glob
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, own_code
 from bench.machine import git, syntax
 from bench.paths import REPO
 from bench.units import MIB
@@ -36,26 +37,33 @@ RACED = (
     "bench/machine/gpus.py",
     "bench/machine/processes.py",
     "bench/record/step_files.py",
+    "bench/own_code.py",
     "bench/units.py",
     "bench/__init__.py",
 )
-OTHER_SOURCES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")
+OTHER_SOURCES = own_code.KERNELS
+NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 # ---- the identity of what is raced
 
 
-def raced_files(repo: Path | str = REPO) -> dict[str, str]:
-    """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted."""
+def raced_files(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
+    """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted.
+
+    own: own_code.sources() of the run, the files of the user's own classes, which are raced too.
+    """
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
-    found = {path.relative_to(repo).as_posix(): _sha256_of(path) for path in paths}
-    return dict(sorted(found.items()))
+    found = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
+    return {name: _sha256_of(path) for name, path in sorted(found.items())}
 
 
-def source_sha256(repo: Path | str = REPO, files: dict[str, str] | None = None) -> str:
-    """One hash over raced_files(repo), or those given.  A hash of another identity version is never equal to it."""
-    lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo) if files is None else files).items()]
+def source_sha256(
+    repo: Path | str = REPO, files: dict[str, str] | None = None, own: Mapping[str, Path] = NONE_OWN
+) -> str:
+    """One hash over raced_files(repo, own), or those given.  One of another identity version is never equal to it."""
+    lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo, own) if files is None else files).items()]
     return hashlib.sha256("\n".join([f"identity version {IDENTITY_VERSION}", *lines]).encode()).hexdigest()
 
 
@@ -93,13 +101,13 @@ def _sha256_of_syntax(source):
 # ---- what a record keeps
 
 
-def state(repo: Path | str = REPO) -> dict:
+def state(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict:
     """A record's "code": identity_version, source_sha256, files, commit, dirty, diff_sha256, untracked.
 
-    files: raced_files(), each hash cut to 12 digits.  The last four are None outside git.
+    files: raced_files(repo, own), each hash cut to 12 digits.  The last four are None outside git.
     dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
     """
-    files = raced_files(repo)
+    files = raced_files(repo, own)
     found = {
         "identity_version": IDENTITY_VERSION,
         "source_sha256": source_sha256(repo, files),
@@ -125,17 +133,18 @@ def diff(repo: Path | str = REPO) -> str:
     )
 
 
-def write(repo: Path | str, folder: Path | str) -> None:
-    """The run folder's code/: commit.json, diff.patch and untracked/ with the sources that git does not know."""
+def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN) -> None:
+    """The run folder's code/: commit.json, diff.patch, untracked/ with the sources that git does not know, and own/."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    found = state(repo)
+    found = state(repo, own)
     atomic.write_json(folder / "commit.json", found)
     (folder / "diff.patch").write_text(diff(repo), errors="surrogateescape")
-    for name in found["untracked"] or ():
-        content = Path(repo, name).read_bytes()
+    copies = {f"untracked/{name}": Path(repo, name) for name in found["untracked"] or ()} | dict(own)
+    for name, path in copies.items():
+        content = path.read_bytes()
         if len(content) <= MAX_UNTRACKED_BYTES:
-            copy = folder / "untracked" / name
+            copy = folder / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content)
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench import own_code
 from bench.machine import code_state
 from bench.machine.processes import child
 from bench.machine.signals import raise_interrupted
@@ -63,16 +64,18 @@ def print_facts(overrides):
         words = "the steps that it disturbs have no time that counts: race without it, and use it in a run of its own"
         print(f"race: instruments.{disturbing[0]}: {words}", file=sys.stderr)
         return 2
-    code = code_state.state(REPO)
+    code = code_state.state(REPO, job.own_sources)
     found = {"name": job.config.name, "config_id": job.config_id, "track": job.config.track.name}
     found |= {key: code[key] for key in ("source_sha256", "commit", "dirty")}
+    found |= {"own": job.own} if job.own else {}
     found |= {"deviations": job.deviations, "session_id": machine.session_id(machine.environment())}
     print(json.dumps(found))
     return 0
 
 
-def source_sha256(folder):
-    return code_state.source_sha256(folder)
+def source_sha256(folder, own=()):
+    """The identity of the code in this folder with the user's own classes of these import paths."""
+    return code_state.source_sha256(folder, own=own_code.sources(own))
 
 
 def start(folder, overrides, results, tag, show=False):

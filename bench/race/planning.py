@@ -9,7 +9,15 @@ from bench.paths import REPO
 from bench.race import arm_process, plan, worktrees
 from bench.record import ledger, race_folder
 
-KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations")  # of an arm's facts, in the plan
+KEPT = (
+    "name",
+    "config_id",
+    "source_sha256",
+    "commit",
+    "dirty",
+    "deviations",
+    "own",
+)  # of an arm's facts, in the plan: own if it has any
 
 
 def begin(request: dict, results: Path) -> Path:
@@ -25,7 +33,7 @@ def begin(request: dict, results: Path) -> Path:
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
         folders = {name: paths.get(f"{prefix}{name}", REPO) for name in asked}
         found = {name: facts(name, folders[name], arm["overrides"], results) for name, arm in asked.items()}
-    arms = {name: asked[name] | {key: one[key] for key in KEPT} for name, one in found.items()}
+    arms = {name: asked[name] | {key: one[key] for key in KEPT if key in one} for name, one in found.items()}
     first = next(iter(found.values()))
     others = {one["track"] for one in found.values()} - {first["track"]}
     if others:

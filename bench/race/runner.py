@@ -84,9 +84,12 @@ def _run_all(race, folders, results, show):
         arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
         if num_attempts >= plan.MAX_ATTEMPTS:
             return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
-        if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm]) != arm["source_sha256"]:
+        if (
+            arm["rev"] is None
+            and arm_process.source_sha256(folders[slot.arm], arm.get("own", ())) != arm["source_sha256"]
+        ):
             raise ValueError(
-                f"{slot.arm}: what is raced (models/, training, data, config, instruments) changed while the race was "
+                f"{slot.arm}: what is raced (models, training, data, config, instruments) changed while the race was "
                 f"running: put it back and ./run.sh race --resume {race.race_id}, "
                 f"or race revisions ({slot.arm}.rev=HEAD)"
             )

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
+from bench import own_code
 from bench.config.schema import Config, num_micro_steps
 from bench.data.loader import Loader, val_batches
 from bench.data.shards import Shard
@@ -197,12 +198,15 @@ def _zero_state(state):
 
 def _build_model(config, device):
     """The same weights on every rank and device: drawn on the CPU from the run's seed."""
-    model = models.load(config.model.arch)(
+    arch = config.model.arch
+    model_class = own_code.load("model.arch", arch) if own_code.is_import_path(arch) else models.load(arch)
+    model = model_class(
         vocab_size=config.model.vocab_size,
         seq_len=config.data.seq_len,
         num_layers=config.model.num_layers,
         num_heads=config.model.num_heads,
         width=config.model.width,
+        **(config.model.args or {}),
     )
     model.init_weights(torch.Generator().manual_seed(config.seed))
     torch.manual_seed(config.seed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import own_code
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
 from bench.data.sources import checked
@@ -49,7 +50,12 @@ class Dataset:
 
 
 def chosen(data) -> Source:
-    """DataConfig -> its Source, settings checked."""
+    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is no Source."""
+    if own_code.is_import_path(data.source):
+        own = own_code.load("data.source", data.source)
+        if not issubclass(own, Source):
+            raise ValueError(f"data.source={data.source}: {own.__name__} must extend bench.data.sources.source.Source")
+        return own(data)
     if data.source not in SOURCES:
         raise ValueError(f"data.source={data.source}: unknown source; choose from {', '.join(SOURCES)}")
     module, name = SOURCES[data.source]

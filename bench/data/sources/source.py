@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, own_code
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.paths import of_user, project_folder
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        return self.data.source
+        return own_code.short(self.data.source)
 
     def files(self) -> dict[str, list[Expected]]:
         """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""
@@ -99,7 +99,9 @@ class Made(Source):
         raise NotImplementedError
 
     def folder(self):
-        text = json.dumps(self.recipe(), sort_keys=True)
+        files = own_code.sources(filter(own_code.is_import_path, [self.data.source]))  # a user's code decides the bytes
+        own = {"code": {name: shards.sha256(path) for name, path in files.items()}} if files else {}
+        text = json.dumps(self.recipe() | own, sort_keys=True)
         return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def files(self):

@@ -1,0 +1,41 @@
+"""Make this folder a project of your own.  ./run.sh init      an own model, experiment and track to start from
+
+Writes conf/ and my_model.py into the folder you stand in; a file that is there stays as it is.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from bench.paths import REPO, working_folder
+
+STARTER = Path(__file__).with_name("starter")
+NEXT = """
+next:  ./run.sh run model=mine track=free goal.num_steps=20      a short run of it
+       ./run.sh race A= B=model=mine track=free goal.num_steps=40 n=2      is it faster than the default?
+       ./run.sh table      what was run here; records are in results/, data in .data/
+the guide:  {guide}"""
+
+
+def main(argv):
+    """Exit codes: 0 done, 2 wrong use."""
+    _parser().parse_args(argv)
+    folder = Path(working_folder()).absolute()
+    if folder.is_relative_to(REPO):
+        raise ValueError(f"{folder}: this is the harness's own folder: make one of your own and stand there")
+    for source in sorted(path for path in STARTER.rglob("*") if path.suffix in (".py", ".yaml")):
+        name = source.relative_to(STARTER)
+        if (folder / name).exists():
+            print(f"    kept  {name}, which was there")
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / name)
+        print(f"   wrote  {name}")
+    print(NEXT.format(guide=REPO / "docs" / "OWN.md"))
+    return 0
+
+
+def _parser():
+    return argparse.ArgumentParser(
+        prog="./run.sh init", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )

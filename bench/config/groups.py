@@ -1,0 +1,121 @@
+"""The folders that choices come from: conf/ of this program, then those of the user.
+
+A user's folder is conf/ of the project they stand in, where `./run.sh init` made it (it holds speedrun.yaml); the one
+that --config-dir names; and those of installed packages, by the entry points of ENTRY_POINTS.  It has the same groups
+as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
+"""
+
+import functools
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from bench.paths import CONF, of_user, own_conf, working_folder
+
+# fmt: off
+GROUPS = (
+    "model", "model/size", "data", "optim", "optim/schedule", "goal", "hardware", "instruments", "exporters", "profile",
+    "track", "experiment",
+)
+# fmt: on
+VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the runs that it starts
+OPTION = {
+    "metavar": "DIR",
+    "help": "a folder of groups of your own, used beside conf/",
+}  # of parsers: __main__ takes it
+ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
+
+
+def choices(group: str) -> list[str]:
+    """Names that group= may take, sorted."""
+    return sorted(_files()[group])
+
+
+def path_of(group: str, name: str) -> Path:
+    """The yaml of a choice.  KeyError where there is none: ask choices() first."""
+    return _files()[group][name]
+
+
+def own_folders() -> tuple[Path, ...]:
+    """The user's folders, without this program's.  ValueError: one that is named is not there, or has no group."""
+    named = os.environ.get(VARIABLE)
+    return _own_folders(own_conf(), of_user(named).absolute() if named else None)
+
+
+def as_typed() -> list[str]:
+    """--config-dir of this process as its user typed it, for a record's command; [] without."""
+    named = os.environ.get(VARIABLE)
+    return ["--config-dir", named] if named else []
+
+
+def introduction() -> str | None:
+    """Which folders of the user's are used and what they add, a line for a person; None without any."""
+    lines = []
+    for folder in own_folders():
+        added = [f"{group}={name}" for group in GROUPS for name in _names(folder, group)]
+        lines.append(f"{_shown(folder)} adds {', '.join(added) or 'nothing yet'}")
+    return "; ".join(lines) or None
+
+
+def _files():
+    return _by_group((CONF, *own_folders()))
+
+
+@functools.cache
+def _by_group(folders):
+    """{group: {name: path}}.  ValueError: two folders have the same name."""
+    found = {group: {} for group in GROUPS}
+    for folder in folders:
+        for group in GROUPS:
+            for name in _names(folder, group):
+                path = folder / group / f"{name}.yaml"
+                other = found[group].setdefault(name, path)
+                if other != path:
+                    raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
+    return found
+
+
+def _names(folder, group):
+    return sorted(path.stem for path in (folder / group).glob("*.yaml"))
+
+
+@functools.cache
+def _own_folders(conf, named):
+    found = [] if conf is None else [conf]
+    if named is not None:
+        if not named.is_dir():
+            raise ValueError(f"--config-dir {named}: there is no folder of that name")
+        if not any(_names(named, group) for group in GROUPS):
+            raise ValueError(
+                f"--config-dir {named}: it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
+            )
+        found.append(named)
+    found += _installed()
+    return tuple(dict.fromkeys(found))
+
+
+@functools.cache
+def _installed():
+    """Folders of installed packages; none of them is imported for it."""
+    files = [file for folder in sys.path for file in Path(folder).glob("*.dist-info/entry_points.txt")]
+    if not any(f"[{ENTRY_POINTS}]" in file.read_text(errors="replace") for file in files):
+        return []  # in a tenth of the time that importlib.metadata takes
+    from importlib import metadata
+
+    found = []
+    for point in sorted(metadata.entry_points(group=ENTRY_POINTS)):
+        top, *rest = point.value.split(".")
+        spec = importlib.util.find_spec(top)
+        folders = [Path(start, *rest) for start in (spec and spec.submodule_search_locations) or ()]
+        folder = next((folder for folder in folders if folder.is_dir()), None)
+        if folder is None:
+            raise ValueError(
+                f"entry point {ENTRY_POINTS}: {point.name} = {point.value} is no folder of an installed package"
+            )
+        found.append(folder)
+    return found
+
+
+def _shown(folder):
+    return f"{folder.relative_to(working_folder())}/" if folder.is_relative_to(working_folder()) else str(folder)

@@ -1,0 +1,168 @@
+"""Can a model class of the user's own be trained?  Asked before anything is started, and answered with all it lacks.
+
+The launcher has no torch, so a process of its own imports the class, and makes the model on torch's meta device, where
+no memory is needed:  python -m bench.launch.own_model < question.json
+"""
+
+import functools
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+from bench import own_code
+from bench.config import schema
+from bench.machine import code_state
+from bench.paths import REPO, working_folder
+
+METHODS = {  # what a run calls: what it must do
+    "forward": "forward(tokens_BT, targets_BT): the mean loss in nats per token",
+    "init_weights": "init_weights(generator): draw every parameter anew, from a CPU torch.Generator",
+    "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
+    "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
+    "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon may take",
+}
+INHERITED = {  # what LanguageModel's methods use: what it must be
+    "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
+    "blocks": "self.blocks: an nn.ModuleList, whose 2-D weights are the hidden matrices",
+    "num_heads": "self.num_heads: attention heads, for flops_per_token",
+    "head_dim": "self.head_dim: the width of a head, for flops_per_token",
+    "head_weight": "head_weight(): the [V, D] matrix of the output, for flops_per_token",
+}
+REMEDY = (
+    "class {name}(LanguageModel) with `from models.base import LanguageModel` inherits forward, flops_per_token and "
+    "hidden_matrices; `./run.sh init` writes an example"
+)
+
+
+def check(config: schema.Config) -> None:
+    """Raises ValueError that names all that config.model's class lacks; nothing for a model of models/."""
+    model = config.model
+    if not own_code.is_import_path(model.arch):
+        if model.args:
+            raise ValueError(f"model.args={model.args}: model.arch={model.arch} takes none: remove it")
+        return
+    question = schema.to_dict(model) | {"seq_len": config.data.seq_len, "optim": config.optim.name}
+    files = code_state.raced_files(REPO, own_code.sources([model.arch]))
+    faults = _answer(json.dumps(question, default=str), tuple(files.items()))
+    if faults:
+        lines = "".join(f"\n  - {fault}" for fault in faults)
+        remedy = "\n" + REMEDY.format(name=own_code.short(model.arch)) if len(faults) > 1 else ""
+        raise ValueError(f"model.arch={model.arch} cannot be trained:{lines}{remedy}")
+
+
+@functools.lru_cache(maxsize=256)  # a sweep asks for every point
+def _answer(question, files):
+    env = os.environ | {"SPEEDRUN_CWD": working_folder()}
+    words = [sys.executable, "-m", "bench.launch.own_model"]
+    done = subprocess.run(words, cwd=REPO, env=env, input=question, capture_output=True, text=True)
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return [f"importing it ended the process with exit code {done.returncode}: {last}"]
+
+
+# ---- in the process that has torch
+
+
+def faults_of(question: dict) -> list[str]:
+    """A ModelConfig's values with seq_len and optim -> sentences, each something that the class lacks."""
+    import torch
+
+    try:
+        model_class = own_code.load("model.arch", question["arch"])
+    except ValueError as error:
+        return [str(error).partition(": ")[2]]
+    if not issubclass(model_class, torch.nn.Module):
+        return [f"{model_class.__name__} is no torch.nn.Module"]
+    shape = {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
+    arguments = {"vocab_size": question["vocab_size"] or 64, **shape}
+    faults = _faults_of_methods(model_class, question["optim"])
+    wrong_arguments = _faults_of_arguments(model_class, arguments, question["args"] or {})
+    faults += wrong_arguments
+    if not wrong_arguments:
+        faults += _faults_of_model(model_class, arguments | (question["args"] or {}), question, bool(faults))
+    return faults
+
+
+def _faults_of_methods(model_class, optim):
+    import torch
+
+    wanted = {name: words for name, words in METHODS.items() if name != "hidden_matrices" or optim == "muon"}
+    lacking = [name for name in wanted if not callable(getattr(model_class, name, None))]
+    if model_class.forward is torch.nn.Module.forward:
+        lacking.insert(0, "forward")
+    return [f"it lacks {wanted[name]}" for name in lacking]
+
+
+def _faults_of_arguments(model_class, arguments, args):
+    parameters = list(inspect.signature(model_class.__init__).parameters.values())[1:]
+    named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    needed = {one.name for one in parameters if one.name in named and one.default is one.empty}
+    faults = [
+        f"model.args.{name} is given by the harness: remove it from model.args" for name in arguments if name in args
+    ]
+    if not takes_all:
+        faults += [f"its __init__ must take {name}" for name in arguments if name not in named]
+        has = ", ".join(sorted(named - arguments.keys())) or "no more than the usual ones"
+        faults += [f"model.args.{name}: its __init__ takes {has}" for name in args if name not in named]
+    unset = sorted(needed - arguments.keys() - args.keys())
+    return faults + [f"its __init__ needs {name}: give model.args.{name}" for name in unset]
+
+
+def _faults_of_model(model_class, arguments, question, has_faults):
+    """What only a model that is made can show.  What the meta device cannot do is no fault."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = model_class(**arguments)
+    except Exception as error:
+        return [] if _is_of_meta(error) else [f"it cannot be made with {_words(arguments)}: {_failure(error)}"]
+    faults = _faults_of_inherited(model, question["optim"])
+    if has_faults or faults:
+        return faults
+    try:
+        tokens_BT = torch.zeros(1, question["seq_len"], dtype=torch.int64, device="meta")
+        with torch.no_grad():
+            loss = model(tokens_BT, tokens_BT)
+        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        if shape != ():
+            faults.append(f"forward must return one number, the mean loss as a tensor of shape (); it returns {shape}")
+        model.flops_per_token(question["seq_len"]), model.flops_per_token_causal(question["seq_len"])
+    except Exception as error:
+        faults += [] if _is_of_meta(error) else [f"a forward pass fails: {_failure(error)}"]
+    return faults
+
+
+def _faults_of_inherited(model, optim):
+    from models.base import LanguageModel
+
+    def inherits(name):
+        return getattr(type(model), name, None) is getattr(LanguageModel, name)
+
+    used = ["logits"] if inherits("forward") else []
+    if inherits("hidden_matrices") and (optim == "muon" or inherits("flops_per_token")):
+        used += ["blocks"]
+    if inherits("flops_per_token") or inherits("flops_per_token_causal"):
+        used += [name for name in ("blocks", "num_heads", "head_dim", "head_weight") if name not in used]
+    return [f"it lacks {INHERITED[name]}" for name in used if not hasattr(model, name)]
+
+
+def _is_of_meta(error):
+    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+
+
+def _failure(error):
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}{own_code.line_of(error)}"
+
+
+def _words(arguments):
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(faults_of(json.load(sys.stdin))))

@@ -1,0 +1,194 @@
+"""A user's own classes, named by an import path in a setting, and the source files that come with them.
+
+An import path is MODULE:NAME (my_pkg.my_model:Net) or FILE.py:NAME (my_model.py:Net, from the user's folder).  Settings
+that take one: model.arch, optim.name, optim.schedule.name, data.source, instruments.NAME.class.
+"""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bench.paths import REPO, of_user, working_folder
+
+OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
+CLASS = "class"  # the setting of an instrument of the user's own
+KERNELS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx")  # sources that a Python file may build and load
+
+
+def is_import_path(name: Any) -> bool:
+    """Whether a setting's value names a class of the user's own."""
+    return isinstance(name, str) and ":" in name
+
+
+def short(name: str) -> str:
+    """my_model.py:Net -> Net; another name stays as it is."""
+    return name.rpartition(":")[2]
+
+
+def of_config(config: dict[str, Any]) -> list[str]:
+    """The import paths in a config's nested values, sorted."""
+    optim = config["optim"]
+    names = [
+        config["model"]["arch"],
+        optim["name"],
+        (optim.get("schedule") or {}).get("name"),
+        config["data"]["source"],
+    ]
+    names += [settings[CLASS] for settings in config["instruments"].values() if CLASS in (settings or {})]
+    return sorted({name for name in names if is_import_path(name)})
+
+
+# ---- import
+
+
+def load(where: str, import_path: str) -> Any:
+    """The class that an import path names.  where: the setting, for the message.  ValueError: what is wrong with it."""
+    module_name, _, name = import_path.partition(":")
+    if not name.isidentifier():
+        raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
+    try:
+        module = _module(module_name)
+    except Exception as error:  # whatever the user's file raises while it is imported
+        raise ValueError(f"{where}={import_path}: {_import_failure(module_name, error)}") from error
+    if not hasattr(module, name):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        found = f"it has {', '.join(classes)}" if classes else "it has no class"
+        raise ValueError(f"{where}={import_path}: there is no {name} in {module_name}; {found}")
+    if not isinstance(getattr(module, name), type):
+        raise ValueError(f"{where}={import_path}: {name} is a {type(getattr(module, name)).__name__}, not a class")
+    return getattr(module, name)
+
+
+def _module(name) -> ModuleType:
+    path = _file(name)
+    _search(working_folder(), *([] if path is None else [str(path.parent)]))
+    if path is None:
+        return importlib.import_module(name)
+    known_as = "own_" + re.sub(r"\W", "_", name)
+    if known_as not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known_as, path)
+        sys.modules[known_as] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[known_as]
+            raise
+    return sys.modules[known_as]
+
+
+def _file(module_name):
+    """The file that is meant, or None where a module's dotted name is."""
+    return of_user(module_name) if module_name.endswith(".py") or os.sep in module_name else None
+
+
+def _search(*folders):
+    """After this program's own folder, which is first, and before installed packages."""
+    for folder in folders:
+        if folder not in sys.path:
+            sys.path.insert(1, folder)
+
+
+def _import_failure(module_name, error):
+    if isinstance(error, FileNotFoundError) and _file(module_name) is not None and not _file(module_name).exists():
+        return f"there is no file {_file(module_name)}"
+    words = f"{type(error).__name__}: {error}"
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if missing.partition(".")[0] in OURS:
+        words += f"; {missing.partition('.')[0]} is the harness's own package here: give yours another name"
+    if "no known parent package" in str(error):
+        words += "; a file alone has none: write my_package.my_model:NAME instead of the file"
+    return f"cannot be imported: {words}{line_of(error)}"
+
+
+def line_of(error: BaseException) -> str:
+    """ " (my_model.py, line 12)": where in the user's folder it was raised, innermost; "" where it was not there."""
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        path = Path(frame.tb_frame.f_code.co_filename)
+        if path.is_relative_to(working_folder()) and not path.is_relative_to(REPO):
+            found = f" ({path.relative_to(working_folder())}, line {frame.tb_lineno})"
+        frame = frame.tb_next
+    return found
+
+
+# ---- the source files, found without importing them: launching asks for them before every run
+
+
+def sources(import_paths: Iterable[str]) -> dict[str, Path]:
+    """{"own/my_model.py": its path} of the files named and of every module of the user's that these import, sorted.
+
+    A module of the user's lies in their folder, beside the file named, or in the package named.  An import by a name
+    that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
+    """
+    found = {}
+    for import_path in import_paths:
+        name = import_path.partition(":")[0]
+        path = _file(name)
+        roots = [Root(Path(working_folder()))] + ([] if path is None else [Root(path.parent)])
+        if path is None and not _of_module(name, roots):
+            roots = _installed(name)
+        waiting = _of_module(name, roots) if path is None else [path]
+        while waiting:
+            file = waiting.pop()
+            base = next((root.folder for root in roots if file.is_relative_to(root.folder)), file.parent)
+            key = f"own/{file.relative_to(base).as_posix()}"
+            if key not in found and file.is_file():
+                found[key] = file
+                waiting += _named_in(file, base, roots) if file.suffix == ".py" else []
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder whose modules are the user's: all of them, or of an installed package that one alone."""
+
+    folder: Path
+    only: str | None = None
+
+
+def _installed(name):
+    top = name.partition(".")[0]
+    spec = importlib.util.find_spec(top)  # of the first part: nothing is imported
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return [Root(Path(folders[0]).parent, top)] if folders else []
+
+
+def _of_module(name, roots):
+    """The files that importing a dotted name reads, of the first root that has one of them."""
+    parts = name.split(".")
+    for root in roots:
+        starts = [root.folder.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+        files = [file for start in starts for file in (start / "__init__.py", start.with_suffix(".py"))]
+        files = [file for file in files if file.is_file()]
+        if files and parts[0] not in OURS and root.only in (None, parts[0]):
+            return files
+    return []
+
+
+def _named_in(path, base, roots):
+    """The user's files that a Python file imports, inside functions too, and the kernels that it names."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # importing it says so
+        return []
+    package, found = path.relative_to(base).parts[:-1], []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KERNELS):
+            found += [path.parent / node.value, Path(working_folder(), node.value)]
+        found += [file for name in names for file in _of_module(name, roots)]
+    return found

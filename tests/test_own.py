@@ -1,0 +1,330 @@
+"""A user's own model, optimizer, instrument and groups: found, checked before a run, part of what is raced."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import real_runs
+
+from bench import instruments, own_code, paths
+from bench.__main__ import main
+from bench.cli import init
+from bench.config import compose, groups, resolve, schema
+from bench.data import sources
+from bench.diagnosis import code_diff
+from bench.launch import own_model, prepare
+from bench.machine import code_state
+from bench.paths import REPO
+from bench.race import arm_process
+
+NET = """
+from models.gpt2 import GPT2
+class Net(GPT2):
+    def __init__(self, ratio=4, **shape):
+        super().__init__(**shape)
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder that ./run.sh init has been in, where the user stands."""
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    monkeypatch.delenv(groups.VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    modules = set(sys.modules)
+    assert init.main([]) == 0
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def faults(arch, args=None, optim="adamw"):
+    """What the process that has torch answers."""
+    shape = {"num_layers": 2, "num_heads": 2, "width": 16, "vocab_size": 64, "seq_len": 8}
+    return own_model.faults_of({"arch": arch, "args": args, "optim": optim, **shape})
+
+
+# ---- groups
+
+
+def test_init_writes_what_can_be_chosen_and_never_overwrites(project, capsys):
+    assert compose.compose(["model=mine", "track=mine"]).model.args == {"mlp_ratio": 4}
+    (project / "my_model.py").write_text("mine")
+    (project / "conf/track/mine.yaml").unlink()
+    capsys.readouterr()
+    assert init.main([]) == 0
+    shown = capsys.readouterr().out
+    assert "kept  my_model.py" in shown and "wrote  conf/track/mine.yaml" in shown
+    assert (project / "my_model.py").read_text() == "mine"
+
+
+def test_init_refuses_the_harnesss_own_folder(monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_CWD", str(REPO / "docs"))
+    with pytest.raises(ValueError, match="the harness's own folder"):
+        init.main([])
+
+
+def test_a_conf_folder_of_some_other_program_is_left_alone(project, monkeypatch):
+    assert paths.project_folder() == project and "mine" in compose.choices("model")
+    (project / "conf" / paths.MARK).unlink()
+    assert paths.project_folder() == REPO and "mine" not in compose.choices("model")
+    assert groups.introduction() is None
+
+
+def test_a_command_says_first_which_folders_it_uses(project, capsys):
+    assert main(["run", "--cfg", "job", "track=free"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "    conf  conf/ adds model=mine, track=mine, experiment=mine\n" and out.startswith("name:")
+
+
+def test_config_dir_adds_a_folder_for_this_process_and_those_it_starts(project, monkeypatch, capsys):
+    monkeypatch.setenv(groups.VARIABLE, "")
+    write(project / "it's shared/goal/short.yaml", "num_steps: 3\nval_tokens: 1024\nval_every_steps: 3\n")
+    assert main(["run", "--cfg", "job", "--config-dir", "it's shared", "track=free", "goal=short"]) == 0
+    assert "num_steps: 100" in capsys.readouterr().out  # a track wins over groups, as ever
+    assert arm_process.environment(project)[groups.VARIABLE] == "it's shared"
+    assert groups.as_typed() == ["--config-dir", "it's shared"]
+    assert compose.compose(["model=mine", "goal=short", "track=free"]).goal.val_tokens == 16384
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config-dir=nowhere"], "there is no folder of that name"),
+        (["--config-dir", "empty"], "it has none of the groups model, "),
+        (["--config-dir"], "name a folder"),
+    ],
+)
+def test_a_config_dir_without_groups_is_refused(project, monkeypatch, capsys, words, message):
+    monkeypatch.setenv(groups.VARIABLE, "")
+    write(project / "empty/models/mine.yaml", "")
+    assert main(["race", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_name_in_two_folders_is_refused_with_both_files(project):
+    own = write(project / "conf/model/gpt2.yaml", "arch: my_model.py:MyModel\n")
+    groups._by_group.cache_clear()
+    with pytest.raises(ValueError, match="model=gpt2 is in two folders") as refused:
+        compose.compose([])
+    assert str(own) in str(refused.value) and str(REPO / "conf/model/gpt2.yaml") in str(refused.value)
+
+
+def test_an_installed_package_brings_groups_by_its_entry_point(tmp_path, monkeypatch):
+    write(tmp_path / "my_plugin/__init__.py", "raise ImportError('it is not imported for that')")
+    write(tmp_path / "my_plugin/conf/model/theirs.yaml", "defaults: [size: nano, _self_]\narch: my_plugin.net:Net\n")
+    write(tmp_path / "my_plugin-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: my-plugin\nVersion: 1\n")
+    write(tmp_path / "my_plugin-1.dist-info/entry_points.txt", "[speedrun.conf]\ntheirs = my_plugin.conf\n")
+    lines = "from bench.config import compose; print(compose.compose(['model=theirs']).model.arch)"
+    env = {"PYTHONPATH": f"{REPO}:{tmp_path}", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == "my_plugin.net:Net\n", done.stderr
+
+
+# ---- settings
+
+
+def test_the_arguments_of_a_model_are_free_and_part_of_the_config_id(project):
+    def config_of(*words):
+        return resolve.resolve(compose.compose(["model=mine", "track=free", *words]), schema.Machine(0, 2), 257)
+
+    config = config_of("model.args.mlp_ratio=2", "model.args.rope.base=500")
+    assert config.model.args == {"mlp_ratio": 2, "rope": {"base": 500}} and config.name == "MyModel-adamw"
+    assert schema.config_id(config) != schema.config_id(config_of())
+    with pytest.raises(ValueError, match=r"unknown setting model\.argz\.x=1"):
+        compose.compose(["model.argz.x=1"])
+    with pytest.raises(ValueError, match="model.arch=gpt2 takes none"):
+        own_model.check(compose.compose(["model.args.x=1"]))
+
+
+def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(project):
+    text = "from dataclasses import dataclass\nfrom models import optimizers, schedules\n@dataclass(kw_only=True)\n"
+    write(project / "opt.py", f"{text}class Config(optimizers.Config):\n    mix: float\nclass Other: pass\n")
+    write(project / "half.py", f"{text}class Config(schedules.Config):\n    def lr_frac(self, s, n): return 0.5\n")
+    words = ["defaults: [schedule: mine, _self_]", "name: opt.py:Config", "lr: 0.1", "mix: 0.2"]
+    write(project / "conf/optim/mine.yaml", "\n".join(words))
+    write(project / "conf/optim/schedule/mine.yaml", "name: half.py:Config\n")
+    groups._by_group.cache_clear()
+    optim = compose.compose(["optim=mine", "optim.mix=0.3"]).optim
+    assert (optim.mix, optim.schedule.lr_frac(3, 9)) == (0.3, 0.5)
+    with pytest.raises(ValueError, match="mixx"):
+        compose.compose(["optim=mine", "optim.mixx=0.3"])
+    with pytest.raises(ValueError, match="Other must extend the dataclass Config of models.optimizers"):
+        compose.compose(["optim=mine", "optim.name=opt.py:Other"])
+
+
+def test_an_own_instrument_is_loaded_by_its_class_and_one_that_flags_steps_is_known(project):
+    text = "from bench.instruments.base import Instrument\nclass Odd(Instrument):\n    flags_steps = True\n"
+    write(
+        project / "odd.py",
+        text + "    def __init__(self, context, every):\n        self.every = every\nclass No: pass\n",
+    )
+    write(project / "conf/instruments/odd.yaml", "odd: {class: 'odd.py:Odd', every: 5}\n")
+    groups._by_group.cache_clear()
+    chosen = compose.compose(["instruments=[odd,regions]", "instruments.odd.every=2"]).instruments
+    instruments.check(chosen)
+    assert instruments.flagging(chosen) == ["odd"]
+    (odd,), warnings = instruments.load({"odd": chosen["odd"]}, None)
+    assert (odd.every, odd.name, warnings) == (2, "odd", [])
+    with pytest.raises(ValueError, match=r"instruments\.odd\.class=odd.py:No: it must extend"):
+        instruments.check({"odd": {"class": "odd.py:No"}})
+    (project / "odd.py").unlink()
+    assert instruments.flagging({"odd": {"class": "gone.py:Odd"}}) == []
+
+
+def test_an_own_source_makes_other_data_after_an_edit(project, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_DATA", str(project / "data"))
+    text = "from bench.data.sources.source import Made\nclass Few(Made):\n    vocab_size = 9\n"
+    text += "    def recipe(self): return {}\n"
+    write(project / "few.py", text)
+    data = schema.DataConfig(source="few.py:Few", seq_len=1, batch_tokens=1)
+    before = sources.chosen(data).folder()
+    assert before.name.startswith("Few-")
+    write(project / "few.py", text + "# other bytes\n")
+    assert sources.chosen(data).folder() != before
+    with pytest.raises(ValueError, match="there is no Many in few.py; it has Made, Few"):
+        sources.chosen(schema.DataConfig(source="few.py:Many", seq_len=1, batch_tokens=1))
+
+
+# ---- what is raced
+
+
+def test_the_files_of_an_own_class_are_raced_with_all_that_they_import(project):
+    write(project / "net.py", "import lib.deep\nfrom blocks import a\nimport torch\nKERNEL = 'fast.cu'\n" + NET)
+    for name in ("blocks.py", "lib/__init__.py", "lib/deep.py", "lib/more.py", "fast.cu", "other.py"):
+        write(project / name, "")
+    write(project / "lib/deep.py", "from . import more\nfrom models import gpt2\nimport models.other\n")
+    write(project / "models/other.py", "")  # the harness's own models/ is what a run imports
+    found = own_code.sources(["net.py:Net"])
+    assert list(found) == [
+        f"own/{name}" for name in ("blocks.py", "fast.cu", "lib/__init__.py", "lib/deep.py", "lib/more.py", "net.py")
+    ]
+    assert own_code.sources(["lib.deep:Net"]).keys() == {"own/lib/__init__.py", "own/lib/deep.py", "own/lib/more.py"}
+
+    def identity():
+        return code_state.source_sha256(own=own_code.sources(["net.py:Net"]))
+
+    before = identity()
+    assert before != code_state.source_sha256()
+    write(project / "lib/more.py", "# a comment\n")
+    write(project / "other.py", "x = 1")
+    assert identity() == before
+    write(project / "lib/more.py", "x = 1")
+    assert identity() != before
+
+
+def test_an_installed_package_is_raced_alone():
+    assert set(own_code.sources(["hydra.version:Net"])) >= {"own/hydra/version.py", "own/hydra/__init__.py"}
+    assert all(name.startswith("own/hydra/") for name in own_code.sources(["hydra.version:Net"]))
+
+
+def test_a_record_keeps_the_files_and_a_race_knows_an_edit(project, tmp_path):
+    write(project / "net.py", NET)
+    job = prepare.Job(compose.compose(["model=mine", "model.arch=net.py:Net"]), None, [], [])
+    code_state.write(REPO, tmp_path / "code", job.own_sources)
+    assert (tmp_path / "code/own/net.py").read_text() == NET
+    assert "own/net.py" in json.loads((tmp_path / "code/commit.json").read_text())["files"]
+    before = job.source_sha256
+    assert arm_process.source_sha256(REPO, job.own) == before
+    write(project / "net.py", NET + "x = 1\n")
+    assert arm_process.source_sha256(REPO, job.own) != before
+
+
+# ---- checked before a run
+
+
+def test_one_message_names_all_that_a_model_lacks(project):
+    write(project / "net.py", "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width, depth): pass\n")
+    found = "\n".join(faults("net.py:Net", {"dept": 1}, optim="muon"))
+    for lacking in (
+        "forward(",
+        "init_weights(",
+        "flops_per_token(",
+        "flops_per_token_causal(",
+        "hidden_matrices(",
+        "take vocab_size",
+        "takes depth",
+        "needs depth",
+    ):
+        assert lacking in found, found
+
+
+def test_what_language_model_needs_is_named(project):
+    text = "from models.base import LanguageModel\nclass Net(LanguageModel):\n    def __init__(self, **shape):\n"
+    write(project / "net.py", text + "        super().__init__()\n    def init_weights(self, generator): pass\n")
+    found = "\n".join(faults("net.py:Net"))
+    for lacking in ("logits(", "self.blocks", "self.num_heads", "self.head_dim", "head_weight()"):
+        assert lacking in found, found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("gone.py:Net", "", "there is no file"),
+        ("net.py:Net", "import nowhere", "ModuleNotFoundError: No module named 'nowhere' (net.py, line 1)"),
+        ("net.py:Net", "from bench.mine import x", "bench is the harness's own package here"),
+        ("net.py:Net", "from .x import y", "write my_package.my_model:NAME"),
+        ("net.py:Net", "class Nett: pass", "there is no Net in net.py; it has Nett"),
+        ("net.py:Net", "def Net(): pass", "Net is a function, not a class"),
+        ("net.py:Net", "class Net: pass", "Net is no torch.nn.Module"),
+        ("net.py:Net()", "", "write my_model.py:Net"),
+        ("net.py:Net", NET + "        raise KeyError('depth')", "KeyError: 'depth' (net.py, line 6)"),
+        ("net.py:Net", NET + "    def logits(self, t): return self.blocks[0](t.float())", "a forward pass fails"),
+        ("net.py:Net", NET + "    def forward(self, t, y): return self.logits(t)", "it returns (1, 8, 64)"),
+    ],
+)
+def test_a_fault_is_one_sentence(project, name, text, fault):
+    write(project / "net.py", text)
+    (found,) = faults(name)
+    assert fault in found
+
+
+def test_a_model_that_the_meta_device_cannot_make_is_tried_by_the_run(project):
+    write(project / "net.py", NET + "        float(self.token_embedding.weight.sum())\n")
+    assert faults("net.py:Net") == []
+
+
+def test_the_models_of_init_are_fine_and_the_refusal_comes_before_any_run(project):
+    assert faults("my_model.py:MyModel", {"mlp_ratio": 2}, "muon") == []
+    with pytest.raises(
+        ValueError, match=r"model.arch=my_model.py:MyModel cannot be trained:\n  - model.args.mlp_ratioo"
+    ):
+        prepare.prepare(["model=mine", "track=free", "model.args.mlp_ratioo=2"])
+    assert not (project / "results").exists()
+
+
+@pytest.mark.slow
+def test_an_own_model_and_instrument_run_in_two_ranks(project):
+    text = "from bench.instruments.base import Instrument\nclass Count(Instrument):\n    steps = 0\n"
+    write(
+        project / "count.py",
+        text
+        + "    def on_step_end(self, step): self.steps += 1\n    def summary(self): return {'steps': self.steps}\n",
+    )
+    write(project / "conf/instruments/count.yaml", "count: {class: 'count.py:Count'}\n")
+    words = ["model=mine", "track=free", "experiment=smoke", "instruments=[count]", "hardware.num_processes=2"]
+    done = real_runs.bench(project / "results", "run", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = real_runs.folders(project / "results")
+    record = real_runs.run_json(folder)
+    assert record["model"]["arch"] == "my_model.py:MyModel" and record["instrument_summaries"]["count"] == {"steps": 10}
+    assert {"own/count.py", "own/my_model.py"} <= record["code"]["files"].keys()
+    assert (Path(folder) / "code/own/my_model.py").is_file()
+
+
+def test_compare_shows_what_changed_in_the_users_files_without_git(project, tmp_path):
+    for name, text in (("a", NET), ("b", NET.replace("ratio=4", "ratio=2"))):
+        write(project / "net.py", text)
+        code_state.write(REPO, tmp_path / name / "code", own_code.sources(["net.py:Net"]))
+    found = code_diff.of_folders(tmp_path / "a", tmp_path / "b", repo=tmp_path)
+    assert found["files"] == [{"path": "own/net.py", "added": 1, "removed": 1}] and found["unknown"] is None
+    assert "-    def __init__(self, ratio=4, **shape):\n+    def __init__(self, ratio=2" in found["patch"]
