@@ -8,6 +8,7 @@ what, the value, and what to try.
 import copy
 import difflib
 import functools
+import re
 
 import yaml
 
@@ -16,7 +17,8 @@ from bench.config.groups import GROUPS, choices, own_folders, path_of
 from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
 
-PATH_KEYS = ("data.train_glob", "data.val_glob")
+PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
+PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
@@ -67,6 +69,7 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
+    _check_script(composed, overrides)
     return schema.build(schema.Config, composed)
 
 
@@ -121,7 +124,8 @@ def _parsed(word):
 def _quoted(override):
     """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
     key, _, value = override.partition("=")
-    if key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
+    is_plain = key.startswith("script") and PLAIN_PATHS.fullmatch(value)
+    if key not in PATH_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
         return override
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
@@ -154,6 +158,7 @@ def _check_group(override):
 def _set(values, override):
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
+    key = "script.path" if key == "script" and not isinstance(value, dict) else key
     for free in FREE:
         if key.startswith(f"{free}."):
             for part in reversed(key.removeprefix(f"{free}.").split(".")):
@@ -240,6 +245,20 @@ def _check_track(track):
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"
             raise ValueError(f"track.{key}={track[key]}: track {name} says {rule}; {remedy}")
+
+
+def _check_script(composed, overrides):
+    """Without a script there are no settings of one; with one, in place, no model and no optimizer of ours."""
+    if composed["script"]["path"] is None:
+        given = next((word for word in overrides if word.startswith("script.")), None)
+        if given:
+            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py too")
+        composed["script"] = None
+        return
+    for word in overrides:
+        if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
+            raise ValueError(f"{word}: script={composed['script']['path']} has its own model and optimizer: remove it")
+    composed["model"] = composed["optim"] = None
 
 
 def _check_settings(group, chosen):

@@ -115,12 +115,24 @@ class TrackConfig:
 
 
 @dataclass(kw_only=True)
+class ScriptConfig:
+    path: str | None = None  # somebody's own training program, script=train_gpt.py; null: train a model of ours
+    args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
+    python: str | None = None  # the interpreter that runs it; null: this program's own
+    env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
+    dialect: str | None = None  # how its lines read: a name, or a yaml of patterns; null: found in what it prints
+    data: str | None = None  # folder in which it looks for shards; null: data/fineweb10B
+    raw_data: bool | None = None  # give it nanoGPT's train.bin and val.bin there, without a header; null: shards
+
+
+@dataclass(kw_only=True)
 class Config:
     name: Name | None = None  # for people; None: arch-optim
     seed: Annotated[int, Range(lambda value: value >= 0, "use 0 or more")] = 0
-    model: ModelConfig
+    script: ScriptConfig | None = None  # then model and optim are null: the script has its own
+    model: ModelConfig | None
     data: DataConfig
-    optim: optimizers.Config
+    optim: optimizers.Config | None
     goal: GoalConfig
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     track: TrackConfig
@@ -178,9 +190,15 @@ def config_id(config: Config) -> str:
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
+    if values["optim"] is None:
+        return _digest(values)
     schedule = values["optim"].pop("schedule")
     assert schedule.keys() & values["optim"].keys() == {"name"}, "an optimizer and a schedule share a setting's name"
     values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
+    return _digest(values)
+
+
+def _digest(values):
     text = json.dumps(_without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 

@@ -44,8 +44,9 @@ def filled(cls, values):
     cls, whole = _variant(cls, values), dict(values)
     hints = typing.get_type_hints(cls)
     for one in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[one.name]):
-            whole[one.name] = filled(hints[one.name], values.get(one.name) or {})
+        hint = _not_none(hints[one.name])
+        if dataclasses.is_dataclass(hint):
+            whole[one.name] = filled(hint, values.get(one.name) or {})
         else:
             whole.setdefault(one.name, _default(one))
     return whole
@@ -98,6 +99,12 @@ def _variant(cls, values, path=""):
     return importlib.import_module(f"{package}.{name}").Config
 
 
+def _not_none(hint):
+    """T | None -> T; another type as it is."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return next(one for one in typing.get_args(hint) if one is not type(None)) if is_union else hint
+
+
 def _default(one):
     if one.default_factory is not dataclasses.MISSING:
         return one.default_factory()
@@ -106,10 +113,9 @@ def _default(one):
 
 def _checked(where, value, hint):
     """The value as hint wants it (an int becomes a float, a number a word, a dict its dataclass), or ValueError."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    if value is None and _not_none(hint) is not hint:
+        return None
+    hint = _not_none(hint)
     ranges = ()
     if typing.get_origin(hint) is typing.Annotated:
         hint, *ranges = typing.get_args(hint)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks
+from bench.launch import finish, initial_record, ranks, script, script_run
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress, say
 from bench.machine import environment, preflight
@@ -43,21 +43,26 @@ def launch(
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     results = Path(results or results_root())
     child_env = ranks.environment(job.config.hardware)
+    if job.script:
+        child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}")
     with raise_interrupted() as ignore_signals:
         folder = initial_record.folder_of(job.config, run, results)
+        watched = script_run.Watched(folder, job) if job.script else None
         try:
-            initial_record.write_inputs(folder, job, env, started_s)
+            initial_record.write_inputs(folder, job, env, started_s, watched.pipes if watched else ())
             run["preflight"] = _preflight(job, env, results, meter, brief)
-            exit_code, failure = _watch(folder, job, run, child_env, brief)
+            exit_code, failure = _watch(folder, job, run, child_env, brief, watched)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
             exit_code, failure = None, failures.failure(failures.kind_of(error), str(error))
         ignore_signals()  # the record is being finished, and once is enough
+        if watched:
+            failure = watched.conclude(run, exit_code, failure)
         finish.finish(folder, run, exit_code, failure, time.time() - started_s)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)
@@ -80,18 +85,29 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, brief):
+def _watch(folder, job, run, child_env, brief, watched):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     progress = Progress(folder, job.config.goal.num_steps, brief)
     with (
         open(folder / "logs" / "agent.log", "wb") as log,
-        ranks.agent(folder, hardware.num_processes, child_env, log) as process,
+        watched.watching() if watched else contextlib.nullcontext(),
+        ranks.agent(
+            folder,
+            hardware.num_processes,
+            watched.environment(child_env) if watched else child_env,
+            log,
+            watched.program if watched else ranks.WORKER,
+        ) as process,
         progress,
     ):
+        if watched:
+            watched.started(process.pid)
         beat_s = time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not has_ended(process.pid, TICK_S):
+            if watched:
+                watched.tick()
             progress.show()
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:
