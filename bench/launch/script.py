@@ -69,7 +69,7 @@ class Script:
         return {
             "file": self.path.name,
             "args": [private.redact(arg, REPO) for arg in self.args],
-            "python": private.redact(self.python, REPO),
+            "python": None if self.python == sys.executable else private.redact(self.python, REPO),
             "env": {name: private.redact(value, REPO) for name, value in self.env.items()},
             "data": str(self.data),
             "sha256_by_file": self.sha256_by_name,

@@ -49,12 +49,13 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
         count_wall(rows)
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
-    measured, said = _measured(foreign, rows, is_wall), []
-    said += [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
-    said += _of_lines(foreign, runs, of_file, run, name) + script_data.doubts(folder, job, facts["opened"])
+    measured = _measured(foreign, rows, is_wall)
+    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
+    said += [*_of_lines(foreign, runs), *script_data.doubts(folder, job, facts["opened"])]
     said += [f"{one} changed while it ran" for one in script_folder.changed(job.script, folder / script_folder.WORK)]
     if math.log(job.dataset.vocab_size) * TRAINED_FRAC > (_first_loss(rows) or math.inf):
         said.append(f"its loss at step 0 is already {_first_loss(rows):.3f}: it trained before its clock")
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, said, telemetry)
     run["script"] |= {"step_avg_meaning": foreign.step_avg_meaning, "declared_steps": foreign.declared_steps}
@@ -115,13 +116,18 @@ def _measured(foreign: Run, rows, is_wall):
     return found | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
 
 
-def _of_lines(foreign, runs, of_file, run, name):
+def unmatched(of_file, dialect):
+    """A doubt of what was read, not of the script."""
+    if of_file["unmatched"]:
+        number, text = of_file["unmatched"][0]
+        words = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} and are none; the first"
+        yield {"rank": 0, "instrument": "import", "doubt": f"{words}: {text[:80]!r}"}
+
+
+def _of_lines(foreign, runs):
     """What the lines themselves give to doubt."""
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
-    if of_file["unmatched"]:
-        number, text = of_file["unmatched"][0]
-        yield f"{len(of_file['unmatched'])} lines look like metric lines of {name} and are none; the first: {text[:80]!r}"
     last = foreign.declared_steps or foreign.num_steps
     if foreign.val_loss is None:
         yield "it printed no validation: its loss is unknown"
@@ -190,7 +196,7 @@ def _write_result(folder, facts, measured, said, telemetry):
         "torch_facts": (first.get("torch") or {}) | ({"python": first["python"]} if "python" in first else {}),
         "instrument_summaries": {"telemetry": telemetry["summary"]} if telemetry["summary"] else {},
         "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
-        + [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in telemetry["doubts"]],
+        + telemetry["doubts"],
         "warnings": telemetry["warnings"],
     }
     if telemetry.get("foreign_cpu_cores") is not None:

@@ -7,6 +7,7 @@ conclude() once the ranks have ended.
 import contextlib
 import os
 import signal
+import traceback
 from pathlib import Path
 
 from bench import atomic
@@ -112,7 +113,11 @@ class Watched:
         except OSError as error:
             found = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
-            found = failures.failure("no_metric_lines", f"{type(error).__name__}: {error}")
+            (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
+            words = f"what the script printed cannot be read: {type(error).__name__}: {error}"
+            found = failures.failure("exception", words)
+        if failure and failure["step"] is None:
+            failure["step"] = self._last.get("step")
         return failure or found
 
     def _telemetry(self):
@@ -127,7 +132,8 @@ class Watched:
             {"rank": None, "instrument": "telemetry", "edge": "run end", "error": words}
             for words in join.warnings(joined, self._stopped["report"])
         ]
-        return found | {"summary": summary, "doubts": throttling.doubts(summary), "warnings": self._warnings + said}
+        doubts = [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in throttling.doubts(summary)]
+        return found | {"summary": summary, "doubts": doubts, "warnings": self._warnings + said}
 
 
 def end_what_is_left(folder: Path) -> None:

@@ -71,6 +71,7 @@ class Counted(TypedDict):
     val_tokens: int | None
     setting: str  # JSON of setting()
     machine_doubts: list[str]
+    script_doubt: str | None  # the first reason not to trust what a script printed of itself
     headline: str | None
     log_id: str | None
     identity_version: int | None
@@ -129,6 +130,7 @@ def _counted(run, complete) -> Counted:
         "val_tokens": goal.get("val_tokens"),
         "setting": ENCODE(setting(run)),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
+        "script_doubt": next((one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script"), None),
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id")
         or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
