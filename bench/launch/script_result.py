@@ -22,6 +22,7 @@ from bench.units import gib_from_bytes, ms_from_ns, s_from_ms
 
 TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
 NO_LINES = "the script printed no line that {} reads"
+NO_VALIDATION = "the script printed no validation loss in nats a token"
 NO_STEPS = "the script printed no step after step 0"
 
 
@@ -129,9 +130,7 @@ def _of_lines(foreign, runs):
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
     last = foreign.declared_steps or foreign.num_steps
-    if foreign.val_loss is None:
-        yield "it printed no validation: its loss is unknown"
-    elif not foreign.complete and foreign.diverged_step is None:
+    if not foreign.complete and foreign.diverged_step is None:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
 
 
@@ -143,7 +142,9 @@ def _failure(foreign, rows):
     if foreign.diverged_step is not None:
         words = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
         return failures.failure("non_finite_loss", words, None, foreign.diverged_step)
-    return None if rows[-1]["step"] else failures.failure("no_metric_lines", NO_STEPS)
+    if not rows[-1]["step"]:
+        return failures.failure("no_metric_lines", NO_STEPS)
+    return None if foreign.val_loss is not None else failures.failure("no_metric_lines", NO_VALIDATION)
 
 
 def _facts_of_ranks(folder, num_ranks):
