@@ -2,7 +2,7 @@
 
 Nothing is checked out and nothing is written into the repository: trees are made in an index and an object store of
 their own.  What a record says is data for git, which refuses paths that lead outside.  The files of the user's own
-classes, which each record holds whole (code/own/), are compared without git.
+classes and of a training script, which each record holds whole (code/own/, code/script/), are compared without git.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from bench.machine import code_state, git
 from bench.paths import REPO
 
 MAX_PATCH_CHARS = 200_000
+WHOLE = ("own", "script")  # folders of code/ with the user's files
 SHOWN = ("--", ".", ":(exclude)results")
 
 
@@ -53,7 +54,8 @@ def _own_change(a_folder, b_folder):
     a, b = (
         {
             path.relative_to(folder / "code").as_posix(): path
-            for path in (folder / "code/own").rglob("*")
+            for part in WHOLE
+            for path in (folder / "code" / part).rglob("*")
             if path.is_file()
         }
         for folder in (a_folder, b_folder)
@@ -76,7 +78,7 @@ def _same_but_own(*folders):
     except (OSError, ValueError):
         return False
     differing = code_state.differing_files(*codes)
-    return differing is not None and all(name.startswith("own/") for name in differing)
+    return differing is not None and all(name.partition("/")[0] in WHOLE for name in differing)
 
 
 def _counted(line):

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import script_files
+from bench import atomic, script_files
 from bench.data import shards as shard_files
 
 WORK = "work"
@@ -66,7 +66,7 @@ def _raw(files, data_root):
     digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
     raw = data_root / f"raw-{digest.hexdigest()[:12]}.bin"
     if not raw.exists():
-        with shard_files.replacing(raw) as out:
+        with atomic.replacing(raw) as out:
             for path in files:
                 with open(path, "rb") as shard:
                     shard.seek(shard_files.HEADER_BYTES)

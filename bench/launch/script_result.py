@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import atomic, private, utc
 from bench.importers import dialects
 from bench.importers.foreign_run import Run
+from bench.importers.modded_nanogpt import MEANINGS
 from bench.importers.records import rows_of
 from bench.launch import script_data, script_folder
 from bench.launch.script import TIMING_PROTOCOL, WALL_PROTOCOL
@@ -21,6 +22,7 @@ from bench.record import failures, printed_times, run_folder, step_files
 from bench.units import gib_from_bytes, ms_from_ns, s_from_ms
 
 TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
+LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no validation loss in nats a token"
 NO_STEPS = "the script printed no step after step 0"
@@ -59,7 +61,8 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, said, telemetry)
-    run["script"] |= {"step_avg_meaning": foreign.step_avg_meaning, "declared_steps": foreign.declared_steps}
+    meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
+    run["script"] |= {"step_avg_meaning": meaning, "declared_steps": foreign.declared_steps}
     return _failure(foreign, rows)
 
 
@@ -75,7 +78,7 @@ def rows_of_output(output, asked: str | None) -> list[dict]:
 
 
 def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict]:
-    """rows with line_t_ns and val_line_t_ns, when the first line of a step's training and of its validation came.
+    """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
 
     t_ns, as of our own runs, is when the step began: when the line before came.
     """
@@ -83,7 +86,7 @@ def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict
     for t_ns, text in lines:
         row = reader.row(text)
         if row is not None:
-            came.setdefault((row["step"], row.get("val_loss") is not None or "val_bpb" in row), t_ns)
+            came[row["step"], row.get("val_loss") is not None or "val_bpb" in row] = t_ns
     before_ns = None
     for row in rows:
         row["line_t_ns"], row["val_line_t_ns"] = came.get((row["step"], False)), came.get((row["step"], True))
@@ -106,7 +109,7 @@ def count_wall(rows: list[dict]) -> None:
 
 
 def _measured(foreign: Run, rows, is_wall):
-    untimed = foreign.num_untimed_steps
+    untimed = foreign.num_untimed_steps or printed_times.restarted_at(rows)
     if is_wall:
         untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
     train_ms = rows[-1].get("train_time_ms") if is_wall else foreign.train_time_ms
@@ -141,7 +144,7 @@ def _first_loss(rows):
 def _failure(foreign, rows):
     if foreign.diverged_step is not None:
         words = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
-        return failures.failure("non_finite_loss", words, None, foreign.diverged_step)
+        return failures.failure("non_finite_loss", words, None, foreign.diverged_step) | {"hint": LOWER}
     if not rows[-1]["step"]:
         return failures.failure("no_metric_lines", NO_STEPS)
     return None if foreign.val_loss is not None else failures.failure("no_metric_lines", NO_VALIDATION)

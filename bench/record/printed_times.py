@@ -4,19 +4,21 @@ Row k has the time that the script printed at step k (train_time_ms; train_time_
 another one) and when that line came (line_t_ns, val_line_t_ns; time.perf_counter_ns of another process).
 
 Between two lines of steps a script that is honest counts what passed.  Before a validation's line it need not: its
-clock stands still while it validates.  So time that no line counts may lie only there; and a script can never count more
+clock stands still while it validates (nanoGPT's does not: its next iteration holds the validation).  So time that no line counts may lie only there; and a script can never count more
 time than has passed.  Lines come late on a busy machine, and each edge of a validation may do so: hence the tolerances.
 """
 
 from itertools import pairwise
 
 TOLERANCE_S, TOLERANCE_FRAC, VALIDATION_TOLERANCE_S = 0.1, 0.002, 0.02  # assumed: late lines of a busy machine
+MAX_UNTIMED_STEPS, RESTART_MS = 10, 1.0
 UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a validation whose steps have no lines
 
 
 def events(rows: list[dict]) -> list[tuple[int, int, bool, float]]:
     """[(t_ns, step, whether of a validation, printed ms)] of every line with a time, in the order in which they came."""
     found = []
+    holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
     for row in rows:
         time_ms = row.get("train_time_ms")
         if row.get("line_t_ns") is not None and time_ms is not None:
@@ -24,9 +26,18 @@ def events(rows: list[dict]) -> list[tuple[int, int, bool, float]]:
         at_val_ms = row.get("train_time_at_val_ms")
         at_val_ms = time_ms if at_val_ms is None else at_val_ms
         at_val_ms = 0.0 if at_val_ms is None and not row["step"] else at_val_ms
-        if row.get("val_line_t_ns") is not None and at_val_ms is not None:
+        if row.get("val_line_t_ns") is not None and at_val_ms is not None and row["step"] + 1 not in holders:
             found.append((row["val_line_t_ns"], row["step"], True, at_val_ms))
     return sorted(found)
+
+
+def restarted_at(rows: list[dict]) -> int:
+    """The step, of the first ten, at which the clock was set back to its beginning once: those before are in no time.
+
+    As modded-nanogpt did until 2025.  0: it was not.
+    """
+    back = [b for a, b in pairwise(events(rows)) if b[3] < a[3]]
+    return back[0][1] if len(back) == 1 and back[0][1] <= MAX_UNTIMED_STEPS and back[0][3] <= RESTART_MS else 0
 
 
 def account(rows: list[dict], num_untimed_steps: int = 0) -> dict:

@@ -150,7 +150,7 @@ def setting(run):
         **cpu,
         **{name: env.get(name) for name in ("driver", "cuda", "nccl", "torch")},
         "timing_protocol": protocol.get("id"),
-        "timed_steps": _timed_steps(run.get("imported") or {}),
+        "timed_steps": _timed_steps(run.get("imported") or run.get("script") or {}),
         "instruments": protocol.get("instruments"),
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
