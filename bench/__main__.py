@@ -25,6 +25,7 @@ HELP = """usage: ./run.sh [verb] [...]
 
 --config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
+./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
 ./run.sh --version, with commit, Python and torch.
 Exit codes: 0 fine, 1 a check failed or a target was missed, 2 wrong use or not comparable."""
 
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
         rest = _use_config_dir(rest)
-        if verb in INTRODUCED and not {"-h", "--help", "--race"} & set(rest):
+        if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
             introduction = groups.introduction()
             if introduction:
                 print(f"    conf  {introduction}", file=sys.stderr)

@@ -15,13 +15,13 @@ RESERVE = ".reserve"
 RESERVE_BYTES = 64 * KIB  # several times a run.json
 
 
-def write_out(path: Path, text: str) -> None:
-    """A file that the user asked for, with the folders above it.  ValueError where it cannot be written."""
+def write_out(path: Path, text: str, option: str = "--out") -> None:
+    """A file that the user asked for by this option, with the folders above it.  ValueError: it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
-        raise ValueError(f"--out {path}: cannot be written ({error.strerror}); name another path") from None
+        raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 
 
 def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:

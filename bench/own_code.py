@@ -57,6 +57,9 @@ def load(where: str, import_path: str) -> Any:
     module_name, _, name = import_path.partition(":")
     if not name.isidentifier():
         raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
+    if os.path.isabs(os.path.expanduser(module_name)):
+        remedy = "a record keeps the name and no private path: write it from the folder that you stand in"
+        raise ValueError(f"{where}={import_path}: {remedy}")
     try:
         module = _module(module_name)
     except Exception as error:  # whatever the user's file raises while it is imported
@@ -89,7 +92,8 @@ def _module(name) -> ModuleType:
 
 def _file(module_name):
     """The file that is meant, or None where a module's dotted name is."""
-    return of_user(module_name) if module_name.endswith(".py") or os.sep in module_name else None
+    is_file = module_name.endswith(".py") or os.sep in module_name
+    return Path(os.path.normpath(of_user(module_name))) if is_file else None
 
 
 def _search(*folders):

@@ -24,6 +24,12 @@ def of_user(word: str | Path) -> Path:
     return Path(working_folder(), os.path.expanduser(word))
 
 
+def shown(path: str | Path) -> str:
+    """A path for a person to use where they stand: relative if it lies below that folder, else absolute."""
+    here = working_folder()
+    return os.path.relpath(path, here) if Path(here) in Path(path).parents else str(path)
+
+
 def project_folder() -> Path:
     """The folder of results/ and .data/: the checkout, or where the user stands.
 

@@ -153,12 +153,27 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def press_key(self, key):
+        """As a person does: Enter clicks the button or the link that has the focus."""
+        code = {"Enter": 13, " ": 32}[key]
+        more = {"key": key, "windowsVirtualKeyCode": code, "text": "\r" if key == "Enter" else key}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **more)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
     def until(self, expression, timeout_s=10):
         """Wait until a JavaScript expression holds; AssertionError if it never does."""
         deadline_s = time.monotonic() + timeout_s
-        while not self.js(expression):
+        while not self._holds(expression):
             assert time.monotonic() < deadline_s, f"never: {expression}"
             time.sleep(0.05)
+
+    def _holds(self, expression):
+        try:
+            return self.js(expression)
+        except RuntimeError as error:
+            if "navigated" not in str(error):
+                raise
+            return False  # the page is on its way to another
 
     def screenshot(self, path, whole=True):
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -195,7 +195,7 @@ class Racers:
             "session_id": run["session_id"],
         }
 
-    def start(self, folder, overrides, results, place, show=False):
+    def start(self, folder, overrides, results, place, show=False, tick=None):
         *overrides, seed = overrides
         seed, arm = int(seed.removeprefix("seed=")), place["arm"]
         what = self.hurt.pop(self.num_started, None)

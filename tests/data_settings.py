@@ -21,7 +21,7 @@ def root(tmp_path, monkeypatch):
 
 def settings(**values):
     """DataConfig; what a track would set is filled in."""
-    return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values)
+    return schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values, "data.")
 
 
 def conf(name, **values):

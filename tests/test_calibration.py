@@ -3,12 +3,15 @@
 import json
 import math
 
+import claimed
 import pytest
 from comparing import FAILED, a_run, raced, write
 
 from bench import stats
 from bench.cli import calibrate
 from bench.compare import calibration
+from bench.launch import prepare
+from bench.machine.check import Check
 from bench.record.rows import row_of
 
 TIMES = [10.0, 10.1, 9.9, 10.05, 9.95]
@@ -167,16 +170,13 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     """The launcher is played: what matters here is what it is asked for."""
     launched = []
 
-    def launch(job, command, brief, race):
-        folder = write(
-            results,
-            a_run("A", [30.0, 10.0, 10.1, 9.9, 10.05][len(launched)], len(launched), seed=int(job[-1][5:]), race=race),
-        )
-        launched.append((job, race and race["discarded"]))
+    def launch(job, command, series, race):
+        train_s = [30.0, 10.0, 10.1, 9.9, 10.05][len(launched)]
+        folder = write(results, a_run("A", train_s, len(launched), seed=job.config.seed, race=race))
+        launched.append((job.overrides, race and race["discarded"]))
         return json.loads((folder / "run.json").read_text()) | {"folder": str(folder)}
 
-    monkeypatch.setattr(calibrate, "prepare", lambda overrides, say: overrides)
-    monkeypatch.setattr(calibrate.launcher, "launch", launch)
+    play(monkeypatch, launch)
     assert calibrate.main(["n=2", "model=modern", "seed=7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)  # progress goes elsewhere
     assert launched == [
@@ -191,12 +191,34 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     assert len(found["runs"]) == 4
 
 
-def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch):
+def play(monkeypatch, launch, *checks):
+    """Jobs of track cpu_nano without any data; launch instead of the launcher; checks as the machine's state."""
+    job = lambda overrides, say: prepare.Job(claimed.config(7), None, overrides, [])  # noqa: E731
+    monkeypatch.setattr(calibrate, "prepare", job)
+    monkeypatch.setattr(calibrate.launcher, "launch", launch)
+    monkeypatch.setattr(calibrate.ready, "checks", lambda job: checks)
+
+
+def test_a_run_that_fails_ends_it_and_keeps_nothing(results, monkeypatch, capsys):
     failed = a_run("A", None, 0, base=FAILED) | {"folder": "x"}
-    monkeypatch.setattr(calibrate, "prepare", lambda overrides, say: overrides)
-    monkeypatch.setattr(calibrate.launcher, "launch", lambda *args, **kwargs: failed)
-    assert calibrate.main(["n=2"]) == 1
+    play(monkeypatch, lambda *args, **kwargs: failed)
+    assert calibrate.main(["n=2", "--json"]) == 1
+    (said,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (said["run_id"], said["status"]) == (failed["run_id"], "failed")
     assert not calibration.folder().exists()
+
+
+def test_a_busy_machine_is_not_calibrated_unless_that_is_asked_for(results, monkeypatch, capsys):
+    """Nobody can be asked here: a test has no terminal."""
+    failed = a_run("A", None, 0, base=FAILED) | {"folder": "x"}
+    busy = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")
+    play(monkeypatch, lambda *args, **kwargs: failed, busy)
+    with pytest.raises(
+        ValueError, match="use 1.95 of 2 cores .*, and the noise floor would be that of a disturbed machine.*--anyway"
+    ):
+        calibrate.main(["n=2"])
+    assert "warn  cpu load" in capsys.readouterr().out
+    assert calibrate.main(["n=2", "--anyway"]) == 1  # it ran, and the run failed
 
 
 def test_no_number_of_runs_shows_what_no_verdict_says():

@@ -1,9 +1,15 @@
 """The commands as a user types them: exit codes, clear refusals, sweeps that go on and are not done twice."""
 
 import json
+import re
+from pathlib import Path
 
+import claimed
 import pytest
 import real_runs
+
+from bench.cli import run as run_verb
+from bench.launch import prepare, summary
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +27,8 @@ def results(tmp_path_factory):
             ["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"],
             "it must be a multiple of seq_len * num_processes",
         ),
-        (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "unknown setting optim.muon_lr=0.02: did you mean optim.lr?"),
+        (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "this run has no such setting; those with optim=muon have"),
+        (["run", "instruments.trace.first_step=3"], "no such setting; those with instruments=[trace] have"),
         (["run", "data=shards"], "data.train_glob is not set"),
         (
             ["run", "optim.schedule=cosine"],
@@ -32,14 +39,37 @@ def results(tmp_path_factory):
         (["run", "optim.name=sgd"], "optim.name=sgd: there is no models/optimizers/sgd.py; choose from adamw, muon"),
         (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
         (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
-        (["run", "-m", "seed=range(0,"], "cannot read the sweep"),
+        (["run", "-m", "seed=range(0,"], "run: seed=range(0,: no viable alternative at input 'range(0,'"),
+        (["run", "-m", "optim.lr=interval(0.001,0.002)"], "name the values, optim.lr=0.001,0.002, or give a step"),
+        (["run", "-m", "model=glob(z*)"], "run: model=glob(z*): it matches none of gpt2, modern"),
+        (["run", "-m", "optim.lr=glob(*)"], "optim.lr is no group"),
+        (["run", "optim.lr=1e-3 seed=2"], "these are two settings in one word: write optim.lr=1e-3 seed=2"),
+        (["run", "seed=a"], "run: seed=a: use a whole number of 0 or more"),
+        (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),
+        (["run", "exporters=[wandb]", "exporters.wandb.mode=on"], "exporters.wandb.mode=on: use offline or online"),
+        (["run", "--track", "cpu_nano"], "run: --track: settings have no dashes: write track=VALUE"),
+        (["run", "--multirn"], "run: --multirn: there is no such option; did you mean --multirun?"),
+        (
+            ["run", "--help", "optim.lrr"],
+            "run: --help optim.lrr: there is no such setting or group; did you mean optim.lr?",
+        ),
+        (["speedrun", "-m", "seed=0,1"], "speedrun: -m: only ./run.sh run sweeps"),
+        (["race", "A=model=modern,gpt2", "B="], "a race gives each value an arm: A=model=modern B=model=gpt2"),
+        (["race", "A=", "B=", "-m"], "race: -m: only ./run.sh run sweeps"),
+        (
+            ["import", "nanogtp", "x"],
+            "import: format nanogtp: did you mean nanogpt? choose from modded-nanogpt, nanochat",
+        ),
+        (["export", "x", "--to", "cvs"], "export: --to cvs: did you mean csv? choose from csv, parquet, mllog, modded"),
+        (["dashboard", "x", "--to", "wanb"], "dashboard: --to wanb: did you mean wandb? choose from mlflow"),
         (["rnu"], "rnu: unknown verb; did you mean run? choose from run, speedrun, "),
         (["run", "track=cpu_nano", "track.fixed=[]"], "track.fixed=[]: track cpu_nano says ['data', 'goal']"),
         (["run", "track=free", "track.name=cpu_nano"], "track.about=no rules, nothing fixed: track cpu_nano says"),
         (["run", "track=free", "track.name=../../out"], "track.name=../../out: unknown track"),
-        (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep: add -m"),
-        (["run", "optim.lr=nan"], "optim.lr=nan: it must be a finite number"),
+        (["run", "track=free", "seed=0,1"], "seed=0,1: several values are a sweep, which ./run.sh run -m makes"),
+        (["run", "optim.lr=nan"], "optim.lr=nan: use a number above 0"),
         (["run", "instruments.regions=5"], "instruments.regions=5"),
+        (["run", "track=free", "--anyway"], "--anyway: one run warns of a busy machine and never asks"),
         (["bench-self", "speed"], "bench-self speed: choose from loop, gpu, loader"),
     ],
 )
@@ -63,15 +93,42 @@ def test_help_and_the_composed_config_show_the_choices(results):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failed_job_and_skips_what_is_complete(tmp_path):
     sweep = ["run", "-m", *real_runs.SHORT, "goal.num_steps=20", "optim.grad_clip_norm=null"]
-    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018")
+    done = real_runs.bench(tmp_path, *sweep, "optim.lr=1e30,0.0018", "--json")
     assert done.returncode == 1
-    assert "1 of 2 complete" in done.stdout
-    runs = sorted(map(real_runs.run_json, real_runs.folders(tmp_path)), key=lambda run: run["started_at"])
+    assert "1 of 2 complete" in done.stderr and "2 of 2: " in done.stderr
+    found = json.loads(done.stdout)
+    runs = [real_runs.run_json(Path(run["folder"])) for run in found]
     assert [run["status"] for run in runs] == ["failed", "complete"]
-    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018")
-    assert once_more.returncode == 0
-    assert once_more.stdout.count("complete before") == 1
-    assert "1 of 1 complete" in once_more.stdout
+    assert runs[0]["started_at"] < runs[1]["started_at"]
+    assert [run["overrides"][-1] for run in found] == ["optim.lr=1e+30", "optim.lr=0.0018"]
+    for said, run in zip(found, runs, strict=True):
+        assert {key: run[key] for key in ("run_id", "status", "validity", "failure", "metrics")}.items() <= said.items()
+    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--quiet")
+    assert (once_more.returncode, once_more.stdout) == (0, "   sweep  1 of 1 complete\n")
+    once_more = real_runs.bench(tmp_path, *sweep, "optim.lr=0.0018", "--json")
+    assert once_more.stderr.count("complete before") == 1
+    assert json.loads(once_more.stdout) == [found[1]]
+
+
+def test_a_run_says_first_what_it_runs_and_its_json_is_all_there_is_on_standard_output(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    results = claimed.Results(tmp_path)
+    for number, status in enumerate(("complete", "failed")):
+        folder = results.add(number, train_s=22.0, status=status)  # 42 s from its start to its end
+        job = prepare.Job(claimed.config(number), None, [], [])
+        record = real_runs.run_json(folder) | {"folder": str(folder)}
+        monkeypatch.setattr(run_verb, "prepare", lambda overrides, say, job=job, **options: job)
+        monkeypatch.setattr(run_verb.launcher, "launch", lambda *_, record=record, **__: record)
+        assert run_verb.main(["--json"]) == number
+        said = capsys.readouterr()
+        assert json.loads(said.out) == {key: record.get(key) for key in summary.KEYS}
+        what = f"gpt2 (4 layers, width 128), adamw, seed {number}, track cpu_nano, 120 steps on cpu, 1 process"
+        assert said.err.splitlines()[0] == f"     run  {what}, about 42 s; what else there is: ./run.sh --help"
+        assert said.err.splitlines()[-1] == f"       cpu_nano/{folder.name}"  # from where the user stands
+        assert run_verb.main(["seed=1", "-q"]) == number
+        said = capsys.readouterr()
+        assert said.out.startswith(f"     run  {status}: ") and said.err == ""
 
 
 @pytest.mark.slow
@@ -156,6 +213,9 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
+    assert "     run  1 of 2: seed 0\n" in done.stdout and re.search(
+        "run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout
+    )
 
 
 def test_a_corrupt_shard_is_refused_by_name(tmp_path):

@@ -3,6 +3,8 @@
 import pytest
 from comparing import a_run, compare, raced
 
+from bench.compare import differences
+
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 
 
@@ -308,6 +310,25 @@ def test_eight_gpus_of_one_kind_are_one_difference():
     assert [(one["what"], one["a"], one["b"]) for one in found] == [
         ("gpus.name", ["NVIDIA H100 80GB HBM3"], ["NVIDIA H200"])
     ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ({"regions": {}}, {"regions": {}, "host": {}}, [("instruments.host", [None], ["on"])]),
+        (
+            {"garbage": {"min_event_ms": 1.0}},
+            {"garbage": {"min_event_ms": 0.0}},
+            [("instruments.garbage.min_event_ms", [1.0], [0.0])],
+        ),
+        ({"regions": {}}, {"regions": {}}, []),
+    ],
+)
+def test_instruments_and_their_settings_are_differences(a, b, found):
+    """Also those without settings: nothing must not stand under "instruments differ"."""
+    (with_a, with_b) = ([differences.facts(a_run("A", 1.0, 0) | {"instruments": one})] for one in (a, b))
+    listed = [(one["what"], one["a"], one["b"]) for one in differences.of_facts(with_a, with_b)]
+    assert listed == found
 
 
 def test_seed_and_name_are_no_difference():

@@ -13,6 +13,7 @@ from comparing import a_run, raced, write
 
 from bench.cli import compare
 from bench.compare import calibration
+from bench.diagnosis import text as diagnosis_text
 
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 
@@ -131,9 +132,10 @@ def test_a_race_alone_compares_every_arm_with_the_first(race, capsys):
 def test_every_arm_is_called_by_its_name(race, arms, capsys):
     """Three arms: C is never called B, in a race or outside of one."""
     assert compare.main(["r1"]) == 0
-    of_b, of_c = capsys.readouterr().out.split("\nC: ")
-    assert "B is 5.00 % slower than A" in of_b and "C is " not in of_b
-    assert re.search("SLOWER  C is 5.[0-9]+ % slower than A", of_c) and not re.search(r"\bB\b", of_c)
+    *tables, verdict_of_b, verdict_of_c = capsys.readouterr().out.splitlines()
+    of_b, of_c = "\n".join(tables).split("\nC: ")
+    assert verdict_of_b.startswith("verdict: SLOWER  B is 5.00 % slower than A") and "C is " not in of_b
+    assert re.match("verdict: SLOWER  C is 5.[0-9]+ % slower than A", verdict_of_c) and not re.search(r"\bB\b", of_c)
     for words, first, second in ((["r1:A", "r1:C"], "A", "C"), (["r1:C", "r1:A"], "C", "A")):
         assert as_json(capsys, *words)["arms"] == [first, second]
     found = as_json(capsys, "aaaaaaaa", "bbbbbbbb", "cccccccc")
@@ -261,8 +263,8 @@ def test_a_suspect_calibration_that_was_kept_before_is_not_used(arms, results, c
 # ---- what is shown
 
 
-def test_the_terminal_shows_comparability_differences_numbers_verdict_and_where_the_time_went(arms, capsys):
-    compare.main(["aaaaaaaa", "bbbbbbbb"])
+def test_the_terminal_shows_comparability_differences_numbers_and_last_the_verdict(arms, capsys):
+    compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
     shown = capsys.readouterr().out
     order = [
         "comparable: yes",
@@ -271,14 +273,47 @@ def test_the_terminal_shows_comparability_differences_numbers_verdict_and_where_
         "time ",
         "val_loss",
         "peak memory",
-        "verdict: SLOWER",
-        "noise floor 0.1 %",
         "within-run",
+        "noise floor 0.1 %",
+        "verdict: SLOWER",
     ]
     places = [shown.index(word) for word in order]
     assert places == sorted(places)
+    assert "change %  share %" in shown  # every column of per cent has a head
+    assert shown.splitlines()[-1].startswith("verdict: SLOWER  B is 5.00 % slower")
     assert "10.000 s   10.500 s   +5.00 %" in shown
     assert max(len(line) for line in shown.splitlines() if "verdict" not in line and "  - " not in line) <= 110
+
+
+def test_where_the_time_went_is_shown_when_asked_for(arms, capsys):
+    compare.main(["aaaaaaaa", "bbbbbbbb"])
+    shown = capsys.readouterr().out
+    assert "within-run" not in shown
+    assert "\n--why shows where the time went\n" in shown  # all regions are as much slower: none is the cause
+    compare.main(["aaaaaaaa", "bbbbbbbb", "--no-diagnosis"])
+    assert "--why" not in capsys.readouterr().out
+
+
+def test_a_verdict_has_its_colour_on_a_terminal_alone(arms, capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for is_terminal, word in ((True, "\x1b[31mSLOWER\x1b[0m"), (False, "SLOWER")):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        compare.main(["aaaaaaaa", "bbbbbbbb", "--why"])
+        shown = capsys.readouterr().out
+        assert shown.splitlines()[-1].startswith(f"verdict: {word}  B is 5.00 % slower")
+        assert shown.count("\x1b") == 2 * is_terminal
+
+
+def test_what_telemetry_measured_has_words_and_units():
+    means = {"mean_cpu_util_pct": [90.0, 80.0], "sampler_cpu_frac": [0.01, 0.02], "max_tick_ms": [3.0, 4.0]}
+    pair = {"a_ms": 1.0, "b_ms": 2.0, "change_ms": 1.0, "change_pct": 100.0, "share_frac": 1.0}
+    found = {"label": "x", "runs": [2, 2], "regions": {"step_ms": pair}, "stretches": [], "words": [], "ranks": None}
+    lines = diagnosis_text.text(found | {"telemetry": means}).splitlines()
+    assert [line.split() for line in lines[-2:]] == [
+        ["CPU", "use,", "%", "90", "80"],
+        ["CPU", "use", "of", "the", "sampler,", "%", "1", "2"],
+    ]
 
 
 def test_config_yaml_and_environment_json_show_what_differs(arms, capsys):
@@ -386,7 +421,7 @@ def test_the_traces_of_both_arms_are_compared_where_both_have_some(arms, capsys)
         run = json.loads((folder / "run.json").read_text())
         run["metrics"]["num_flagged_steps"] = 2
         (folder / "run.json").write_text(json.dumps(run))
-    assert compare.main(["aaaaaaaa", "bbbbbbbb"]) == 2
+    assert compare.main(["aaaaaaaa", "bbbbbbbb", "--why"]) == 2
     shown = capsys.readouterr().out
     assert "steps that an instrument disturbed" in shown
     assert "+0.050" in shown

@@ -102,6 +102,14 @@ def test_ranks_are_compared_where_there_are_several():
     assert between_runs.of_runs([run([40.0] * 8)], [run([40.0] * 8)])["ranks"] is None
 
 
+def test_what_only_some_runs_measured_is_compared_too():
+    """A short run may have no sample of the clock; the other runs of its arm do."""
+    short = run([40.0] * 8, instrument_summaries={"telemetry": {"sm_clock_mhz_mean": None}})
+    long = run([40.0] * 8, instrument_summaries={"telemetry": {"sm_clock_mhz_mean": 1980.0}})
+    assert between_runs.of_runs([short, long], [long])["telemetry"] == {"sm_clock_mhz_mean": [1980.0, 1980.0]}
+    assert between_runs.of_runs([short], [long])["telemetry"] == {"sm_clock_mhz_mean": [None, 1980.0]}
+
+
 def test_plain_numbers_of_the_telemetry_are_compared():
     def clocked(mhz):
         return {

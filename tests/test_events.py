@@ -13,7 +13,7 @@ import pytest
 from bench import instruments, utc
 from bench.config import resolve, schema
 from bench.instruments.base import Context, InstrumentSet
-from bench.launch import progress
+from bench.launch import summary
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy
 from bench.training.rank_events import RankEvents
@@ -273,7 +273,7 @@ def test_the_default_policy_has_one_config_id_said_or_not():
         ({"gc": "never"}, "hardware.gc=never: use freeze, on, off or manual"),
         ({"gc": "manual"}, "hardware.gc=manual needs it"),
         ({"gc_every_steps": 3}, "it has no effect with hardware.gc=freeze"),
-        ({"gc": "manual", "gc_every_steps": 0}, "hardware.gc_every_steps=0: use 1 or more"),
+        ({"gc": "manual", "gc_every_steps": 0}, "hardware.gc_every_steps=0: use a whole number of 1 or more"),
     ):
         with pytest.raises(ValueError, match=words):
             hardware(**settings)
@@ -343,10 +343,10 @@ def test_what_an_instrument_could_not_do_is_reported_after_the_run():
         "folder": "f",
         "warnings": warned,
     }
-    assert progress.last_words(run).splitlines()[3:] == [
+    assert summary.last_words(run).splitlines()[3:] == [
         "       warning: wandb: needs a package",
         "       warning: mlflow: needs a package",
         "       warning: tensorboard: needs a package",
         "       warning: and 1 more warnings in run.json",
     ]
-    assert "warning" not in progress.last_words(run | {"warnings": []})
+    assert "warning" not in summary.last_words(run | {"warnings": []})

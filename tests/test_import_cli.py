@@ -29,7 +29,7 @@ def test_a_line_that_was_not_understood_is_shown_with_file_and_number_and_makes_
     out, err = capsys.readouterr()
     assert (
         err == f"import: {logs}/torn.log:2: not understood: 'step:1/1 train_ti'\n"
-        and "unmatched metric lines          1" in out
+        and "unmatched metric lines  1\n" in out
     )
     (folder,) = run_folder.find_runs([logs / "results"])
     run = run_folder.read(folder)

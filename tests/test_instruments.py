@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench import instruments
+from bench.config import compose
+from bench.instruments import regions
 from bench.instruments.base import Context, Instrument, InstrumentSet
 from bench.training.timers import HostMarks
 
@@ -203,3 +205,20 @@ def test_an_unknown_instrument_is_refused_by_name(context):
 def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
     rooms = {path.stem for path in (repo / "bench" / "instruments").glob("*.py")} - {"__init__", "base"}
     assert rooms == {path.stem for path in (repo / "conf" / "instruments").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", compose.choices("instruments"))
+def test_an_instrument_that_works_while_the_clock_runs_says_at_what(name, repo):
+    """And docs/COMPARING.md says it to the reader."""
+    kind = instruments.kind(name)
+    assert kind.is_in_timed_region() == bool(kind.in_timed_region)
+    assert f"| `{name}` | {kind.in_timed_region} |" in (repo / "docs" / "COMPARING.md").read_text()
+
+
+def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(monkeypatch):
+    class Later(Instrument):
+        def on_run_end(self):
+            """Nothing before it."""
+
+    monkeypatch.setattr(instruments, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
+    assert instruments.in_timed_region({"regions": {}, "later": {}}) == ["regions"]

@@ -47,9 +47,22 @@ def test_three_true_runs_are_accepted_with_evidence_for_every_rule(results, caps
     folders = three(results)
     assert judge.main([str(folder) for folder in folders]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1].split() == ["judge", "accepted"]
+    assert out.splitlines()[-1] == "   judge  accepted: 16 rules passed, 6 not applicable"
     assert out.count("    pass  ") == 16 and out.count("FAIL") == 0
     assert "seeds 0, 1, 2" in out and "p=" in out
+
+
+def test_what_failed_stands_last_with_its_evidence_then_the_count(results, capsys):
+    folders = three(results)
+    assert judge.main([str(folders[0])]) == 1
+    head, *lines, last = capsys.readouterr().out.splitlines()
+    assert head.endswith("on track cpu_nano, 1 run")
+    marks = [line.split()[0] for line in lines]
+    num_failed = marks.count("FAIL")
+    assert num_failed >= 2
+    assert set(marks[-num_failed:]) == {"FAIL"}
+    assert "    FAIL  there are enough runs: 1 valid of 1 run, the track needs 3" in lines[-num_failed:]
+    assert last == f"   judge  refused: {num_failed} of {len(rules.RULES)} rules failed"
 
 
 def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):

@@ -23,7 +23,7 @@ def entries(results):
     return leaderboard.by_track(index.read_rows([results.folder])).get("cpu_nano", [])
 
 
-def progression(results, judge=lambda entry: [], races=()):
+def progression(results, judge=lambda entry: None, races=()):
     found = entries(results)
     return leaderboard.progression(found, claims.track_rules("cpu_nano"), races, judge), found
 
@@ -73,9 +73,9 @@ def test_later_runs_of_an_old_record_make_it_no_younger(results):
 def test_what_judge_refuses_is_no_record(results):
     three(results, 10, source="11")
     three(results, 8, source="22")
-    records, found = progression(results, judge=lambda entry: ["a rule", "two"] if entry.train_s < 9 else [])
+    records, found = progression(results, judge=lambda entry: "a rule" if entry.train_s < 9 else None)
     assert len(records) == 1
-    assert {entry.status for entry in found} == {"record", "refused: a rule and 1 more"}
+    assert {entry.status for entry in found} == {"record", "refused: a rule"}
 
 
 def test_other_devices_have_their_own_record_and_open_runs_and_warm_ups_have_none(results):
@@ -104,7 +104,7 @@ def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(resul
     times = {"A": 10, "B": 9}
     claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
     assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
-    records, found = progression(results, judge=leaderboard.failed_rules, races=leaderboard.races_of([results.folder]))
+    records, found = progression(results, judge=leaderboard.failed_rule, races=leaderboard.races_of([results.folder]))
     (_, first, _), (second, before, against) = records[0], records[-1]
     assert (len(records), first, second.status, before.status) == (2, None, "record", "was a record")
     (path,) = (results.folder / "races").glob("*/race.json")
@@ -115,13 +115,21 @@ def test_the_change_of_a_record_is_that_of_the_race_against_the_one_before(resul
 
 def test_the_leaderboard_is_text_for_a_terminal_and_markdown(results, capsys):
     assert table.main(["--leaderboard"]) == 0
-    assert "no runs yet" in capsys.readouterr().out
+    assert f"no runs in {results.folder}/ yet" in capsys.readouterr().out
     three(results, 10)
     assert table.main(["--leaderboard", "--md"]) == 0
     out = capsys.readouterr().out
     assert "### cpu_nano" in out and "| record |" in out and out.count("| gpt2-adamw") == 2
     assert table.main(["--leaderboard"]) == 0
     assert "cpu_nano: byte-level Python source" in capsys.readouterr().out
+
+
+def test_runs_none_of_which_counts_are_counted_with_the_reason(results, capsys):
+    for seed in range(3):
+        results.add(seed, change=lambda run, seed=seed: run.update(track="track_1_short" if seed else "free"))
+    assert table.main(["--leaderboard"]) == 0
+    words = "3 runs, none of them counts: 2 on tracks that conf/track/ does not have; 1 on free, which has no"
+    assert words in capsys.readouterr().out
 
 
 def test_check_fails_when_a_committed_table_is_stale_and_write_mends_it(results, tmp_path, capsys):

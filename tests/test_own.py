@@ -83,7 +83,7 @@ def test_a_conf_folder_of_some_other_program_is_left_alone(project, monkeypatch)
 def test_a_command_says_first_which_folders_it_uses(project, capsys):
     assert main(["run", "--cfg", "job", "track=free"]) == 0
     out, err = capsys.readouterr()
-    assert err == "    conf  conf/ adds model=mine, track=mine, experiment=mine\n" and out.startswith("name:")
+    assert err == "    conf  conf/ adds model=mine, track=mine, experiment=mine\n" and "\nname: null\n" in out
 
 
 def test_config_dir_adds_a_folder_for_this_process_and_those_it_starts(project, monkeypatch, capsys):
@@ -158,6 +158,11 @@ def test_an_own_optimizer_and_schedule_are_settings_like_the_programs_own(projec
     assert (optim.mix, optim.schedule.lr_frac(3, 9)) == (0.3, 0.5)
     with pytest.raises(ValueError, match="mixx"):
         compose.compose(["optim=mine", "optim.mixx=0.3"])
+    write(project / "clash.py", f"{text}class Config(optimizers.Config):\n    warmup_frac: float = 0.0\n")
+    write(project / "conf/optim/clash.yaml", "defaults: [schedule: constant]\nname: clash.py:Config\nlr: 0.1\n")
+    groups._by_group.cache_clear()
+    with pytest.raises(ValueError, match="optim.warmup_frac: the optimizer and its schedule both have it"):
+        schema.config_id(compose.compose(["optim=clash"]))
     with pytest.raises(ValueError, match="Other must extend the dataclass Config of models.optimizers"):
         compose.compose(["optim=mine", "optim.name=opt.py:Other"])
 
@@ -208,6 +213,7 @@ def test_the_files_of_an_own_class_are_raced_with_all_that_they_import(project):
     assert list(found) == [
         f"own/{name}" for name in ("blocks.py", "fast.cu", "lib/__init__.py", "lib/deep.py", "lib/more.py", "net.py")
     ]
+    assert own_code.sources([f"../{project.name}/net.py:Net"]) == found
     assert own_code.sources(["lib.deep:Net"]).keys() == {"own/lib/__init__.py", "own/lib/deep.py", "own/lib/more.py"}
 
     def identity():
@@ -276,6 +282,8 @@ def test_what_language_model_needs_is_named(project):
         ("net.py:Net", "class Nett: pass", "there is no Net in net.py; it has Nett"),
         ("net.py:Net", "def Net(): pass", "Net is a function, not a class"),
         ("net.py:Net", "class Net: pass", "Net is no torch.nn.Module"),
+        ("/home/me/net.py:Net", "", "write it from the folder that you stand in"),
+        ("~/net.py:Net", "", "write it from the folder that you stand in"),
         ("net.py:Net()", "", "write my_model.py:Net"),
         ("net.py:Net", NET + "        raise KeyError('depth')", "KeyError: 'depth' (net.py, line 6)"),
         ("net.py:Net", NET + "    def logits(self, t): return self.blocks[0](t.float())", "a forward pass fails"),

@@ -69,6 +69,7 @@ def test_memory_for_two_workers_and_a_gib_of_data(available_gib, status):
     ("hardware", "foreign_cores", "num_cpus", "status"),
     [
         (CPU, 0.1, 2, "ok"),
+        (CPU, 0.1049, 2, "ok"),  # shown as 0.10, which is not above 0.1
         (CPU, 0.11, 2, "warn"),
         (CPU, None, 2, "ok"),  # unknown
         (GPU, 13.9, 16, "ok"),  # two cores are left for two processes

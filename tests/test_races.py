@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import claimed
 import pytest
@@ -17,8 +18,10 @@ import real_runs
 
 from bench.cli import compare, race
 from bench.compare import calibration, comparison, selection
+from bench.launch import ready
+from bench.machine.check import Check
 from bench.paths import REPO
-from bench.race import arm_process, plan, state
+from bench.race import arm_process, plan, planning, request, state
 from bench.record import ledger, race_folder, run_folder
 
 NOISE = 0.002  # sd of log run time, of one machine in one session; public logs have 0.0008
@@ -36,10 +39,10 @@ def results(tmp_path):
 
 
 def go(results, monkeypatch, *words, time_of=None, **more):
-    """./run.sh race WORDS with arms that cost no time -> (exit code, Racers)."""
+    """./run.sh race WORDS --anyway with arms that cost no time -> (exit code, Racers)."""
     arms = claimed.Racers(results, time_of or noisy(1), **more)
     arms.install(monkeypatch)
-    return race.main(list(words)), arms
+    return race.main([*words, "--anyway"]), arms
 
 
 def race_json(results):
@@ -99,7 +102,12 @@ def test_a_planted_slowdown_of_5_pct_is_found_and_its_region_named(results, monk
     found = race_json(results)["result"]["against"]["B"]
     assert (code, found["verdict"]) == (0, "slower")
     assert found["time"]["change_pct"] == pytest.approx(5, abs=0.5)
-    assert "the largest part of the change is in optimizer" in capsys.readouterr().out
+    *lines, verdict, place = capsys.readouterr().out.splitlines()
+    (hint,) = [line for line in lines if "--why" in line]
+    assert re.match("why: optimizer makes [0-9]+ % of the change of a step; ./run.sh compare ", hint)
+    assert f"{place.split('/')[-1]} --why shows where the time went" in hint
+    assert verdict.startswith("verdict: SLOWER  B is ")
+    assert "the largest part of the change is in optimizer" in next(results.folder.glob("races/*/race.md")).read_text()
     assert {"kind": "config", "what": "optim.beta2", "a": [0.95], "b": [0.99]} in found["differences"]
 
 
@@ -189,7 +197,7 @@ def test_code_that_changes_while_the_race_runs_stops_it(results, monkeypatch):
     arms.install(monkeypatch)
     monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" if arms.num_started < 3 else "42") * 32)
     with pytest.raises(ValueError, match="changed while the race was running"):
-        race.main(["A=", "B=", "n=2"])
+        race.main(["A=", "B=", "--anyway", "n=2"])
     assert arms.num_started == 3
 
 
@@ -282,6 +290,100 @@ def test_an_arm_that_profiles_is_refused_before_anything_runs(capsys):
     assert "instruments.window: the steps that it disturbs have no time that counts" in capsys.readouterr().err
 
 
+# ---- what is known before the first run
+
+
+@pytest.fixture
+def real_facts(results, monkeypatch, capsys):
+    """Arms that know what a run's code knows before it, in this process; their runs cost no time."""
+
+    def facts(folder, overrides, results):
+        assert arm_process.print_facts(overrides) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    claimed.Racers(results, noisy(1)).install(monkeypatch)
+    monkeypatch.setattr(arm_process, "facts", facts)
+    monkeypatch.setattr(ready, "checks", lambda job: [])
+    monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["A=", "B="], "A and B are the same config .* ./run.sh calibrate measures that"),
+        (["A=optim=muon", "B=", "C=optim=adamw"], "B and C are the same config"),
+        (
+            ["A=", "B=instruments=[regions]"],
+            "the times of A and B could not be compared: instruments differ: .* regions in B",
+        ),
+        (["A=", "B=hardware.num_processes=2"], "threads a process differ: .*; world size differ: 1 in A, 2 in B"),
+        (["A=", "B=goal.num_steps=30"], "A ran 20 steps and B 30, and they have no common target"),
+        (
+            ["A=", "B=data.batch_tokens=2048"],
+            "a step of A is 1,?024 tokens and one of B 2,?048, and they have no common",
+        ),
+        (["A=", "B=data=markov"], "training data differ"),
+    ],
+)
+def test_what_could_not_be_compared_is_refused_before_the_first_run(results, real_facts, words, why):
+    with pytest.raises(ValueError, match=why + ".*--anyway"):
+        race.main([*words, "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert ledger.read(results.folder).lines == []
+
+
+@pytest.mark.parametrize(
+    ("words", "anyway"),
+    [
+        (["B=optim=muon"], False),
+        (
+            ["B=goal.num_steps=30", "goal.target_val_loss=3.5", "goal.stop_at_target=true"],
+            False,
+        ),  # two ways to a target
+        (["B=goal.num_steps=30", "goal.target_val_loss=3.5"], False),  # whether both reach it is known afterwards
+        (["B=instruments=[regions]"], True),
+    ],
+)
+def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real_facts, words, anyway):
+    asked = request.parse(["A=", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert (planning.begin(asked, results.folder, anyway) / "plan.json").is_file()
+
+
+@pytest.mark.parametrize("found", ["other programs use 1.95 of 2 cores (limit 0.1)", None])
+def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results, monkeypatch, capsys, found):
+    """None: the code of an older revision, which says nothing of the machine."""
+    arms = claimed.Racers(results, noisy(1))
+    arms.install(monkeypatch)
+    busy = {"preflight": [asdict(Check("cpu load", "warn", found, "end them"))]} if found else {}
+    monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | busy)
+    words = ["A=", "B=optim.beta2=0.99", "n=2"]
+    if found:
+        with pytest.raises(
+            ValueError, match="use 1.95 of 2 cores .*, and the verdict would be that of a disturbed machine.*--anyway"
+        ):
+            race.main(words)
+        assert capsys.readouterr().out.count("warn  cpu load") == 1  # once, not once an arm
+        assert ledger.read(results.folder).lines == []
+        words.append("--anyway")
+    assert race.main(words) == 0
+
+
+def test_json_of_a_race_is_all_there_is_on_standard_output(results, monkeypatch, capsys):
+    code, _ = go(results, monkeypatch, "A=", "B=", "n=2", "--json", hurt={5: "interrupt"})
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (code, found["status"], found["result"]) == (1, "interrupted", None)
+    assert f"./run.sh race --resume {found['race_id']}" in found["why"] and "run 3 of 6 complete" in said.err
+    assert race.main(["--look", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"] == "A"
+    assert race.main(["--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == race_json(results)
+
+
+def test_a_quiet_race_says_how_it_ended_and_no_more(results, monkeypatch, capsys):
+    go(results, monkeypatch, "A=", "B=", "n=2", "-q")
+    assert capsys.readouterr().out.startswith("\nrace 2026")
+
+
 def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=3", hurt={0: "fail"})
     with pytest.raises(ValueError, match="no verdict: the warm-up of"):
@@ -345,7 +447,9 @@ def test_three_arms_are_judged_together(results, monkeypatch, capsys):
     (folder,) = (results.folder / "races").iterdir()
     text = (folder / "race.md").read_text()
     assert "## C (optim.lr=0.005) against A (the default)" in text and re.search("C is [0-9.]+ % slower than A", text)
-    assert len(re.findall("B('s| is)", text.partition("## C (")[2])) == 0
+    of_c, _, verdicts = text.partition("## C (")[2].partition("\n\nverdict: ")
+    assert len(re.findall("B('s| is)", of_c)) == 0
+    assert verdicts.count("verdict: ") == 1  # and the first of the two
 
 
 def test_an_old_race_calls_its_arms_by_their_names(results, monkeypatch):
@@ -515,7 +619,7 @@ def wait_for(condition, timeout_s=120):
 @pytest.mark.slow
 def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_its_region(checkout):
     words = ["A.rev=HEAD~1", "B.rev=HEAD", "n=2", *SHORT]
-    killed = start(checkout, *words)
+    killed = start(checkout, *words, "--anyway")
     wait_for(
         lambda: (
             len([line for line in ledger.read(checkout / "results").lines if line["event"] == "start"]) == 3
@@ -526,7 +630,7 @@ def test_two_revisions_race_through_a_kill_and_the_slow_one_is_called_slower_by_
     killed.communicate()
     (path,) = (checkout / "results" / "races").glob("*/plan.json")
     before = path.read_bytes()
-    resumed = start(checkout, "--resume")
+    resumed = start(checkout, "--resume", "--anyway")
     out, _ = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, out
     assert path.read_bytes() == before

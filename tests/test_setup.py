@@ -284,13 +284,13 @@ def test_somebody_elses_environment_is_used_as_it_is(checkout):
 
 def test_somebody_elses_environment_that_lacks_something_gets_one_sentence(checkout):
     checkout.env |= {"SPEEDRUN_PYTHON": "python3"}
-    fakes = {"torch": "2.10.0+cu130", "hydra-core": "1.4.0", "tqdm": None, "pytest": None}
+    fakes = {"torch": "2.10.0+cu130", "hydra-core": "1.4.0", "psutil": None, "pytest": None}
     checkout.env["FAKE_HEAD"] = believing(checkout, **fakes)
     refused = checkout.run("run")
     assert refused.returncode == 2
     assert refused.err == (
-        "set-up: SPEEDRUN_PYTHON=python3 has torch 2.10.0+cu130, hydra-core 1.4.0, no tqdm; try: "
-        "python3 -m pip install 'torch>=2.11' 'hydra-core>=1.3.2,<1.4' 'tqdm>=4.60'\n"
+        "set-up: SPEEDRUN_PYTHON=python3 has torch 2.10.0+cu130, hydra-core 1.4.0, no psutil; try: "
+        "python3 -m pip install 'torch>=2.11' 'hydra-core>=1.3.2,<1.4' 'psutil>=5.9'\n"
     )
     assert "no pytest" in checkout.run("test").err
 

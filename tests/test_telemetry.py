@@ -14,6 +14,7 @@ import real_runs
 
 from bench import instruments
 from bench.instruments.base import Context, InstrumentSet
+from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine import peak_rates
 from bench.record import metrics
@@ -498,11 +499,11 @@ def test_the_bar_shows_the_power_of_all_gpus_at_the_last_tick(tmp_path):
         {"t_ns": t_ns, "device": device, "power_w": watts}
         for t_ns, device, watts in ((1, "gpu0", 9.0), (2, "gpu0", 400.0), (2, "gpu1", 300.5))
     ]
-    assert Progress(tmp_path, 10)._power_w() is None
+    assert Progress(tmp_path, 10, Bars())._power_w() is None
     (tmp_path / "telemetry.csv").write_text(
         line({name: name for name in FIELDS}) + line({}) + "".join(map(line, rows)) + "3,gpu0,,77"
     )
-    assert Progress(tmp_path, 10)._power_w() == 700.5
+    assert Progress(tmp_path, 10, Bars())._power_w() == 700.5
 
 
 @pytest.fixture
@@ -600,11 +601,23 @@ def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkey
     assert telemetry.summary()["energy_from"] == "power" and telemetry.doubts() == []
 
 
-def test_an_interval_that_no_driver_can_follow_is_refused(tmp_path):
+def test_an_interval_that_no_driver_can_follow_is_refused():
+    """Before the run, which would go without telemetry."""
     for name in ("interval_ms", "host_interval_ms"):
         settings = {"interval_ms": 100, "host_interval_ms": 1000, name: 5}
-        made, (warning,) = instruments.load({"telemetry": settings}, Context(tmp_path, 0, 1, "cpu", 4, HostMarks()))
-        assert made == [] and f"instruments.telemetry.{name}=5" in warning["error"]
+        with pytest.raises(ValueError, match=f"instruments.telemetry.{name}=5: use a whole number of 10 or more"):
+            instruments.check({"telemetry": settings})
+
+
+@pytest.mark.parametrize(("device", "cpu_frac", "num"), [("cpu", 0.027, 1), ("cpu", 0.005, 0), ("cuda", 0.02, 0)])
+def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, num):
+    """Its pace is no part of config_id, so that what it costs is bounded."""
+    telemetry = instruments.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
+    telemetry._stopped = {}
+    telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}
+    found = telemetry.doubts()
+    assert len(found) == num
+    assert not found or found[0].startswith("telemetry itself took 2.7 % of a core (limit 1 %): a longer")
 
 
 @pytest.mark.slow

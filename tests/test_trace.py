@@ -536,3 +536,13 @@ def test_the_verb_prints_and_writes_into_a_run_folder(tmp_path, capsys):
     assert "+0.000 ms" in capsys.readouterr().out
     with pytest.raises(ValueError, match="it holds no trace"):
         find(tmp_path.joinpath("empty") if tmp_path.joinpath("empty").mkdir() is None else None)
+
+
+def test_kernels_are_named_as_they_are_and_their_numbers_stand_right(tmp_path):
+    names = ["reduce_kernel<128, 4, Op<float>>", "Memcpy HtoD (Pinned -> Device)", "[red]x[/red] :smile:"]
+    rows = [row for num, name in enumerate(names) for row in launched(name, 2000 * num, 10**num, 0, num + 1)]
+    lines = as_text(analysis.analyze([write(tmp_path / "a.json", rows)]), "x").splitlines()
+    begin = lines.index("Kernels") + 4
+    assert [line[: len("reduce_kernel<128, 4, Op<float>>")].strip() for line in lines[begin : begin + 3]] == names[::-1]
+    ends = {line.index(ms) + len(ms) for line, ms in zip(lines[begin : begin + 3], ("0.100", "0.010", "0.001"))}
+    assert ends == {lines[begin - 2].index(" ms ") + len(" ms")}

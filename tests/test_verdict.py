@@ -5,6 +5,7 @@ from comparing import COMPLETE
 
 from bench.cli import speedrun
 from bench.compare import target
+from bench.config import groups
 from bench.data.sources.markov import floor_slack_nats
 from bench.record import run_folder, validity
 from bench.record.rows import row_of
@@ -60,7 +61,7 @@ def test_the_p_of_the_target_and_the_margin_of_equivalence_are_the_tracks(monkey
     strict = "track:\n  p_value: 0.001\n  rules:\n    equivalence_margin_pct: 0.2\n"
     for name, text in (("strict", strict), (target.OF_LOGS, "track:\n  p_value: 0.02\n")):
         (tmp_path / "track" / f"{name}.yaml").write_text(text)
-    monkeypatch.setattr(target, "CONF", tmp_path)
+    monkeypatch.setattr(groups, "CONF", tmp_path)
     target.of_track.cache_clear()
     tracks = ("strict", "track_1_short", None, "../strict")
     found = [(target.p_value_of(track), target.margin_pct_of(track)) for track in tracks]

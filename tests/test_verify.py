@@ -63,6 +63,14 @@ def test_a_true_record_passes_every_rule(folder, capsys):
     assert lines[-1] == f"  verify  all {len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)} rules passed"
 
 
+def test_a_rule_that_failed_stands_last(folder, capsys):
+    edit(folder, seed="0")  # against the schema, which is the first rule
+    assert verify.main([str(folder)]) == 1
+    *_, failed, last = capsys.readouterr().out.splitlines()
+    assert failed.startswith("    FAIL  ")
+    assert " rules failed" in last
+
+
 @pytest.mark.parametrize("kept", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
 def test_a_kept_record_stays_true_but_for_what_newer_settings_add_to_its_config_id(kept):
     wrong = set(failed_rules(kept)) - {"config id is that of the config"}

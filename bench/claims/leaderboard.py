@@ -6,20 +6,17 @@ races and the ledger alone; what would be a record is judged first (bench/claims
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import stats, text_table
+from bench import stats
 from bench.claims import claim as claims
 from bench.claims import rules
 from bench.compare import target
-from bench.paths import results_root
-from bench.record import index, ledger, named, race_folder
-
-MAX_ENTRIES = 20  # shown of a track
-COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")
-RECORDS = ("record", "since", "entry", "config_id", "train_s", "change", "measured", "n", "device", "commit")
+from bench.config import schema
+from bench.record import ledger, race_folder
+from bench.record.rows import Row
 
 
 @dataclass
@@ -32,6 +29,7 @@ class Entry:
     book: ledger.Ledger  # that has them
     status: str = ""
     since: str | None = None  # when it had the runs that a record takes
+    number: int | None = None  # of the record, among those on its device
 
     def __post_init__(self):
         self.first, self.last_run = self.rows[0], self.rows[-1]["started_at"]
@@ -46,22 +44,34 @@ class Entry:
         return target.of_repeats(self.rows, target.p_value_of(self.first["track"]))
 
 
-def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
-    """The leaderboard of results/, or of these folders, in Markdown (github) or for a terminal (simple).
+@dataclass
+class Board:
+    """What stands on a track."""
 
-    folders: words of the user.  A run that cannot be read is skipped and reported to on_error(message).
-    """
-    paths = [named.folder(word) for word in folders] or [results_root()]
-    parts = []
-    tracks = by_track(index.read_rows([path for path in paths if path.is_dir()], on_error))
-    for track, entries in sorted(tracks.items()):
+    track: str
+    track_rules: schema.TrackConfig
+    entries: list[Entry]  # best time first; those without a time that counts at the end
+    records: list[tuple[Entry, Entry | None, dict]]  # progression()
+
+    @property
+    def needed(self) -> str:
+        """What a record takes, a sentence; words between ` are commands."""
+        asked = self.track_rules.rules
+        device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
+        return f"A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
+
+
+def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
+    """[(run folder, row)] of these results folders -> a Board of each track that has a target, by name."""
+    races, made = races_of(paths), []
+    for track, entries in sorted(by_track(found).items()):
         track_rules = claims.track_rules(track)
         if track_rules.rules.num_runs is None:
             continue  # no target there
-        records = progression(entries, track_rules, races_of(paths))
-        parts += [_heading(track, track_rules, form), _standing(entries, form), _records(records, form)]
-    nothing = "no runs yet; ./run.sh table --leaderboard results/published shows the published"
-    return "\n\n".join(parts) or nothing
+        records = progression(entries, track_rules, races)
+        entries = sorted(entries, key=lambda entry: (entry.train_s is None, entry.train_s or 0, entry.last_run))
+        made.append(Board(track, track_rules, entries, records))
+    return made
 
 
 def by_track(found):
@@ -110,16 +120,16 @@ def _without_copies(groups):
 def progression(entries, track_rules, races=(), judge=None):
     """Entries of one track -> [(entry, the record before it on the same device or None, comparison())], oldest first.
 
-    Gives every entry its status.  judge(entry) is the list of rules that it fails.
+    Gives every entry its status.  judge(entry) is a rule that it fails, or None.
     """
     best, records = {}, []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
         before = best.get(entry.first["device"])
-        entry.status = _why_no_record(entry, track_rules, before, judge or failed_rules)
+        entry.status = _why_no_record(entry, track_rules, before, judge or failed_rule)
         if not entry.status:
-            entry.status = "record"
+            entry.status, entry.number = "record", before.number + 1 if before else 1
             best[entry.first["device"]] = entry
             if before:
                 before.status = "was a record"
@@ -160,23 +170,19 @@ def _why_no_record(entry, track_rules, before, judge):
     if before is not None and entry.train_s >= before.train_s:
         return "slower than the record"
     failed = judge(entry)
-    return f"refused: {failed[0]}" + f" and {len(failed) - 1} more" * (len(failed) > 1) if failed else ""
+    return f"refused: {failed}" if failed else ""
 
 
 def _setting(entry):
     return *entry.kind, entry.first["comparability_id"]
 
 
-def failed_rules(entry):
-    """The rules of ./run.sh judge that the entry's runs fail."""
+def failed_rule(entry: Entry) -> str | None:
+    """A rule of ./run.sh judge that the entry's runs fail, the quickest to find; None: they keep them all."""
     try:
-        return [
-            rule["rule"]
-            for rule in rules.check(claims.of_folders(entry.folders, entry.book))
-            if rule["passed"] is False
-        ]
+        return rules.first_failed(claims.of_folders(entry.folders, entry.book))
     except ValueError as error:
-        return [str(error)]
+        return str(error)
 
 
 def races_of(paths):
@@ -204,67 +210,3 @@ def comparison(before, entry, races):
     same = entry.first["comparability_id"] == before.first["comparability_id"]
     change_pct = 100 * (entry.train_s / before.train_s - 1)
     return {"change_pct": change_pct, "measured": "not in one session" if same else "in another setting"}
-
-
-# ---- words
-
-
-def _heading(track, track_rules, form):
-    asked = track_rules.rules
-    device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
-    needed = f"A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
-    about = f"{track_rules.about}. {needed}"
-    return f"### {track}\n\n{about}" if form == "github" else f"{track}: {about.replace('`', '')}"
-
-
-def _standing(entries, form):
-    """Best time first; entries without a time that counts at the end."""
-    ordered = sorted(entries, key=lambda entry: (entry.train_s is None, entry.train_s or 0, entry.last_run))
-    more = len(ordered) - MAX_ENTRIES
-    cells = [
-        [
-            entry.first["name"],
-            entry.first["config_id"],
-            f"{len(entry.rows)}" + (f", {entry.num_lost} lost" if entry.num_lost else ""),
-            _number(entry.train_s, ",.3f"),
-            _number(stats.sd(entry.times_s), ".3f"),
-            _number(entry.losses["mean"], ".4f"),
-            _number(entry.losses["p"], ".2g"),
-            entry.status,
-            *_origin(entry),
-            entry.last_run[:10],
-        ]
-        for entry in ordered[:MAX_ENTRIES]
-    ]
-    shown = text_table.render(
-        COLUMNS, cells, [name in ("n", "train_s", "sd", "val_loss", "p") for name in COLUMNS], form
-    )
-    return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
-
-
-def _records(records, form):
-    if not records:
-        return "No record yet."
-    cells = [
-        [
-            str(number),
-            entry.since[:10],
-            entry.first["name"],
-            entry.first["config_id"],
-            _number(entry.train_s, ",.3f"),
-            _number(against["change_pct"], "+.2f", " %"),
-            against["measured"],
-            str(len(entry.rows)),
-            *_origin(entry),
-        ]
-        for number, (entry, _, against) in enumerate(records, 1)
-    ]
-    return text_table.render(RECORDS, cells, [name in ("record", "train_s", "change", "n") for name in RECORDS], form)
-
-
-def _number(value, form, unit=""):
-    return "" if value is None else f"{value:{form}}{unit}"
-
-
-def _origin(entry):
-    return entry.first["device"] or "", (entry.first["commit"] or "")[:8]

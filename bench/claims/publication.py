@@ -88,7 +88,7 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
     def texts(copied):
         shown = markdown_blocks.printed(shlex.join(["table", "--md", str(copied)]), table)
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
-        parts = [f"# {name}", "What these runs show: (to be written)"]
+        parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
         parts += [f"- [race {race_id}](races/{race_id}/race.md)" for race_id in content.race_ids]
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, shown)]) + "\n"}
 

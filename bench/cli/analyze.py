@@ -12,6 +12,7 @@ import os
 import sys
 
 from bench import atomic
+from bench.cli import arguments
 from bench.paths import of_user
 from bench.record import named
 from bench.trace import analysis, categories, diff, diff_text, load
@@ -68,7 +69,7 @@ def _keep(folder, answer):
 
 
 def _diff(argv):
-    parser = argparse.ArgumentParser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
+    parser = arguments.Parser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
     parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
     parser.add_argument("b", metavar="B")
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
@@ -95,7 +96,7 @@ def _one_rank(word, number):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh analyze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", nargs="+", metavar="PATH")

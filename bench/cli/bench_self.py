@@ -5,11 +5,11 @@ What needs the tests' own files or another program is measured by  python tests/
 Ratios only of things measured interleaved in one run, medians; absolute times are this machine's, now.
 """
 
-import argparse
 import json
 import sys
 
 from bench import text_table
+from bench.cli import arguments
 
 PARTS = ("loop", "gpu", "loader", "startup", "memory")
 
@@ -67,7 +67,7 @@ def _interval(row):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
+    parser = arguments.Parser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
     parser.add_argument("--json", action="store_true")
     return parser

@@ -5,18 +5,16 @@ wanted change needs; the verdicts of this session use it.
 """
 
 import argparse
-import contextlib
 import json
-import sys
 
 from bench import atomic, text_table, utc
+from bench.cli import arguments
 from bench.compare import calibration, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
-from bench.launch import launcher
+from bench.launch import console, launcher, ready, series, summary
+from bench.launch.console import say
 from bench.launch.prepare import prepare
-from bench.launch.progress import last_words, say
-from bench.paths import project_folder
 from bench.record import run_folder
 from bench.record.rows import row_of
 
@@ -29,16 +27,20 @@ def main(argv):
     args = _parser().parse_intermixed_args(argv)
     n, overrides = _n_and_overrides(args.overrides)
     if args.runs:
-        if overrides:
-            raise ValueError(f"--runs with {' '.join(overrides)}: finished runs cannot be changed: give one of the two")
+        if overrides or args.anyway:
+            given = " ".join([*overrides, *["--anyway"] * args.anyway])
+            raise ValueError(f"--runs with {given}: finished runs cannot be changed: give one of the two")
         a_rows, b_rows = _of_made_runs(args.runs)
         warm_up = None
     else:
-        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-            warm_up, rows = _make_runs(n, overrides, ["calibrate", *argv])
-        if rows is None:
+        with console.output(args.quiet, args.json):
+            warm_up, *runs = _make_runs(n, overrides, args.anyway, ["calibrate", *argv])
+        if len(runs) < 2 * n or runs[-1]["status"] != "complete":
+            if args.json:
+                print(json.dumps({"runs": [summary.as_json(run) for run in (warm_up, *runs)]}, indent=1))
             return 1
-        a_rows, b_rows = _dealt(rows)
+        warm_up = warm_up["run_id"]
+        a_rows, b_rows = _dealt([row_of(run_folder.read(run["folder"])) for run in runs])
     found = calibration.of_rows(a_rows, b_rows, args.resolution)
     found |= {"made_at": utc.now(), "warm_up_run": warm_up}
     path = None if found["doubts"] else keep(found)
@@ -85,28 +87,28 @@ def _n_and_overrides(words):
     return n, overrides
 
 
-def _make_runs(n, overrides, command):
-    """A discarded warm-up run, then 2 n runs with fresh seeds -> (id of the warm-up, rows or None if one failed)."""
+def _make_runs(n, overrides, anyway, command):
+    """A discarded warm-up run, then 2 n runs with fresh seeds -> the runs, the last of them failed or 2 n + 1."""
     asked = [word for word in overrides if word.startswith("seed=")]
     overrides = [word for word in overrides if word not in asked]
     if asked and not asked[-1][5:].isdigit():
         raise ValueError(f"{asked[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
     first_seed = int(asked[-1][5:]) if asked else 0
-    seeds = range(first_seed, first_seed + 2 * n)
-    jobs = [prepare([*overrides, f"seed={seed}"], say=lambda words: say("data", words)) for seed in seeds]
-    rows, warm_up = [], None
+    job = prepare([*overrides, f"seed={first_seed}"], say=lambda words: say("data", words))
+    jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
+    ready.agree(ready.checks(job), anyway, "the noise floor")
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
-    for number, job in enumerate([jobs[0], *jobs]):
-        say("calibrate", f"{number} of {2 * n}" if number else "warm-up, to be discarded")
-        run = launcher.launch(job, command=command, brief=True, race=None if number else tag)
-        say("calibrate", last_words(run))
-        if run["status"] != "complete":
-            return warm_up, None
-        if number:
-            rows.append(row_of(run_folder.read(project_folder() / run["folder"])))
-        else:
-            warm_up = run["run_id"]
-    return warm_up, rows
+    known_s, found = series.earlier_s({job.config.track.name}, [job.config_id]), []
+    with series.Series([job.config_id] * len(jobs), known_s) as runs:
+        for job in jobs:
+            runs.begin(f"seed {job.config.seed}" if found else "warm-up, to be discarded")
+            run = launcher.launch(job, command=command, series=runs, race=None if found else tag)
+            runs.end()
+            found.append(run)
+            say("run", summary.last_words(run), always=run["status"] != "complete")
+            if run["status"] != "complete":
+                break
+    return found
 
 
 def _of_made_runs(words):
@@ -150,7 +152,7 @@ def _needed(pct, n):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh calibrate",
         description=__doc__.partition("\n")[0],
         epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
@@ -161,8 +163,8 @@ def _parser():
     parser.add_argument(
         "--resolution", type=_pct, metavar="PCT", help="also print how many runs show a change of PCT %%"
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true")
+    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")
     return parser
 

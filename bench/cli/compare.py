@@ -1,15 +1,20 @@
 """Is B faster than A?  ./run.sh compare A B      A, B: run folders, globs, run ids, RACE:ARM, logs; or one race
 
-First whether they may be compared and what differs, then the numbers and the verdict, then where the time went.
+First whether they may be compared and what differs, then the numbers, with --why where the time went, and last the
+verdict.
 """
 
 import argparse
 import json
 import math
+import os
 import sys
 
+from bench import atomic
+from bench.cli import arguments
 from bench.compare import comparison, csv_text, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
+from bench.paths import of_user
 
 FAILURES = ("slower", "inconclusive", "loss")
 
@@ -30,13 +35,21 @@ def main(argv):
     if args.json:
         results = [{"names": [arms[0].name, name]} | result for name, result in against]
         print(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+    elif args.html:
+        _write_page(arms, [result for _, result in against], of_user(args.html))
     elif args.csv:
         print(csv_text.text(against), end="")
     else:
         form = "md" if args.md else "terminal"
-        parts = [text.render(result, form, patch=args.diff) for _, result in against]
-        print("\n\n".join(parts))
+        print(text.report([result for _, result in against], form, patch=args.diff, why=args.why))
     return max(exit_code(result, fail_on, args.fail_if == "shown") for _, result in against)
+
+
+def _write_page(arms, results, path):
+    from bench.report import comparison_page
+
+    atomic.write_out(path, comparison_page.html(arms, results, path.parent), "--html")
+    print(os.path.relpath(path))
 
 
 def _refuse_open_races(arms):
@@ -97,7 +110,7 @@ def _condition(word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh compare",
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, (part of) the id of runs, RACE:ARM, logs.\n"
@@ -132,10 +145,15 @@ def _parser():
         metavar="NATS",
         help=f"the largest rise of val_loss that counts as not worse; default {LOSS_MARGIN_NATS:g}",
     )
-    parser.add_argument("--no-diagnosis", action="store_true", help="do not print where the time went")
+    time = parser.add_mutually_exclusive_group()
+    time.add_argument("--why", action="store_true", help="also where the time went: regions, stalls, telemetry, traces")
+    time.add_argument("--no-diagnosis", action="store_true", help="do not even look where the time went")
     parser.add_argument("--diff", action="store_true", help="the change of the source in full, where the code differs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
     form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
+    form.add_argument(
+        "--html", metavar="PATH", help="a page with the verdict's picture and the curves, one file to send"
+    )
     return parser

@@ -6,7 +6,7 @@ For run.sh in a checkout, for speedrun where it is installed.  It knows what the
 import argparse
 import importlib
 
-from bench.cli import CHECKOUT_VERBS, VERBS
+from bench.cli import CHECKOUT_VERBS, VERBS, arguments
 from bench.paths import INSTALLED
 
 OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides
@@ -54,7 +54,7 @@ def _overrides():
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shell", choices=("bash", "zsh"))

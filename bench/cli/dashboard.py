@@ -7,6 +7,7 @@ Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY
 import argparse
 import importlib
 
+from bench.cli import arguments
 from bench.exporters import dashboards, reading
 from bench.record import named
 
@@ -17,7 +18,8 @@ def main(argv):
     names = args.to.split(",")
     for name in names:
         if name not in dashboards.names():
-            raise ValueError(f"--to {name}: choose from {', '.join(dashboards.names())}")
+            near = arguments.guess(name, dashboards.names())
+            raise ValueError(f"--to {name}: {near}choose from {', '.join(dashboards.names())}")
         if sentence := dashboards.missing(name):
             raise ValueError(f"--to {name}: {sentence}")
     outcomes = [_export(reading.read(folder), name, args.set) for folder in named.runs(args.run) for name in names]
@@ -41,7 +43,7 @@ def _export(exported, name, changes):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh dashboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")

@@ -10,6 +10,8 @@ import sys
 
 import yaml
 
+from bench import text_table
+from bench.cli import arguments
 from bench.config import groups, schema
 from bench.data import shards, sources
 from bench.paths import of_user
@@ -58,7 +60,7 @@ def data_config(name, overrides=()):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -93,7 +95,7 @@ def _show(names, overrides, as_json):
     if as_json:
         print(json.dumps(shown, indent=1))
     else:
-        print("\n\n".join(_lines(one) for one in shown) if names else "\n".join(_line(one) for one in shown))
+        print("\n\n".join(_lines(one) for one in shown) if names else text_table.render((), map(_row, shown)))
     return 0
 
 
@@ -140,28 +142,36 @@ def _file_facts(path):
     }
 
 
-def _line(row):
+def _row(row):
+    """Its name, and what is there or what to do about it."""
     if not row["there"]:
-        return f"{row['name']:<14} {row['why']}"
+        return row["name"], row["why"]
     num_files = len(row["train"]) + len(row["val"])
     num_bytes = sum(file["num_bytes"] for file in row["train"] + row["val"])
     train_tokens = sum(file["num_tokens"] for file in row["train"])
-    return f"{row['name']:<14} {num_files} shards, {train_tokens:,} train tokens, {format_bytes(num_bytes)}, checked"
+    return row["name"], f"{num_files} shards, {train_tokens:,} train tokens, {format_bytes(num_bytes)}, checked"
 
 
 def _lines(facts):
     """Everything about one dataset or file, for a person."""
     if "magic" in facts:
-        width = max(len(key) for key in facts)
-        return "\n".join(f"{key:<{width}}  {value}" for key, value in facts.items())
+        return text_table.render((), ((key, str(value)) for key, value in facts.items()))
     num_train, num_val = len(facts["train"]), len(facts["val"])
-    lines = [f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"]
-    for split in ("train", "val"):
-        for file in facts[split]:
-            size, largest = format_bytes(file["num_bytes"]), f"largest {file['max_token']}"
-            words = f"{split:<5} {file['num_tokens']:>11,} tokens  {size:>9}  {largest:<13}"
-            lines.append(f"  {words}  {file['sha256']}  {file['file']}")
-    return "\n".join(lines)
+    head = f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"
+    cells = [
+        [
+            split,
+            f"{file['num_tokens']:,}",
+            format_bytes(file["num_bytes"]),
+            str(file["max_token"]),
+            file["sha256"],
+            file["file"],
+        ]
+        for split in ("train", "val")
+        for file in facts[split]
+    ]
+    columns = ["split", "tokens", "size", "largest token", "sha256", "file"]
+    return f"{head}\n{text_table.render(columns, cells, [False, True, True, True, False, False])}"
 
 
 def _say(text):

@@ -4,9 +4,9 @@ The quick checks of every run (bench/machine/preflight.py), then what takes seco
 sum a tensor over all of them within a timeout, and report torch, CUDA and NCCL (bench/launch/probe.py).
 """
 
-import argparse
 import json
 
+from bench.cli import arguments
 from bench.config import compose, resolve, schema
 from bench.launch import probe
 from bench.machine import environment, gpus, preflight
@@ -62,7 +62,7 @@ def driver(env):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh doctor",
         description="Is this machine fit to measure?  A table of checks, each failure with its remedy.",
         epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use.",

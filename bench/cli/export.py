@@ -10,6 +10,7 @@ import os
 import sys
 
 from bench import atomic
+from bench.cli import arguments
 from bench.exporters import mllog, modded_nanogpt_log, tables
 from bench.paths import of_user
 from bench.record import named
@@ -52,7 +53,7 @@ def _put(text, out):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, or folders of runs")

@@ -12,7 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench import atomic, importers
+from bench import atomic, importers, text_table
+from bench.cli import arguments
 from bench.paths import of_user, results_root
 from bench.record import run_folder, step_files
 
@@ -50,8 +51,9 @@ def main(argv):
     if args.json:
         print(json.dumps(summary))
     else:
-        print("\n".join(f"{key.replace('_', ' '):<23} {value:>9,}" for key, value in summary.items()))
-        written = f"{num_written} new run folders in {results_root()}; ./run.sh table shows them"
+        counts = [(key.replace("_", " "), f"{value:,}") for key, value in summary.items()]
+        print(text_table.render((), counts, [False, True]))
+        written = f"{text_table.counted(num_written, 'new run folder')} in {results_root()}; ./run.sh table shows them"
         print("nothing was written" if args.dry_run else written)
     return 1 if report["unmatched"] or report["unread"] else 0
 
@@ -121,7 +123,7 @@ def write(run, rows, results):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("format", choices=importers.FORMATS)

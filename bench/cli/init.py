@@ -7,6 +7,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from bench.cli import arguments
 from bench.paths import REPO, working_folder
 
 STARTER = Path(__file__).with_name("starter")
@@ -36,6 +37,6 @@ def main(argv):
 
 
 def _parser():
-    return argparse.ArgumentParser(
+    return arguments.Parser(
         prog="./run.sh init", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -8,9 +8,10 @@ elsewhere.
 import argparse
 import json
 
-from bench import text_table
+from bench import terminal, text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, rules
+from bench.cli import arguments, rule_lines
 from bench.race import state
 from bench.record import ledger, named
 
@@ -63,18 +64,16 @@ def _verdict(name, claim, checked):
 
 
 def text(verdict):
-    """A verdict as lines, as ./run.sh verify prints them."""
-    marks = {True: "pass", False: "FAIL", None: "-"}
-    lines = [f"{marks[rule['passed']]:>8}  {rule['rule']}: {rule['evidence']}" for rule in verdict["rules"]]
-    failed = sum(rule["passed"] is False for rule in verdict["rules"])
-    last = "accepted" if not failed else f"refused: {failed} of {len(lines)} rules failed"
-    lines = [f"{verdict['claim']} on track {verdict['track']}, {verdict['n']} runs", *lines, f"{'judge':>8}  {last}"]
-    return "\n".join(map(text_table.printable, lines))
+    """A verdict as lines: every rule, the failed ones last, then the verdict."""
+    head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
+    word = terminal.coloured("accepted" if verdict["accepted"] else "refused")
+    last = f"{'judge':>8}  {word}: {rule_lines.count(verdict['rules'])}"
+    return "\n".join([text_table.printable(head), rule_lines.text(verdict["rules"]), last])
 
 
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh judge",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

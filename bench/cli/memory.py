@@ -9,7 +9,8 @@ import json
 import os
 import sys
 
-from bench import atomic
+from bench import atomic, text_table
+from bench.cli import arguments
 from bench.memory import rss
 from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
 from bench.paths import of_user
@@ -77,7 +78,8 @@ def _words(path, facts):
             f"  device {one['device']}: largest {format_bytes(one['peak_bytes'])}, reserved {reserved}, "
             f"lost to gaps {gaps}, {one['num_events']} events"
         )
-        lines += [f"  {held['bytes'] / MIB:12,.2f} MiB  {held['place']}" for held in one["places_at_peak"][:NUM_SHOWN]]
+        held = [(f"{site['bytes'] / MIB:12,.2f} MiB", site["place"]) for site in one["places_at_peak"][:NUM_SHOWN]]
+        lines.append(text_table.render((), held, [True, False]))
     return "\n".join(lines)
 
 
@@ -94,7 +96,7 @@ def _snapshots(word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")

@@ -9,11 +9,12 @@ import argparse
 import os
 
 from bench.claims import claim_folder, publication
-from bench.cli import table
-from bench.launch.progress import say
+from bench.cli import arguments, table
+from bench.launch.console import say
 from bench.paths import project_folder
 from bench.record import named, run_folder
 from bench.report import markdown_blocks
+from bench.text_table import counted
 
 
 def main(argv):
@@ -24,7 +25,7 @@ def main(argv):
     folder = publication.publish(content, args.name, table.main)
     shown = os.path.relpath(folder, project_folder())
     num_runs = len(list(run_folder.find_runs([folder])))
-    say("publish", f"{shown}: {num_runs} run{'s' * (num_runs != 1)}, {len(content.race_ids)} races, ledger, README.md")
+    say("publish", f"{shown}: {counted(num_runs, 'run')}, {counted(len(content.race_ids), 'race')}, ledger, README.md")
     markdown_blocks.write(None, table.main)  # the leaderboard and what else is made from results/published
     say("next", f"say in {shown}/README.md what was changed or found, then: git add results")
     return 0
@@ -32,7 +33,7 @@ def main(argv):
 
 def _parser():
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
+    parser = arguments.Parser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
     return parser

@@ -9,30 +9,52 @@ the first run.  What is measured stays hidden until the race has ended.  Interru
 """
 
 import argparse
+import json
 
+from bench.cli import arguments
 from bench.config import groups
-from bench.paths import results_root
-from bench.race import planning, request, runner, state
+from bench.launch import console, ready
+from bench.paths import results_root, shown
+from bench.race import planning, report, request, runner, state
 from bench.record import named
 
 
 def main(argv):
     """Exit codes: 0 the race has ended, 1 it was interrupted or abandoned, 2 wrong use or not comparable."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)
     results = results_root().absolute()
-    if args.look is not None:
-        return runner.look(_chosen(results, args.look), results)
+    with console.output(args.quiet, args.json):
+        if args.look is not None:
+            folder, found = None, runner.look(_chosen(results, args.look), results)
+        else:
+            folder, found = _raced(args, results)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    elif folder is None:
+        print(report.verdicts(found))
+    elif found["status"] != "interrupted":
+        print("\n" + report.text(found, "md" if args.md else "terminal"))
+        console.say("race", shown(folder))
+    if folder is None:
+        return 0
+    if found["result"] is None:
+        return 1
+    return 0 if all(one["comparable"] for one in found["result"]["against"].values()) else 2
+
+
+def _raced(args, results):
+    """-> the race's folder, and race.json."""
     if args.abandon is not None:
         folder = _chosen(results, args.abandon)
         with state.locked(folder):
-            return runner.finish(folder, results, "abandoned", "abandoned on request (--abandon)", args)
+            return folder, runner.finish(folder, results, "abandoned", "abandoned on request (--abandon)")
     if args.resume is not None:
         folder = _chosen(results, args.resume)
     elif args.words:
-        folder = planning.begin(request.parse(args.words), results)
+        folder = planning.begin(request.parse(args.words), results, args.anyway)
     else:
         raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
-    return runner.go(folder, results, args)
+    return folder, runner.go(folder, results, args.show, args.anyway)
 
 
 def _chosen(results, word):
@@ -53,7 +75,7 @@ def _chosen(results, word):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh race",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -81,7 +103,7 @@ def _parser():
     )
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print race.json")
+    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    form = console.add_options(parser, "print race.json, of an interrupted race as far as it has come")
     form.add_argument("--md", action="store_true", help="print race.md")
     return parser

@@ -1,8 +1,11 @@
 """./run.sh report RUN | RACE | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
+./run.sh report WORD WORD ... [--out PATH] [--png]      the curves of all of them in one chart: results/curves.html
+./run.sh report WORD --curves                           the same of one: a race's arms, the runs of a folder
 
-Of a run or a race: report.html in its folder.  Of results/, or any folder with many runs: a site in FOLDER/site/, where
-only what changed is made again.  --png has a Chromium take pictures of the charts, --md prints
-Markdown for a pull request.
+Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
+folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
+pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
+compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
@@ -10,28 +13,61 @@ import os
 import sys
 
 from bench import atomic
-from bench.paths import of_user, results_root
-from bench.record import named
+from bench.cli import arguments
+from bench.paths import of_user, published_root, results_root, shown
+from bench.record import ledger, named
+from bench.units import format_bytes
+
+MAX_UNASKED = 500  # pages of a folder that is not a results folder
+RACE = "race.html"
 
 
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
-    folder = named.folder(args.folder) if args.folder else results_root()
-    if not folder.is_dir():
-        raise ValueError(f"no runs in {folder} yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+    if not args.words and not results_root().is_dir():
+        where = shown(results_root())
+        raise ValueError(f"no runs in {where}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+    if args.curves or len(args.words) > 1:
+        return _curves(args)
+    folder = named.folder(args.words[0]) if args.words else results_root()
     if (folder / "run.json").exists():
         from bench.report import run_page
 
-        return _one(folder, args, run_page, "report.html")
+        return _one(folder, args, run_page, run_page.NAME)
     if (folder / "race.json").exists():
         from bench.report import race_page
 
-        return _one(folder, args, race_page, "race.html")
+        return _one(folder, args, race_page, RACE)
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
-    return _site(folder, of_user(args.out) if args.out else folder / "site")
+    return _site(folder, of_user(args.out) if args.out else folder / "site", args.anyway)
+
+
+def _curves(args):
+    """The overlay of what the words name, one line an arm."""
+    from bench.compare import selection
+    from bench.report import curves
+
+    if args.md:
+        raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
+    words = args.words or [str(results_root())]
+    arms = selection.of_each(words, lambda message: print(f"report: skipped: {message}", file=sys.stderr))
+    if args.png:
+        return _pictures(curves.charts_of_arms(arms), of_user(args.out) if args.out else results_root() / "plots")
+    path = of_user(args.out) if args.out else results_root() / "curves.html"
+    atomic.write_out(path, curves.html(arms, path))
+    _say(path)
+    return 0
+
+
+def _pictures(charts, folder, panels=()):
+    from bench.report import png
+
+    for path in png.write(charts, folder, panels):
+        _say(path)
+    return 0
 
 
 def _one(folder, args, room, name):
@@ -42,26 +78,55 @@ def _one(folder, args, room, name):
     if args.md:
         print(room.block(folder), end="")
     elif args.png:
-        from bench.report import png
-
-        for path in png.write(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots"):
-            _say(path)
+        panels = room.panels_of(folder) if name == RACE else ()
+        return _pictures(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels)
     else:
         path = of_user(args.out) if args.out else folder / name
-        atomic.write_out(path, room.html(folder))
+        if name == RACE:
+            room.write_run_pages(folder)
+        atomic.write_out(path, room.html(folder, at=path.parent))
         _say(path)
     return 0
 
 
-def _site(folder, out):
-    from bench.report import site
+def _site(folder, out, anyway):
+    from bench.claims import leaderboard_rows
+    from bench.report import site, site_runs
 
+    results = site_runs.read(folder)
+    if not anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
+        _ask(results, out)
+    boards, fault = [], None
     try:
-        _say(site.write(folder, out, say=_progress))
+        boards = leaderboard_rows.of_folders(results.runs, [folder])
+    except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
+        fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
+    try:
+        _say(site.write(results, out, boards, fault, say=_progress))
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
     return 0
+
+
+def _is_results(folder):
+    """Whether it is a folder that runs are written, published or claimed into, or lies in this project's."""
+    folder = folder.resolve()
+    return (folder / ledger.NAME).is_file() or any(
+        folder.is_relative_to(root.resolve()) for root in (results_root(), published_root())
+    )
+
+
+def _ask(results, out):
+    """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
+    from bench.report import site_pages
+
+    size = format_bytes(site_pages.estimated_bytes(results.runs))
+    words = f"{results.folder} is not a results folder: {results.num_runs:,} pages, about {size}, would go to {out}"
+    if not sys.stdin.isatty():
+        raise ValueError(f"{words}: add --anyway, or name a folder of results")
+    if input(f"{words}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was written")
 
 
 def _say(path):
@@ -74,15 +139,22 @@ def _progress(done, total):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="folder of a run, of a race or of many runs; default results/"
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="a run, a race or a folder of many runs; default results/; several: curves",
     )
+    parser.add_argument("--curves", action="store_true", help="the curves of what is named in one chart")
     parser.add_argument(
         "--out", metavar="PATH", help="file of the page (run, race), or folder of the site or the pictures"
     )
     parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
     parser.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
+    parser.add_argument(
+        "--anyway", action="store_true", help=f"more than {MAX_UNASKED} pages of a folder that is no results folder"
+    )
     return parser

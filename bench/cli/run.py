@@ -3,56 +3,90 @@
 import argparse
 import json
 
-import yaml
-
-from bench.config import compose, groups, schema
-from bench.launch import launcher
-from bench.launch.prepare import asked, prepare
-from bench.launch.progress import last_words, say
+from bench.cli import arguments, settings
+from bench.config import compose, explain, groups, overrides
+from bench.launch import console, launcher, ready, series, summary
+from bench.launch.console import say
+from bench.launch.prepare import asked, prepare, this_machine
 from bench.paths import results_root
 from bench.record import run_folder
 
 
 def main(argv):
     """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
-    args = _parser().parse_intermixed_args(compose.spelled(argv))
-    if args.cfg:
-        print(yaml.safe_dump(schema.to_dict(asked(args.overrides)), sort_keys=False), end="")
+    if (explained := settings.asked_for(argv)) is not None:
+        print(explained)
         return 0
-    if args.multirun:
-        return _sweep(compose.sweep(args.overrides), argv)
+    args = _parser().parse_intermixed_args(overrides.spelled(argv))
+    if args.cfg:
+        points = overrides.sweep(args.overrides) if args.multirun else [args.overrides]
+        for point in points:
+            head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+            print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+        return 0
+    if args.anyway and not args.multirun:
+        raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
+    with console.output(args.quiet, args.json):
+        found = _sweep(args, argv) if args.multirun else _run(args, argv)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    runs = found if args.multirun else [found]
+    return 0 if all(run["status"] == "complete" for run in runs) else 1
+
+
+def _run(args, argv):
+    """-> what --json prints."""
     job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
+    if not race:
+        known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
+        say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
     run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
-    say("run", last_words(run))
-    return 0 if run["status"] == "complete" else 1
+    say("run", summary.last_words(run), always=True)
+    return summary.as_json(run)
 
 
-def _sweep(points, argv):
-    """Every run in a process group of its own, all checked before the first; one that fails does not end the sweep."""
-    jobs = [prepare(overrides, say=lambda text: say("data", text)) for overrides in points]
-    num_complete, failed = 0, []
-    for number, job in enumerate(jobs, 1):
-        words = " ".join(job.overrides)
-        before = already_complete(job)
-        if before:
-            say("sweep", f"{number} of {len(jobs)}: {words}: complete before, {before['run_id']}")
-            num_complete += 1
-            continue
-        say("sweep", f"{number} of {len(jobs)}: {words}")
-        run = launcher.launch(job, command=["run", *argv], brief=True)
-        say("sweep", last_words(run))
-        if run["status"] == "complete":
-            num_complete += 1
-        else:
-            failed.append(words)
-        if run["status"] == "aborted":
-            break
-    lines = [f"{num_complete} of {len(jobs)} complete", *(f"          failed: {words}" for words in failed)]
-    say("sweep", "\n".join(lines))
-    return 0 if num_complete == len(jobs) else 1
+def _sweep(args, argv):
+    """Every run in a process group of its own, all checked before the first; one that fails does not end the sweep.
+
+    Returns what --json prints: of every point its run, whose run_id is None where a signal ended the sweep before.
+    """
+    points = [prepare(point, say=lambda text: say("data", text)) for point in overrides.sweep(args.overrides)]
+    jobs = list({(job.config_id, job.config.seed): job for job in points}.values())
+    found = {number: run for number, job in enumerate(jobs) if (run := already_complete(job))}
+    for number, run in found.items():
+        say("sweep", f"{' '.join(jobs[number].overrides)}: complete before, {run['run_id']}")
+    todo = [number for number in range(len(jobs)) if number not in found]
+    if todo:
+        ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
+        for number, run in _runs([(number, jobs[number]) for number in todo], argv):
+            found[number] = run
+    none = dict.fromkeys(summary.KEYS)
+    answers = [
+        {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
+        for number, job in enumerate(jobs)
+    ]
+    lost = [one for one in answers if one["status"] != "complete"]
+    lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
+    say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
+    return answers
+
+
+def _runs(numbered, argv):
+    """[(number, job)] -> yields (number, run) as each ends, to the last or to an interrupt."""
+    config_ids = [job.config_id for _, job in numbered]
+    known_s = series.earlier_s({job.config.track.name for _, job in numbered}, config_ids)
+    with series.Series(config_ids, known_s) as runs:
+        for number, job in numbered:
+            runs.begin(" ".join(job.overrides))
+            run = launcher.launch(job, command=["run", *argv], series=runs)
+            runs.end()
+            say("run", summary.last_words(run), always=run["status"] != "complete")
+            yield number, run
+            if run["status"] == "aborted":
+                return
 
 
 def already_complete(job):
@@ -64,17 +98,18 @@ def already_complete(job):
             continue
         same_data = {file["sha256"] for split in ("train", "val") for file in run["data"][split]} == data
         if same_data and (run["config_id"], run["seed"], run["code"]["source_sha256"]) == kind:
-            return run
+            return run | {"folder": str(results_root().absolute() / run["track"] / run["run_id"])}
     return None
 
 
 def _parser():
     listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh run",
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
-        "profile=window (stages, modded) adds an instrument with its recipe\nsettings: --cfg job shows them all",
+        "profile=window (stages, modded) adds an instrument with its recipe\n"
+        "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -83,7 +118,13 @@ def _parser():
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
-    parser.add_argument("--cfg", choices=["job"], help="print the composed config, null where it is derived, and stop")
+    parser.add_argument(
+        "--cfg",
+        choices=["job"],
+        help="print the composed config with the meaning of every setting, null where it is derived, and stop",
+    )
     parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
+    console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
     return parser

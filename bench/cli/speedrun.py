@@ -4,13 +4,16 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 """
 
 import argparse
+import json
 
+from bench.cli import arguments, settings
 from bench.compare import target
-from bench.config import compose, groups
-from bench.launch import launcher
+from bench.config import groups
+from bench.config.overrides import spelled
+from bench.launch import console, launcher, ready, series, summary
+from bench.launch.console import say
 from bench.launch.prepare import prepare
-from bench.launch.progress import last_words, say
-from bench.machine import environment, preflight
+from bench.machine import preflight
 from bench.paths import results_root
 from bench.record import run_folder
 from bench.record.rows import row_of
@@ -20,9 +23,36 @@ from bench.units import format_bytes
 
 def main(argv):
     """Make the track's repeats with fresh seeds and judge them."""
-    overrides = _parser().parse_args(compose.spelled(argv)).overrides
+    if (explained := settings.asked_for(argv)) is not None:
+        print(explained)
+        return 0
+    args = _parser().parse_intermixed_args(spelled(argv))
+    with console.output(args.quiet, args.json):
+        job = _prepared(args)
+        checks = ready.checks(job)
+        console.show([preflight.report(checks)])
+        if any(check.status == "fail" for check in checks):
+            return 1
+        ready.agree(checks, args.anyway, are_shown=not args.quiet)
+        runs = _runs(job, args, argv)
+    rows = [row_of(run_folder.read(run["folder"])) for run in runs]
+    answer = None
+    if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
+        answer = target.of_repeats(rows, job.config.track.p_value)
+    if args.json:
+        print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
+    elif answer:
+        print("\n" + table_text.of_runs(rows))
+        say("verdict", answer["words"])
+        if job.deviations:
+            say("verdict", f"open division: this counts for nothing on track {job.config.track.name}")
+    return 1 if answer is None or answer["passed"] is False else 0
+
+
+def _prepared(args):
+    """The run to be repeated, its data found or made; says what it is."""
     say("data", "looking for it; making it if that is possible here")
-    job = prepare(overrides, fetch=True, say=lambda text: say("data", text))
+    job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
     num_bytes = sum(shard.num_bytes for shard in dataset.train + dataset.val)
     say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {format_bytes(num_bytes)}, checked")
@@ -31,26 +61,23 @@ def main(argv):
         say("track", f"its times are compared on {config.track.reference_hardware}")
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
-    checks = preflight.checks(config.hardware, num_bytes, environment.environment(), results_root())
-    print(preflight.report(checks), flush=True)
-    if any(check.status == "fail" for check in checks):
-        return 1
-    runs = []
-    for number, seed in enumerate(fresh_seeds(job, overrides), 1):
-        say("run", f"{number} of {config.track.repeats}, seed {seed}")
-        run = launcher.launch(job.with_seed(seed), command=["speedrun", *argv], brief=True)
-        runs.append(run)
-        say("run", last_words(run))
-        if run["status"] == "aborted":
-            return 1
-    print()
-    rows = [row_of(run_folder.read(run["folder"])) for run in runs]
-    print(table_text.of_runs(rows))
-    answer = target.of_repeats(rows, config.track.p_value)
-    say("verdict", answer["words"])
-    if job.deviations:
-        say("verdict", f"open division: this counts for nothing on track {config.track.name}")
-    return 1 if answer["passed"] is False else 0
+    return job
+
+
+def _runs(job, args, argv):
+    """The track's repeats, to the last or to an interrupt."""
+    seeds, found = fresh_seeds(job, args.overrides), []
+    known_s = series.earlier_s({job.config.track.name}, [job.config_id])
+    with series.Series([job.config_id] * len(seeds), known_s) as repeats:
+        for seed in seeds:
+            repeats.begin(f"seed {seed}")
+            run = launcher.launch(job.with_seed(seed), command=["speedrun", *argv], series=repeats)
+            repeats.end()
+            found.append(run)
+            say("run", summary.last_words(run), always=run["status"] != "complete")
+            if run["status"] == "aborted":
+                break
+    return found
 
 
 def fresh_seeds(job, overrides):
@@ -65,10 +92,12 @@ def fresh_seeds(job, overrides):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./speedrun.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words = "those of ./run.sh run --help; seed=N begins at N"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words)
+    values = "as of ./run.sh run --help; seed=N begins at N"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    console.add_options(parser, 'print {"runs": [as of ./run.sh run --json], "verdict": {...}}')
     return parser

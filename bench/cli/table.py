@@ -7,6 +7,8 @@ or still runs has its row and no numbers.  A row is a run, with --group a set of
 import argparse
 import sys
 
+from bench import paths
+from bench.cli import arguments
 from bench.paths import PUBLISHED
 from bench.record import listing
 from bench.report import table_filters, table_groups, table_text
@@ -26,9 +28,9 @@ def main(argv):
             if getattr(args, option):
                 words = option.replace("_", "-")
                 raise ValueError(f"--{words} with --leaderboard: it has no effect there: give one of the two")
-        from bench.claims import leaderboard
+        from bench.claims import leaderboard_text
 
-        print(leaderboard.text(args.folder, "github" if args.md else "simple", listing.report))
+        print(leaderboard_text.text(args.folder, "github" if args.md else "simple", listing.report))
         return 0
     try:
         conditions = [table_filters.condition(words) for words in args.where]
@@ -49,16 +51,16 @@ def main(argv):
         print(_nothing(args))
     elif args.all_columns or args.md:
         shown = columns if args.all_columns else table_text.filled(rows, shown)
-        print(table_text.render(rows, shown, "github" if args.md else "simple"))
+        print(table_text.render(rows, shown, "github" if args.md else "wide"))
     else:
-        print(table_text.fit(rows, shown, table_text.terminal_width()))
+        print(table_text.fit(rows, shown, table_filters.asked_for(args.sort, conditions, columns)))
     return 0
 
 
 def _nothing(args):
     if args.where:
         return f"no run matches --where {' '.join(args.where)}: omit it to see all"
-    where = " ".join(args.folder) or "results/"
+    where = " ".join(args.folder) or f"{paths.shown(paths.results_root())}/"
     more = "" if args.folder else f"; ./run.sh table results/{PUBLISHED} shows the published ones"
     return f"no runs in {where} yet: ./speedrun.sh makes the first, ./run.sh run makes one{more}"
 
@@ -73,7 +75,7 @@ def _joined(argv):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh table",
         description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"

@@ -8,6 +8,8 @@ import argparse
 import json
 import sys
 
+from bench import text_table
+from bench.cli import arguments, rule_lines
 from bench.record import named, verification
 
 
@@ -29,17 +31,14 @@ def main(argv):
 
 
 def _as_text(found):
-    rules = found["rules"]
-    lines = [f"{'pass' if rule['passed'] else 'FAIL':>8}  {rule['rule']}: {rule['evidence']}" for rule in rules]
-    num_failed = sum(not rule["passed"] for rule in rules)
-    last = f"{num_failed} of {len(rules)} rules failed" if num_failed else f"all {len(rules)} rules passed"
-    return "\n".join([found["run_id"], *lines, f"{'verify':>8}  {last}"])
+    last = f"{'verify':>8}  {rule_lines.count(found['rules'])}"
+    return "\n".join([text_table.printable(found["run_id"]), rule_lines.text(found["rules"]), last])
 
 
 def _parser():
     rules = verification.RULES + verification.RULES_OF_A_COMPLETE_RUN
     shown = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__}" for rule in rules)
-    parser = argparse.ArgumentParser(
+    parser = arguments.Parser(
         prog="./run.sh verify",
         description="Check run folders against their own records.",
         epilog=f"rules:\n{shown}\n\nexit codes: 0 all passed, 1 a rule failed, 2 no record there",

@@ -10,7 +10,7 @@ from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import schema
 from bench.diagnosis import between_runs
-from bench.record import step_files
+from bench.record import run_folder, step_files
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
@@ -86,13 +86,19 @@ def _facts(arm):
     kinds = {}
     for number, row in enumerate(arm.rows):
         kinds.setdefault(tuple(row[column] for column in KIND), number)
-    found = []
-    for number in list(kinds.values())[:MAX_FACTS]:
-        folder = arm.folders[number]
-        config = folder and _read(folder, "config.yaml", _parse_yaml)
-        environment = folder and _read(folder, "environment.json", json.loads)
-        found.append(differences.facts(arm.record_of(number), config and schema.upgraded(config), environment))
-    return found
+    numbers = list(kinds.values())[:MAX_FACTS]
+    return [_facts_of_run(arm.record_of(number), arm.folders[number]) for number in numbers]
+
+
+def _facts_of_run(run, folder):
+    config = folder and _read(folder, "config.yaml", _parse_yaml)
+    environment = folder and _read(folder, "environment.json", json.loads)
+    return differences.facts(run, config and schema.upgraded(config), environment)
+
+
+def differing_folders(a: str, b: str) -> list[dict]:
+    """Two run folders -> what differs, [{"kind", "what", "a", "b"}].  ValueError for one that cannot be read."""
+    return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 
 def _parse_yaml(text):

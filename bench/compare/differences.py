@@ -20,6 +20,7 @@ def facts(run, config=None, environment=None):
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
         config["track"] = {
             name: value for name, value in config["track"].items() if name != "rules"

@@ -70,6 +70,26 @@ def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None
     return arms
 
 
+def of_each(words: Sequence[str], on_error: Callable[[str], None] | None = None) -> list[Arm]:
+    """Words -> an arm each, also of one run; a race alone is its arms, called RACE:ARM.  For who looks, not compares.
+
+    What cannot be read is skipped and reported to on_error(message).  ValueError: a word means no run.
+    """
+    lookup, found = named.Lookup(), []
+    groups = [lookup.each([word]) for word in words]
+    rows = dict(index.read_rows(_paths(groups), on_error, logs_too=True))
+    for group in groups:
+        if len(group) == 1 and group[0].race and group[0].arm is None:
+            for name, arm in _arms_of_race(group[0].race, on_error).items():
+                arm.name = f"{group[0].race.name}:{name}"
+                found.append(arm)
+        else:
+            found.append(_joined([_of_named(one, rows, on_error) for one in group]))
+    if not any(arm.rows for arm in found):
+        raise ValueError(f"{' '.join(words)}: no run of it is there: ./run.sh table lists the runs")
+    return found
+
+
 def of_folders(
     name: str, folders: Iterable[str | Path], on_error: Callable[[str], None] | None = None, **of_race
 ) -> Arm:

@@ -1,12 +1,16 @@
 """A comparison as text, for a terminal or a pull request.  Everything shown is in the dict already."""
 
-from bench import text_table
+from collections.abc import Sequence
+
+from bench import terminal, text_table
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
 from bench.diagnosis import text as diagnosis_text
 
 MAX_DIFFERENCES = 40
 MAX_FILES = 12
+FORMS = ("simple", "github")  # of a table: terminal, Markdown
+NO_VERDICT = "no verdict: "  # what some sentences begin with
 MAX_CHARS = 44  # of a value in the list of differences
 METRICS = {  # key of the comparison: (what a row is called, key of the means, unit, decimals)
     "time": ("time", "mean_s", "s", 3),
@@ -41,30 +45,53 @@ FLAGS = {  # what each means, for someone who meets it the first time
 }
 
 
-def render(result: Comparison, form: str = "terminal", heading: str = "##", patch: bool = False) -> str:
-    """The comparison as text; form terminal or md, heading: of Markdown; patch: the change of the source in full."""
+def report(results: Sequence[Comparison], form: str = "terminal", **options) -> str:
+    """Comparisons with one baseline as text, their verdicts last.  form: terminal or md; options: of render()."""
+    parts = [render(result, form, **options) for result in results]
+    return "\n\n".join([*parts, ("\n\n" if form == "md" else "\n").join(verdict(one, form) for one in results)])
+
+
+def render(
+    result: Comparison, form: str = "terminal", patch: bool = False, why: bool = False, hint: str = "--why"
+) -> str:
+    """All but the verdict, as text; form: terminal or md; patch: the change of the source in full.
+
+    why: where the time went; without it a line with the cause, if one stands out, and hint, what to type for the rest.
+    """
     is_md = form == "md"
-    parts = [_head(result, is_md, heading)]
-    parts += [part(result, is_md) for part in (_differences, _numbers, _verdict)]
-    parts[2:2] = [_code(result.get("code_change"), is_md, patch)]
-    parts.append(diagnosis_text.text(result.get("diagnosis") or {}, is_md))
-    return "\n\n".join(part for part in parts if part)
+    parts = [_head(result, is_md), _differences(result, is_md)]
+    parts += [_code(result.get("code_change"), is_md, patch), _numbers(result, is_md)]
+    found = result.get("diagnosis") or {}
+    parts += [diagnosis_text.text(found, FORMS[is_md]) if why else _hint(result, found, "" if is_md else hint)]
+    return "\n\n".join(part for part in [*parts, _notes(result, is_md)] if part)
 
 
-def _table(columns, cells, right, is_md):
-    return text_table.render(columns, cells, right, "github" if is_md else "simple")
+def verdict(result: Comparison, form: str = "terminal") -> str:
+    """The verdict in a line, its word in colour on a terminal."""
+    word, words = result["verdict"].replace("_", " ").upper(), text_table.line(result["words"], form == "md")
+    if words.startswith(NO_VERDICT):
+        word, words = "NO VERDICT", words.removeprefix(NO_VERDICT)
+    return f"verdict: {f'**{word}**' if form == 'md' else terminal.coloured(word)}  {words}"
+
+
+def _hint(result, found, hint):
+    if not (found.get("regions") or found.get("traces")):
+        return ""
+    cause = diagnosis_text.cause(found) if result["verdict"] in ("faster", "slower") else None
+    known = [f"why: {cause}"] * bool(cause) + [f"{hint} shows where the time went"] * bool(hint)
+    return "; ".join(known)
 
 
 def _bullets(sentences, is_md):
     return [f"{'-' if is_md else '  -'} {text_table.line(sentence, is_md)}" for sentence in sentences]
 
 
-def _head(result, is_md, heading):
+def _head(result, is_md):
     (a, b), (about_a, about_b) = result["arms"], result["about"]
-    lines = [f"{heading} {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
+    lines = [f"## {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
     pairs = zip((a, b), (about_a, about_b), result["started"], result["time"]["n"], result["steps"], strict=True)
     for name, about, started, timed, num_steps in pairs:
-        counts = f"{started} run{'s' * (started != 1)}"
+        counts = text_table.counted(started, "run")
         counts += f", {timed} counted" * (result["comparable"] and timed != started)
         counts += "" if num_steps is None else f", {num_steps} steps"
         lines.append(text_table.line(f"{name}: {about} ({counts})", is_md) + "  " * is_md)
@@ -80,7 +107,7 @@ def _differences(result, is_md):
         return "what differs: nothing in the records"
     cells = [[one["kind"], one["what"], _values(one["a"]), _values(one["b"])] for one in found[:MAX_DIFFERENCES]]
     more = len(found) - len(cells)
-    table = _table(["what differs", "", *result["arms"]], cells, [False] * 4, is_md)
+    table = text_table.render(["what differs", "", *result["arms"]], cells, [False] * 4, FORMS[is_md])
     return table + (f"\nand {more} more differences: --json has all" if more else "")
 
 
@@ -93,7 +120,7 @@ def _code(change, is_md, patch):
     files = sorted(change["files"], key=lambda one: -(one["added"] or 0) - (one["removed"] or 0))
     cells = [[one["path"], _num_lines("+", one["added"]), _num_lines("-", one["removed"])] for one in files[:MAX_FILES]]
     more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
-    found = _table(["source", "added", "removed"], cells, [False, True, True], is_md) + more
+    found = text_table.render(["source", "added", "removed"], cells, [False, True, True], FORMS[is_md]) + more
     if not patch:
         return found + ("" if is_md else "\n--diff shows the lines")
     text = "\n".join(text_table.printable(line.replace("\t", "    ")) for line in change["patch"].split("\n"))
@@ -131,7 +158,7 @@ def _numbers(result, is_md):
     cells[1:1] = [loss] if loss else []
     if not cells:
         return ""
-    table = _table(columns, cells, [False] + [True] * 8, is_md)
+    table = text_table.render(columns, cells, [False] + [True] * 8, FORMS[is_md])
     lines = [*_loss_lines(result["val_loss"], result["arms"]), *_time_lines(result)]
     lines = [text_table.line(line, is_md) + "  " * is_md for line in lines]
     return "\n".join([table, *([""] if is_md and lines else []), *lines])
@@ -209,12 +236,10 @@ def _p(p):
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
-def _verdict(result, is_md):
-    verdict = result["verdict"].replace("_", " ").upper()
-    strong = f"**{verdict}**" if is_md else verdict
+def _notes(result, is_md):
+    """What a reader must know beside the verdict."""
     floor = text_table.two_digits(result["time"]["floor_pct"])
     kept = result.get("calibration")
     source = text_table.line(f"calibrated, {kept['file']}" if kept else "not calibrated", is_md)
-    lines = [f"verdict: {strong}  {text_table.line(result['words'], is_md)}", f"noise floor {floor} % ({source})"]
     flags = _bullets([f"{flag}: {FLAGS.get(flag, '')}".rstrip(": ") for flag in result["flags"]], is_md)
-    return ("\n\n" if is_md else "\n").join(lines) + "\n" + "\n".join(flags)
+    return "\n".join([f"noise floor {floor} % ({source})", *([""] if is_md and flags else []), *flags])

@@ -1,4 +1,4 @@
-"""Overrides -> Config: Hydra lives here and in no other room.
+"""Overrides -> Config: Hydra lives here, its grammar in overrides.py, and in no other room.
 
 Hydra composes the groups (model=, track=, ...); single settings are then put over that, each checked first.  Only the
 launcher composes; workers read the plain yaml it wrote.  Every mistake in an override becomes a ValueError that says
@@ -8,37 +8,19 @@ what, the value, and what to try.
 import copy
 import difflib
 import functools
-import re
+from collections.abc import Iterable
 
 import yaml
 
 from bench.config import schema
 from bench.config.groups import GROUPS, choices, own_folders, path_of
+from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
 
-PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
-PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
-
-
-def spelled(words: list[str]) -> list[str]:
-    """The user's words with nanochat's --enable_profiling=True as what it means here, profile=stages."""
-    spelled_out = []
-    for word in words:
-        key, _, value = word.partition("=")
-        if key.lstrip("-").replace("-", "_") != "enable_profiling":
-            spelled_out.append(word)
-        elif value.lower() in ("", "true", "1"):
-            other = [given for given in words if given.startswith("profile=") and given != "profile=stages"]
-            if other:
-                raise ValueError(f"{word}: it means profile=stages, and {other[0]} is given too: keep one of them")
-            spelled_out.append("profile=stages")
-        elif value.lower() not in ("false", "0"):
-            raise ValueError(f"{word}: use True or False")
-    return spelled_out
 
 
 def compose(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
@@ -46,31 +28,34 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    groups, settings = {}, []
-    for override in map(_parsed, overrides):
-        key, value = override.key_or_group, override.value()
-        if key in GROUPS and not isinstance(value, dict):
-            _check_group(override)
-            groups[key] = override.input_line
-        else:
-            settings.append(override)
-    if "track" not in groups:
-        if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
-            groups["track"] = f"track={TRACK_OF_GPUS}"
-        elif "experiment" not in groups:  # which may choose its own
-            groups["track"] = f"track={_default_track()}"
-    composed = copy.deepcopy(_composed(tuple(sorted(groups.values())), own_folders()))
+    groups, settings = _split(overrides, machine)
+    composed = copy.deepcopy(_composed(groups, own_folders()))
     for override in settings:
         _set(composed, override)
     try:
         composed = OmegaConf.to_container(OmegaConf.create(composed), resolve=True)
     except OmegaConfBaseException as error:
-        raise ValueError(f"{' '.join(overrides)}: {_first_line(error)}") from None
+        raise ValueError(f"{' '.join(overrides)}: {one_line(error)}") from None
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
     _check_script(composed, overrides)
     return schema.build(schema.Config, composed)
+
+
+def origins(
+    overrides: list[str], machine: schema.Machine | None = None
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
+    groups, settings = _split(overrides, machine)
+    chosen = _hydra(groups, own_folders(), return_hydra_config=True).hydra.runtime.choices
+    composed = _composed(groups, own_folders())
+    roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # as in config.yaml: later ones win
+    files = []
+    for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
+        names = composed[group] if group in LISTS else [chosen.get(group)]
+        files += [(group, name) for name in names if name]
+    return {override.key_or_group: override.input_line for override in settings}, files
 
 
 def deviations(config: schema.Config) -> list[str]:
@@ -87,59 +72,25 @@ def deviations(config: schema.Config) -> list[str]:
     return found
 
 
-def sweep(overrides: list[str]) -> list[list[str]]:
-    """['model=a,b', 'seed=0,1'] -> every combination, in order, as lists of plain overrides."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    overrides = [_quoted(_refuse_add_or_delete(override)) for override in overrides]
-    if not overrides:
-        raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    except (OverrideParseException, ValueError) as error:
-        raise ValueError(f"cannot read the sweep {' '.join(overrides)}: {_first_line(error)}") from None
-    return [list(job) for batch in batches for job in batch]
-
-
 # ---- one override
 
 
-def _parsed(word):
-    """An override as Hydra's parser reads it.  Raises ValueError for a word that is not an override, or is a sweep."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    try:
-        override = OverridesParser.create().parse_override(_quoted(_refuse_add_or_delete(word)))
-    except OverrideParseException as error:
-        raise ValueError(f"{word}: {_first_line(error)}") from None
-    if override.is_sweep_override():
-        raise ValueError(f"{word}: several values are a sweep: add -m")
-    return override
-
-
-def _quoted(override):
-    """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
-    key, _, value = override.partition("=")
-    is_plain = key.startswith("script") and PLAIN_PATHS.fullmatch(value)
-    if key not in PATH_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
-        return override
-    return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _refuse_add_or_delete(override):
-    if override[:1] in "+~":
-        raise ValueError(
-            f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off"
-        )
-    if override.startswith("hydra"):
-        raise ValueError(f"{override}: Hydra only composes here; folders and launching are this program's own")
-    if "=" not in override:
-        raise ValueError(f"{override!r} is not an override: write key=value, e.g. seed=3 or model=modern")
-    return override
+def _split(overrides, machine):
+    """-> (the words that choose groups, sorted, with a track among them; the overrides of single settings)."""
+    groups, settings = {}, []
+    for override in map(parsed, overrides):
+        key, value = override.key_or_group, override.value()
+        if key in GROUPS and not isinstance(value, dict):
+            _check_group(override)
+            groups[key] = override.input_line
+        else:
+            settings.append(override)
+    if "track" not in groups:
+        if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
+            groups["track"] = f"track={TRACK_OF_GPUS}"
+        elif "experiment" not in groups:  # which may choose its own
+            groups["track"] = f"track={_default_track()}"
+    return tuple(sorted(groups.values())), settings
 
 
 def _check_group(override):
@@ -151,8 +102,8 @@ def _check_group(override):
             continue
         if group == "instruments" and name in choices("exporters"):
             raise ValueError(f"{word}: {name} is an exporter, not an instrument: write exporters=[{name}]")
-        near = _did_you_mean(str(name), choices(group))
-        raise ValueError(f"{word}: there is no {group} {name!r}; {near}choose from {', '.join(choices(group))}")
+        near, kind = did_you_mean(str(name), choices(group)), group[:-1] if group in LISTS else group
+        raise ValueError(f"{word}: there is no {kind} {name!r}; {near}choose from {', '.join(choices(group))}")
 
 
 def _set(values, override):
@@ -169,8 +120,17 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        near = _did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
-        raise ValueError(f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting")
+        from bench.config import explain  # it stands on this file, which needs it only for this
+
+        known = explain.settings()
+        if key in known:
+            raise ValueError(
+                f"{word}: this run has no such setting; those with {' or '.join(known[key].brought_by)} have"
+            )
+        near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
+        raise ValueError(
+            f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting, with its meaning"
+        )
     group = key.replace(".", "/")
     if group in GROUPS and not isinstance(value, dict):
         raise ValueError(f"{word}: write {group}={value}; choose from {', '.join(choices(group))}")
@@ -183,16 +143,14 @@ def _merged(old, new):
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
-def _did_you_mean(word, known):
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question whether a known key was meant, and a space; nothing where none is near."""
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
     near = near or difflib.get_close_matches(word, known, n=1)
+    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
     return f"did you mean {near[0]}? " if near else ""
-
-
-def _first_line(error):
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 # ---- the groups
@@ -201,24 +159,32 @@ def _first_line(error):
 @functools.cache
 def _composed(groups, folders):
     """What Hydra makes of some group=name, with every setting that there is: a dict: copy it to change it."""
+    from omegaconf import OmegaConf
+
+    composed = _hydra(groups, folders)
+    composed = filled(schema.Config, OmegaConf.to_container(composed))
+    for group in LISTS:
+        _check_settings(group, composed[group])
+    return composed
+
+
+def _hydra(groups, folders, **words):
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     GlobalHydra.instance().clear()
     own = [f"hydra.searchpath=[{','.join(map(_searched, folders))}]"] if folders else []
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            composed = hydra_compose(config_name="config", overrides=[*groups, *own])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"{' '.join(groups)}: {_first_line(error)}") from None
-    composed = filled(schema.Config, OmegaConf.to_container(composed))
-    for group in LISTS:
-        _check_settings(group, composed[group])
-    return composed
+            return hydra_compose(config_name="config", overrides=[*groups, *own], **words)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        words = one_line(error)
+        if "Could not override 'model/size'" in words:
+            words += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
+        raise ValueError(f"{' '.join(groups)}: {words}") from None
 
 
 def _searched(folder):

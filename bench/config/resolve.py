@@ -35,7 +35,7 @@ def _resolve_script(config, vocab_size):
 
 
 def _refuse(what, value, remedy):
-    raise ValueError(f"{what}={value}: {remedy}")
+    raise ValueError(f"{what}={'null' if value is None else value}: {remedy}")
 
 
 def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -> None:

@@ -8,9 +8,11 @@ config.yaml's versions, both read by `read()`:
   2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,96 +24,122 @@ from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 
 CONFIG_ID_CHARS = 8
-AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "use 1 or more")]
-Seconds = Annotated[float, Range(lambda value: value > 0, "use a number of seconds above 0")]
+# Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
+# its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
+# All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
+# found where one that it names is not installed.
+UNTIMED = {
+    "telemetry": {
+        "interval_ms": 100,
+        "host_interval_ms": None,
+    }  # paces of a process of its own; see its in_timed_region
+}
+AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
+Repository = Annotated[
+    str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
+]
 Name = Annotated[
     str,
     Range(
         lambda name: name[:1] not in ("", ".") and all(char.isalnum() or char in "._-" for char in name),
-        "it becomes part of a folder's name: use letters, digits, '-', '_' and '.'",
+        "letters, digits, '-', '_' and '.', because it becomes part of a folder's name",
     ),
 ]
 
 
+def between(lowest: int, highest: int) -> Range:
+    """A Range of whole numbers, both ends included."""
+    return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
+
+
+# The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
+
+
 @dataclass(kw_only=True)
 class ModelConfig:
-    arch: str  # models/ARCH.py, or a class of the user's own: bench/own_code.py
-    num_layers: PositiveInt
-    num_heads: PositiveInt
-    width: PositiveInt  # of the residual stream
-    vocab_size: PositiveInt | None = None  # rows of the embedding; None: data.vocab_size rounded up to a multiple of 64
-    args: dict[str, Any] | None = None  # further arguments of the user's own class
+    arch: str  # architecture: models/ARCH.py, or a class of your own, my_model.py:MyModel
+    num_layers: PositiveInt  # transformer blocks
+    num_heads: PositiveInt  # attention heads of a block; 2 * num_heads must divide width
+    width: PositiveInt  # features of the residual stream
+    vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
+    args: dict[str, Any] | None = None  # further arguments of your own class
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    source: str  # a name in bench.data.sources.SOURCES, or a class of the user's own
-    vocab_size: int | None = None  # tokens the data may use; None: the source knows
-    seq_len: PositiveInt
-    batch_tokens: PositiveInt  # of one optimizer step, over all ranks and micro-steps
-    train_glob: str | None = None  # shards, text
-    val_glob: str | None = None  # shards, text
-    tokenizer: str | None = None  # text: "bytes" or "gpt2"
-    train_tokens: int | None = None  # markov: how many to make
-    markov_seed: int | None = None  # markov: of the source itself, never of the run
-    markov_lags: list[int] | None = None  # markov: which earlier tokens the next one depends on
-    repo: str | None = None  # hub: dataset repository
-    revision: str | None = None  # hub: commit, so that the files cannot change underneath
-    num_train_shards: int | None = None  # hub: how many to fetch
-    train_sha256: str | None = None  # pysource, markov: what the made files must hash to
-    val_sha256: str | None = None
-    args: dict[str, Any] | None = None  # settings of the user's own source
+    source: str  # where tokens come from: bench/data/sources/, or a class of your own
+    vocab_size: int | None = None  # tokens are below this number; null: the source knows
+    seq_len: PositiveInt  # tokens of a sequence
+    # tokens of one optimizer step, over all ranks and micro-steps: a multiple of seq_len * num_processes
+    batch_tokens: PositiveInt
+    train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
+    val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
+    tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # what makes tokens of text; source text
+    train_tokens: Annotated[int, between(2, 2**28)] | None = None  # how many to make; source markov
+    markov_seed: Annotated[int, between(0, 2**32 - 1)] | None = None  # of the source itself, not of the run; markov
+    markov_lags: list[int] | None = None  # which earlier tokens the next one depends on, [1] or [1,3]; source markov
+    repo: Repository | None = None  # dataset repository on the Hugging Face hub; source hub
+    revision: str | None = None  # commit of repo; null: the hub's current one, noted by the first fetch; source hub
+    num_train_shards: AtLeast1 | None = None  # how many to fetch, 100 million tokens each; source hub
+    train_sha256: str | None = None  # what the made training file must hash to; null: anything; pysource and markov
+    val_sha256: str | None = None  # what the made validation file must hash to; null: anything; pysource and markov
+    args: dict[str, Any] | None = None  # settings of your own source
 
 
 @dataclass(kw_only=True)
 class GoalConfig:
-    num_steps: PositiveInt
+    num_steps: PositiveInt  # optimizer steps, at most; schedules end there
+    # tokens of a validation, the first of the val shards: a multiple of seq_len * num_processes
     val_tokens: PositiveInt
-    val_every_steps: PositiveInt
-    target_val_loss: float | None = None  # nats per token
-    target_gap_nats: Positive | None = None  # above the data's known floor
+    val_every_steps: PositiveInt  # steps between validations; the clock stands still meanwhile
+    target_val_loss: float | None = None  # validation loss to be below, nats per token; null: no target
+    # the target as nats per token above the data's known floor, data=markov only; null: no such target
+    target_gap_nats: Positive | None = None
     stop_at_target: bool = False  # end the run at the first validation that reaches the target
 
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
-    num_processes: AtLeast1 | None = None  # None: one per GPU, or one on a CPU
-    num_threads: AtLeast1 | None = None  # CPU threads of each process; None: an equal share of the cores
-    dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of activations; None: bfloat16 on a GPU only
-    compile: bool | None = None  # torch.compile; None: on a GPU only
-    micro_batch_seqs: PositiveInt | None = None  # at most, per rank and micro-step; None: no limit
-    deterministic: bool = False  # torch.use_deterministic_algorithms
-    gc: Annotated[str, one_of("freeze", "on", "off", "manual")] | None = None  # Python's collector; None: freeze
-    gc_every_steps: AtLeast1 | None = None  # manual: a collection of generation 1 every so many steps
-    collective_timeout_s: Seconds = 120.0
-    wall_timeout_s: Seconds | None = None  # the launcher ends the run after this long
+    device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"  # what to train on; auto: every GPU, else the CPU
+    num_processes: AtLeast1 | None = None  # ranks; null: one per GPU, or one on a CPU
+    num_threads: AtLeast1 | None = None  # CPU threads of each process; null: an equal share of the cores
+    # of activations; null: bfloat16 on a GPU, float32 on a CPU
+    dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
+    compile: bool | None = None  # torch.compile; null: on a GPU only
+    micro_batch_seqs: PositiveInt | None = None  # most sequences of a rank at once; null: no limit, no accumulation
+    deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU
+    # when Python's garbage collector runs while steps are timed; null: freeze, what exists before training is never
+    # collected again
+    gc: Annotated[str, one_of("freeze", "on", "off", "manual")] | None = None
+    gc_every_steps: AtLeast1 | None = None  # steps between collections of generation 1; with gc=manual only
+    collective_timeout_s: Positive = 120.0  # a collective that hangs longer fails the run
+    wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
 
 
 @dataclass(kw_only=True)
 class TrackRules:
     """How runs on the track are judged (bench/claims/rules/, bench/compare/).  No part of config_id: no run changes."""
 
-    device: str | None = None  # cpu or cuda
-    gpu: str | None = None  # its model, as the driver names it
-    num_gpus: int | None = None
-    num_runs: int | None = None  # a claim's fewest, each of another seed and with a time that counts
-    may_be_untimed: list[str] | None = None  # what train_s may exclude; None: anything that the record names
-    max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again
+    device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
+    gpu: str | None = None  # the GPU's model, as the driver names it; null: any
+    num_gpus: int | None = None  # how many GPUs; null: any number
+    num_runs: int | None = None  # a claim's fewest runs, each of another seed and with a time that counts; null: any
+    may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
+    max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
     # a change of run time shown to be smaller than this, either way, is called equivalent
-    equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "use per cent above 0")] = 0.5
+    equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
 
 
 @dataclass(kw_only=True)
 class TrackConfig:
-    name: str
-    about: str
+    name: str  # a file of conf/track/: its rules cannot be changed by a run, but for repeats
+    about: str  # the track in a sentence
     repeats: PositiveInt  # runs that ./speedrun.sh makes, each with a fresh seed
     # of the one-sided t test of the mean val_loss against the target
-    p_value: Annotated[float, Range(lambda value: 0 < value < 1, "it must be between 0 and 1")]
-    fixed: list[str] = field(default_factory=list)  # settings which a run must leave alone to count on this track
-    reference_hardware: str | None = None
-    rules: TrackRules = field(default_factory=TrackRules)
+    p_value: Annotated[float, Range(lambda value: 0 < value < 1, "between 0 and 1")]
+    fixed: list[str] = field(default_factory=list)  # settings that a run must leave alone to count on this track
+    reference_hardware: str | None = None  # where the track's times are compared; null: anywhere
+    rules: TrackRules = field(default_factory=TrackRules)  # what ./run.sh judge demands of a claim
 
 
 @dataclass(kw_only=True)
@@ -127,17 +155,18 @@ class ScriptConfig:
 
 @dataclass(kw_only=True)
 class Config:
-    name: Name | None = None  # for people; None: arch-optim
-    seed: Annotated[int, Range(lambda value: value >= 0, "use 0 or more")] = 0
-    script: ScriptConfig | None = None  # then model and optim are null: the script has its own
-    model: ModelConfig | None
-    data: DataConfig
-    optim: optimizers.Config | None
-    goal: GoalConfig
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    track: TrackConfig
-    instruments: dict[str, Any] = field(default_factory=dict)  # name -> its settings
-    exporters: dict[str, Any] = field(default_factory=dict)  # name -> its settings; they change nothing in a run
+    name: Name | None = None  # for people, in the run's id; null: arch-optim
+    # of the initial weights and of torch's random numbers
+    seed: Annotated[int, Range(lambda value: 0 <= value < 2**63, "of 0 or more, below 2**63")] = 0
+    script: ScriptConfig | None = None  # somebody's own training script in the place of ours; null: ours
+    model: ModelConfig | None  # what is trained; null: a script's own
+    data: DataConfig  # what it is trained on, and in which portions
+    optim: optimizers.Config | None  # how weights are updated; null: a script's own way
+    goal: GoalConfig  # when a run ends and what it should reach
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)  # where and how it runs
+    track: TrackConfig  # the rules that a run keeps
+    instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
+    exporters: dict[str, Any] = field(default_factory=dict)  # where the finished record is sent; no part of the run
 
 
 @dataclass(frozen=True)
@@ -183,17 +212,29 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
 def config_id(config: Config) -> str:
     """First 8 hex digits of a sha256 over all that changes a run but its seed: runs that share it are repeats.
 
-    What is None is not hashed, and optim is hashed flat, as version 1 wrote it: a setting that a later version adds or
-    moves changes no id.
+    What is None is not hashed, what is UNTIMED is hashed as one value, and optim is hashed flat, as version 1 wrote it:
+    a setting that a later version adds or moves changes no id.
     """
-    values = to_dict(config)
+    return config_ids(config)[0]
+
+
+def config_ids(config: Config) -> list[str]:
+    """config_id() of today and those that earlier versions gave the same config, the newest first."""
+    as_asked = to_dict(config)
+    values = as_asked | {"instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}}
+    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, as_asked)))
+
+
+def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
     if values["optim"] is None:
         return _digest(values)
     schedule = values["optim"].pop("schedule")
-    assert schedule.keys() & values["optim"].keys() == {"name"}, "an optimizer and a schedule share a setting's name"
+    shared = schedule.keys() & values["optim"].keys() - {"name"}
+    if shared:  # of the user's own classes
+        raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
     values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
     return _digest(values)
 

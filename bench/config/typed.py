@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 from bench import own_code
 
+KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
+GROUP = "a group of settings, KEY: VALUE"
 MISSING = "???"  # Hydra's mark for a value that some yaml or override must give
 
 
@@ -31,7 +33,7 @@ def build(cls, values, path=""):
     for name in fields:
         if values.get(name, MISSING) != MISSING:
             made[name] = _checked(f"{path}{name}", values[name], hints[name])
-        elif name in values or _default(fields[name]) == MISSING:
+        elif name in values or default_of(fields[name]) == MISSING:
             raise ValueError(f"{path}{name} is not set: give {path}{name}=VALUE or choose a track that does")
     try:
         return cls(**made)
@@ -44,11 +46,14 @@ def filled(cls, values):
     cls, whole = _variant(cls, values), dict(values)
     hints = typing.get_type_hints(cls)
     for one in dataclasses.fields(cls):
-        hint = _not_none(hints[one.name])
-        if dataclasses.is_dataclass(hint):
-            whole[one.name] = filled(hint, values.get(one.name) or {})
+        plain, _, _ = _parts(hints[one.name])
+        if dataclasses.is_dataclass(plain):
+            group = values.get(one.name) or {}
+            if not isinstance(group, dict):
+                raise ValueError(f"{one.name}={group}: use {GROUP}")
+            whole[one.name] = filled(plain, group)
         else:
-            whole.setdefault(one.name, _default(one))
+            whole.setdefault(one.name, default_of(one))
     return whole
 
 
@@ -69,9 +74,9 @@ def fill_like(known, where, settings):
         if key not in known:
             raise ValueError(f"unknown setting {where}.{key}={value}: it has {', '.join(known) or 'no settings'}")
         if known[key] is not None and value is not None and not _is_like(known[key], value):
-            raise ValueError(f"{where}.{key}={value!r}: it must be a {type(known[key]).__name__}")
+            raise ValueError(f"{where}.{key}={value!r}: use {KINDS.get(type(known[key]), GROUP)}")
         if key.endswith("_ms") and (value is None or value < 0):
-            raise ValueError(f"{where}.{key}={value}: give a number of milliseconds, 0 or more")
+            raise ValueError(f"{where}.{key}={value}: use a number of 0 or more")
     settings |= {key: copy.deepcopy(value) for key, value in known.items() if key not in settings}
 
 
@@ -82,30 +87,38 @@ def _is_like(known, value):
     return isinstance(value, (int, float) if isinstance(known, float) else type(known))
 
 
+def variants(cls: type) -> list[str]:
+    """Names of the files in the PACKAGE of a dataclass, sorted; [] where it has none."""
+    package = getattr(cls, "PACKAGE", None)
+    return (
+        sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__)) if package else []
+    )
+
+
+def variant(cls: type, name: str) -> type:
+    """The Config in the file of that name, which is among variants(cls)."""
+    return importlib.import_module(f"{cls.PACKAGE}.{name}").Config
+
+
 def _variant(cls, values, path=""):
-    """The Config in the file values["name"] of the PACKAGE of cls; cls itself without a PACKAGE or a name."""
-    package, name = getattr(cls, "PACKAGE", None), values.get("name", MISSING)
-    if package is None or name == MISSING:
+    """The variant that values["name"] chooses; cls itself without variants or a name."""
+    name = values.get("name", MISSING)
+    names = variants(cls) if name != MISSING else []
+    if not names:
         return cls
     if own_code.is_import_path(name):
         own = own_code.load(f"{path}name", name)
         if not issubclass(own, cls):
-            raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {package}")
+            raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
         return own
-    names = [module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
     if name not in names:
-        folder = package.replace(".", "/")
-        raise ValueError(f"{path}name={name}: there is no {folder}/{name}.py; choose from {', '.join(sorted(names))}")
-    return importlib.import_module(f"{package}.{name}").Config
+        folder = cls.PACKAGE.replace(".", "/")
+        raise ValueError(f"{path}name={name}: there is no {folder}/{name}.py; choose from {', '.join(names)}")
+    return variant(cls, name)
 
 
-def _not_none(hint):
-    """T | None -> T; another type as it is."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return next(one for one in typing.get_args(hint) if one is not type(None)) if is_union else hint
-
-
-def _default(one):
+def default_of(one: dataclasses.Field) -> typing.Any:
+    """A field's default, made; MISSING where it has none."""
     if one.default_factory is not dataclasses.MISSING:
         return one.default_factory()
     return MISSING if one.default is dataclasses.MISSING else one.default
@@ -113,25 +126,36 @@ def _default(one):
 
 def _checked(where, value, hint):
     """The value as hint wants it (an int becomes a float, a number a word, a dict its dataclass), or ValueError."""
-    if value is None and _not_none(hint) is not hint:
+    plain, ranges, may_be_none = _parts(hint)
+    if value is None and may_be_none:
         return None
-    hint = _not_none(hint)
-    ranges = ()
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, *ranges = typing.get_args(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return build(hint, value, f"{where}.")
-    kind = typing.get_origin(hint) or hint
+    if dataclasses.is_dataclass(plain) and isinstance(value, dict):
+        return build(plain, value, f"{where}.")
+    kind = typing.get_origin(plain) or plain
     if (kind, type(value)) in ((float, int), (str, int), (str, float)):
         value = kind(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        wanted = "a group of settings" if dataclasses.is_dataclass(hint) else f"of type {kind.__name__}"
-        raise ValueError(f"{where}={value}: it must be {wanted}, not {type(value).__name__}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{where}={value}: it must be a finite number, or null for none")
+    is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if not is_kind or (kind is float and not math.isfinite(value)) or not all(one.holds(value) for one in ranges):
+        raise ValueError(f"{where}={value}: use {allowed(hint)}")
+    return [_checked(where, one, *typing.get_args(plain)) for one in value] if kind is list else value
+
+
+def allowed(hint: typing.Any) -> str:
+    """What a field of that type may be, in words that follow "use": "a whole number above 0, or null"."""
+    plain, ranges, may_be_none = _parts(hint)
+    kind = typing.get_origin(plain) or plain
+    words = [] if kind is str and ranges else [KINDS.get(kind, GROUP)]
     if kind is list:
-        value = [_checked(where, one, *typing.get_args(hint)) for one in value]
-    for one in ranges:
-        if not one.holds(value):
-            raise ValueError(f"{where}={value}: {one.words}")
-    return value
+        words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
+    return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
+
+
+def _parts(hint):
+    """A field's type -> (its plain type, its Ranges, whether it may be None)."""
+    may_be_none = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    if may_be_none:
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *ranges = typing.get_args(hint)
+        return hint, ranges, may_be_none
+    return hint, [], may_be_none

@@ -48,7 +48,8 @@ def check_name(where, name, shown=None):
         raise ValueError(f"{where}={name if shown is None else shown}: {remedy}")
 
 
-def check_whole(where, value, least):
+def check_whole(where: str, value: object, least: int) -> None:
+    """where: the setting's dotted key.  Raises ValueError for what is no whole number of least or more."""
     if type(value) is not int or value < least:
         raise ValueError(f"{where}={value!r}: use a whole number of {least} or more")
 

@@ -139,14 +139,9 @@ def _costs(a, b):
 
     A kind that some run was not watched for is None there; stalls can be found in any steps.
     """
-    costs = [[{"stall": _stalls(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
+    costs = [[{"stall": stalls.cost(one.rows)} | (one.run.get("costs") or {}) for one in runs] for runs in (a, b)]
     kinds = list(dict.fromkeys(kind for arm in costs for run in arm for kind in run))
     return {kind: {key: [_mean_cost(arm, kind, key) for arm in costs] for key in ("count", "ms")} for kind in kinds}
-
-
-def _stalls(rows):
-    found = stalls.find(rows)
-    return {"count": len(found), "ms": math.fsum(stall["ms"] for stall in found)}
 
 
 def _mean_cost(runs, kind, key):
@@ -157,7 +152,8 @@ def _mean_cost(runs, kind, key):
 def _telemetry(a, b):
     """Every plain number of the telemetry's summary, clocks and power among them, mean over the runs of an arm."""
     summaries = [[one.summary("telemetry") for one in runs] for runs in (a, b)]
-    found = {name: [] for name, value in summaries[0][0].items() if _is_number(value)}
+    each = [one for arm in summaries for one in arm]
+    found = {name: [] for one in each for name, value in one.items() if _is_number(value)}
     for name, means in found.items():
         for arm in summaries:
             values = [summary[name] for summary in arm if _is_number(summary.get(name))]

@@ -10,6 +10,7 @@ if it is above that by more than all of
 The last two are chosen, not derived: in 853 logs of modded-nanogpt the stalls that mattered were whole steps long.
 """
 
+import math
 import statistics
 
 REACH_STEPS = 15  # to either side
@@ -21,7 +22,7 @@ MIN_MS = 1.0
 SD_PER_MAD = 1.4826  # of a normal distribution: 1 / Phi^-1(3/4)
 
 
-def find(rows):
+def find(rows: list[dict]) -> list[dict]:
     """Rows of steps.csv -> the stalled steps, [{"step", "ms": above the usual, "step_ms", "usual_ms"}] in order.
 
     Flagged steps are neither judged nor part of what is usual.
@@ -32,6 +33,12 @@ def find(rows):
         {"step": judged[num]["step"], "ms": ms, "step_ms": values[num], "usual_ms": values[num] - ms}
         for num, ms in outliers(values)
     ]
+
+
+def cost(rows: list[dict]) -> dict:
+    """Rows of steps.csv -> {"count", "ms"}: how many steps stalled, and the milliseconds above the usual of all."""
+    found = find(rows)
+    return {"count": len(found), "ms": math.fsum(stall["ms"] for stall in found)}
 
 
 def outliers(values):

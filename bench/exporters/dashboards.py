@@ -4,6 +4,7 @@ An exporter is a file here and a yaml of its settings in conf/exporters/, both o
 optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -52,6 +53,14 @@ def missing(name: str) -> str | None:
     if importlib.util.find_spec(name) is not None:
         return None
     return f"the package {name} is not installed: {private.redact(sys.executable, REPO)} -m pip install {name}"
+
+
+def check(exporters: Mapping[str, dict]) -> None:
+    """{name: settings} -> ValueError, before a run, for settings that its exporter would refuse after it."""
+    for name, settings in exporters.items():
+        module = importlib.import_module(f"bench.exporters.{name}")
+        if hasattr(module, "check"):
+            module.check(settings)
 
 
 def warnings(exporters: Iterable[str]) -> list[dict]:

@@ -11,10 +11,15 @@ from bench.exporters.reading import Exported
 MODES = ("offline", "online")
 
 
-def export(exported: Exported, settings: dict) -> dict:
-    """Returns {"folder", "run_id"}.  An offline export of before is replaced.  ValueError for an unknown mode."""
+def check(settings: dict) -> None:
+    """Raises ValueError for an unknown mode."""
     if settings["mode"] not in MODES:
         raise ValueError(f"exporters.wandb.mode={settings['mode']}: use {' or '.join(MODES)}")
+
+
+def export(exported: Exported, settings: dict) -> dict:
+    """Returns {"folder", "run_id"}.  An offline export of before is replaced.  ValueError for an unknown mode."""
+    check(settings)
     import wandb
 
     folder = exported.folder / FOLDER

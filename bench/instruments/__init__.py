@@ -58,6 +58,11 @@ def _without_class(settings):
     return {key: value for key, value in settings.items() if key != own_code.CLASS}
 
 
+def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
+    """Names, sorted, of those that work while the clock runs: part of what makes times comparable.  As check()."""
+    return sorted(name for name, settings in chosen.items() if kind(name, settings).is_in_timed_region())
+
+
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
     """{name: settings} -> (instruments in that order, warnings of those that could not be made: see base.warning()).
 

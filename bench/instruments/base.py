@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+TIMED_EDGES = ("on_step_start", "on_phase", "on_step_end")  # called while the clock runs
 RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms"}
 PHASES = ("data", "forward", "backward", "optimizer")  # of a step, in the order they first happen
 
@@ -40,6 +41,7 @@ class Instrument:
     """Its file is read where torch is not: it imports torch, and what does so, inside functions."""
 
     name = "?"  # set when it is loaded: the name of its file
+    in_timed_region = ""  # what it does between the edges of the clock, and what that costs
     flags_steps = False  # whether it disturbs steps, which then enter no statistic: such a run counts nowhere
 
     @staticmethod
@@ -50,6 +52,11 @@ class Instrument:
     def profiler_windows(settings: dict):
         """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
         return ()
+
+    @classmethod
+    def is_in_timed_region(cls) -> bool:
+        """Whether any of its code runs while the clock does: then only runs that all have it are comparable."""
+        return any(getattr(cls, edge) is not getattr(Instrument, edge) for edge in TIMED_EDGES)
 
     def __init__(self, context: Context):
         self.context = context

@@ -13,6 +13,8 @@ from bench.instruments.base import Instrument
 class Garbage(Instrument):
     """Collections of min_event_ms or more are events; shorter ones are counted."""
 
+    in_timed_region = "notes the running step, two clock reads around each collection, and its event at the step's end"
+
     def __init__(self, context, min_event_ms):
         super().__init__(context)
         self._min_event_ns = min_event_ms * 1e6

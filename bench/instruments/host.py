@@ -17,6 +17,10 @@ MAX_BETWEEN_NS = 500_000  # else an instrument worked between two steps, and the
 
 
 class Host(Instrument):
+    in_timed_region = (
+        "reads a file of /proc for each of at most three threads at the end of each step: some microseconds"
+    )
+
     def __init__(self, context):
         super().__init__(context)
         self._fds = []  # of the main thread first

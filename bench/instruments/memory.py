@@ -18,6 +18,8 @@ ALWAYS_STEPS = 3  # the usual is not known yet
 
 
 class Memory(Instrument):
+    in_timed_region = "on a GPU two clock reads a step, and the allocator's counters after one that took the host long"
+
     def __init__(self, context):
         super().__init__(context)
         self._peaks = context.peaks or peaks_for(context.device_type, context.device_index)

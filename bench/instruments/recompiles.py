@@ -16,6 +16,8 @@ MAX_REASON_CHARS = 300
 
 
 class Recompiles(Instrument):
+    in_timed_region = "notes the running step; clock reads around each compilation, which should not happen"
+
     def __init__(self, context):
         super().__init__(context)
         self._handler = None

@@ -11,6 +11,8 @@ READ_LATE_STEPS = 2  # a GPU is seldom further behind its host; what is not read
 
 
 class Regions(Instrument):
+    in_timed_region = "a CUDA event, or a clock read on a CPU, at each edge of a phase: no sync"
+
     def __init__(self, context):
         super().__init__(context)
         self._marks = context.marks

@@ -20,10 +20,10 @@ from bench.memory import recording as memory_recording
 from bench.units import MIB, format_bytes, ms_from_ns
 
 STAGES = {"model_init": "stage1-", "eval_bpb": "stage2-", "training_microsteps": "stage3-", "optimizer_step": "stage4-"}
-CYAN, PLAIN = "\033[36m", "\033[0m"
 
 
 class Stages(Instrument):
+    in_timed_region = "torch's profiler over one step, which is flagged and does not count"
     flags_steps = True
 
     @staticmethod
@@ -188,7 +188,7 @@ class Stages(Instrument):
         return path.relative_to(self.context.folder).as_posix()
 
     def _say(self, phase, text):
-        self.context.say(f"{CYAN}[PROFILER:{phase}]{PLAIN} {text}")
+        self.context.say(f"[PROFILER:{phase}] {text}")
 
 
 def _timestamp(run_id):

@@ -8,18 +8,29 @@ import os
 import sys
 import time
 
+from bench.config import windows
 from bench.instruments.base import Instrument
 from bench.telemetry import join, samples, throttling
 from bench.telemetry.sampling import Sampling
 
+MIN_INTERVAL_MS = 10  # drivers refresh no faster
+# Without a GPU: of one core.  Ten samples a second were 0.005, and took 0.4 to 0.7 % of a run's time on two cores.
+MAX_SAMPLER_CPU_FRAC = 0.01
+
 
 class Telemetry(Instrument):
-    def __init__(self, context, interval_ms, host_interval_ms):
+    in_timed_region = (
+        "compares the name of each phase; a process of its own takes the samples, see MAX_SAMPLER_CPU_FRAC"
+    )
+
+    @staticmethod
+    def check(settings):
+        for name, value in settings.items():
+            windows.check_whole(f"instruments.telemetry.{name}", value, MIN_INTERVAL_MS)
+
+    def __init__(self, context, **intervals):
         super().__init__(context)
-        self._intervals = {"interval_ms": interval_ms, "host_interval_ms": host_interval_ms}
-        for name, value in self._intervals.items():
-            if value < 10:
-                raise ValueError(f"instruments.telemetry.{name}={value}: at least 10, drivers refresh no faster")
+        self._intervals = intervals
         self._path = context.folder / "telemetry.csv"
         self._sampling = None
         self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
@@ -94,7 +105,14 @@ class Telemetry(Instrument):
         return join.whole(self._joined(), self._started, self._stopped)
 
     def doubts(self):
-        return throttling.doubts(self.summary()) if self._stopped else []
+        if self._stopped is None:
+            return []
+        summary = self.summary()
+        found, cpu_frac = throttling.doubts(summary), summary["sampler_cpu_frac"] or 0.0
+        if self.context.device_type == "cpu" and cpu_frac > MAX_SAMPLER_CPU_FRAC:
+            took = f"telemetry itself took {100 * cpu_frac:.1f} % of a core (limit {100 * MAX_SAMPLER_CPU_FRAC:g} %)"
+            found.append(f"{took}: a longer instruments.telemetry.host_interval_ms")
+        return found
 
     def warnings(self):
         return [] if self._stopped is None else join.warnings(self._joined(), self._stopped["report"])

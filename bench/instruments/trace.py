@@ -15,6 +15,9 @@ from bench.units import format_bytes, format_ms, ms_from_ns
 
 
 class Trace(Instrument):
+    in_timed_region = (
+        "torch's profiler over its windows, whose steps are flagged and do not count; elsewhere a comparison a phase"
+    )
     flags_steps = True
     profiler_windows = staticmethod(profiler_windows.windows_of)
 

@@ -2,10 +2,11 @@
 
 import os
 import time
+from collections.abc import Sequence
 
 import yaml
 
-from bench import atomic, private, utc
+from bench import atomic, instruments, private, utc
 from bench.config import groups, schema
 from bench.data import sources
 from bench.exporters import dashboards
@@ -34,7 +35,7 @@ def folder_of(config, run, results):
     return folder
 
 
-def record_of(job, env, command):
+def record_of(job, env: dict, command: Sequence[str]) -> dict:
     """run.json of a run that has not begun: running, and invalid until it is complete."""
     config = job.config
     return {
@@ -68,7 +69,7 @@ def record_of(job, env, command):
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
-        "timing_protocol": _timing_protocol(job) | {"instruments": sorted(config.instruments)},
+        "timing_protocol": _timing_protocol(job) | {"instruments": instruments.in_timed_region(config.instruments)},
         "code": code_state.state(REPO, job.own_sources),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),

@@ -14,12 +14,14 @@ from pathlib import Path
 from bench import atomic, utc
 from bench.exporters import dashboards
 from bench.launch import finish, initial_record, ranks, script, script_run
+from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
-from bench.launch.progress import Progress, say
+from bench.launch.progress import Progress
+from bench.launch.series import Series
 from bench.machine import environment, preflight
 from bench.machine.processes import has_ended
 from bench.machine.signals import Interrupted, raise_interrupted
-from bench.paths import project_folder, results_root
+from bench.paths import results_root
 from bench.record import failures
 
 HEARTBEAT_S = 10.0
@@ -30,14 +32,15 @@ def launch(
     job: Job,
     command: Sequence[str] = (),
     results: Path | str | None = None,
-    brief: bool = False,
+    series: Series | None = None,
     race: dict | None = None,
 ) -> dict:
-    """Train once.  Returns the finished record (a dict) with its folder as run["folder"]; a failed run raises nothing.
+    """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
+    nothing.
 
-    command: what the user typed, a list of words; results: the results folder, None for the usual one; brief: show
-    validations only; race: the run's slot in a race, for run.json["race"] (bench/race/runner.py).  ValueError where no
-    record can be written at all.
+    command: what the user typed, a list of words; results: the results folder, None for the usual one; series: what the
+    run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
+    run.json["race"] (bench/race/runner.py).  ValueError where no record can be written at all.
     """
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
@@ -48,14 +51,14 @@ def launch(
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     for warning in run["warnings"]:
-        say("export", f"{warning['instrument']}: {warning['error']}")
+        say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
         folder = initial_record.folder_of(job.config, run, results)
         watched = script_run.Watched(folder, job) if job.script else None
         try:
             initial_record.write_inputs(folder, job, env, started_s, watched.pipes if watched else ())
-            run["preflight"] = _preflight(job, env, results, meter, brief)
-            exit_code, failure = _watch(folder, job, run, child_env, brief, watched)
+            run["preflight"] = _preflight(job, env, results, meter, quiet=series is not None)
+            exit_code, failure = _watch(folder, job, run, child_env, series, watched)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
@@ -66,17 +69,16 @@ def launch(
         finish.finish(folder, run, exit_code, failure, time.time() - started_s)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)
-    base = project_folder()
-    run["folder"] = os.path.relpath(folder, base) if folder.is_relative_to(base) else str(folder)
+    run["folder"] = str(folder.absolute())
     return run
 
 
-def _preflight(job, env, results, meter, brief):
+def _preflight(job, env, results, meter, quiet):
     """The quick checks, for the record; those that are not ok are also shown, unless the caller has done so."""
     num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
     checks = preflight.checks(job.config.hardware, num_bytes, env, results, meter.foreign_cpu_cores())
     odd = [check for check in checks if check.status != "ok"]
-    if odd and not brief:
+    if odd and not quiet:
         print(preflight.report(odd), flush=True)
     return [asdict(check) for check in checks]
 
@@ -85,10 +87,9 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, brief, watched):
+def _watch(folder, job, run, child_env, series, watched):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
-    progress = Progress(folder, job.config.goal.num_steps, brief)
     with (
         open(folder / "logs" / "agent.log", "wb") as log,
         watched.watching() if watched else contextlib.nullcontext(),
@@ -99,7 +100,8 @@ def _watch(folder, job, run, child_env, brief, watched):
             log,
             watched.program if watched else ranks.WORKER,
         ) as process,
-        progress,
+        contextlib.nullcontext(series.bars) if series else Bars() as bars,
+        Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
     ):
         if watched:
             watched.started(process.pid)
@@ -109,6 +111,8 @@ def _watch(folder, job, run, child_env, brief, watched):
             if watched:
                 watched.tick()
             progress.show()
+            if series:
+                series.tick()
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:
                 beat_s = now_s

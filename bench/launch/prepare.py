@@ -9,6 +9,7 @@ from pathlib import Path
 from bench import instruments, own_code, private, script_files
 from bench.config import compose, resolve, schema, windows
 from bench.data import sources
+from bench.exporters import dashboards
 from bench.launch import own_model, script
 from bench.launch.script import Script
 from bench.machine import code_state, environment, gpus
@@ -56,22 +57,26 @@ class Job:
 
 
 def this_machine() -> schema.Machine:
+    """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
     return schema.Machine(gpus.num_visible(), environment.usable_cpus())
 
 
 def asked(overrides: list[str]) -> schema.Config:
     """What is asked of this machine, not resolved.  Raises ValueError for the user."""
     config = compose.compose(overrides, this_machine())
-    if config.script is not None:
-        return config
-    arch = config.model.arch
+    if config.script is None:
+        _check_arch(config.model.arch)
+    instruments.check(config.instruments)
+    dashboards.check(config.exporters)
+    return config
+
+
+def _check_arch(arch):
     ours = [name for name in compose.choices("model") if importlib.util.find_spec(f"models.{name}")]
     if arch not in ours and not own_code.is_import_path(arch):
         raise ValueError(
             f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
         )
-    instruments.check(config.instruments)
-    return config
 
 
 def prepare(

@@ -1,81 +1,89 @@
-"""What a person sees of a run: a bar on a terminal, plain lines in a pipe, and a summary at its end."""
+"""What a person sees of a run while it runs: a bar on a terminal, some twenty lines in a pipe."""
 
 import json
-import sys
 import time
+from pathlib import Path
 
+from bench.launch.console import Bars, duration, show
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
 
-MAX_WARNINGS = 3  # shown after a run; the record has all
+NUM_LINES = 10  # of steps, and of validations, in a pipe
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
 
 class Progress:
     """show() reads what the step writer wrote (.progress.tmp, logs/rank0.log) and brings the screen up to date.
 
-    A pipe gets every line, or with brief only those of validations.
+    num_steps: None where it is still to be read; brief: of a run in a series, no line for a mere step; blind: of a
+    race, no number that is measured, and no line.
     """
 
-    def __init__(self, folder, num_steps, brief=False, out=None):
-        self._folder, self._num_steps, self._brief = folder, num_steps, brief
-        self._out = out or sys.stdout
+    def __init__(self, folder: Path, num_steps: int | None, bars: Bars, brief: bool = False, blind: bool = False):
+        self._folder, self._num_steps, self._bars = folder, num_steps, bars
+        self._brief, self._blind = brief, blind
         self._offset = 0  # into rank0.log
         self._rest = ""  # a line that is not finished
-        self._waiting = []  # lines to show above the bar, once there is one
-        self._bar = None
+        self._next = {False: 0, True: 0}  # step from which on the next line is shown, of steps and of validations
         self._started_s = time.monotonic()
+        self._first = None  # (seconds, step) when the first step was seen
         self.step = None
-
-    def show(self):
-        progress = self._read()
-        self.step = progress.get("step")
-        lines = [line for line in self._new_lines() if line.startswith(("step:", NOTE))]
-        if self._brief or self._out.isatty():
-            lines = [line for line in lines if "val_loss:" in line or line.startswith(NOTE)]
-        lines = [line.removeprefix(NOTE) for line in lines]
-        if self._out.isatty():
-            self._draw(progress, lines)
-        elif lines:
-            print("\n".join(lines), file=self._out, flush=True)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exc_info):
         self.show()
-        if self._bar is not None:
-            self._bar.close()
 
-    def _draw(self, progress, lines):
-        from tqdm import tqdm
+    def show(self) -> None:
+        progress = self._read()
+        self.step = progress.get("step")
+        self._num_steps = progress.get("num_steps", self._num_steps)
+        if not self._blind:
+            show(list(self._chosen(self._new_lines())))
+        if self._bars.are_live:
+            self._draw(progress)
 
-        step = progress.get("step", 0)
-        self._waiting += lines
-        if self._bar is None and not step:
-            since_s = time.monotonic() - self._started_s
-            print(f"\r   start  loading, warming up ({since_s:.0f} s)", end="", file=self._out, flush=True)
+    def _draw(self, progress):
+        now_s = time.monotonic()
+        if not self.step:
+            self._bars.draw("run", 0, None, f"loading, warming up ({now_s - self._started_s:.0f} s)")
             return
-        if self._bar is None:
-            print("\r\033[K", end="", file=self._out)  # back to the line's beginning, and empty it
-            tqdm.monitor_interval = 0  # no thread beside the run
-            self._bar = tqdm(
-                total=self._num_steps, initial=step, unit="step", file=self._out, leave=False, dynamic_ncols=True
-            )
-        while self._waiting:
-            self._bar.write(self._waiting.pop(0), file=self._out)
-        facts = {}
+        first_s, first_step = self._first = self._first or (now_s, self.step)
+        words = [f"step {self.step}/{self._num_steps}"]
+        if not self._blind:
+            if self.step > first_step:
+                left_s = (now_s - first_s) / (self.step - first_step) * (self._num_steps - self.step)
+                words.append(f"{duration(left_s)} to go")
+            words += self._measured(progress)
+        self._bars.draw("run", self.step, self._num_steps, ", ".join(words))
+
+    def _measured(self, progress):
         if "step_avg_ms" in progress:
-            facts["step_avg"] = f"{progress['step_avg_ms']:.2f}ms"
-            facts["tokens/s"] = f"{progress['tokens_per_s']:,.0f}"
+            yield f"step_avg {progress['step_avg_ms']:.2f} ms"
+            yield f"{progress['tokens_per_s']:,.0f} tokens/s"
         if progress.get("mfu") is not None:
-            facts["MFU"] = f"{100 * progress['mfu']:.1f}%"
+            yield f"MFU {100 * progress['mfu']:.1f} %"
         power_w = self._power_w()
         if power_w is not None:
-            facts["power"] = f"{power_w:,.0f}W"
-        self._bar.n = step
-        self._bar.set_postfix(facts, refresh=False)
-        self._bar.refresh()
+            yield f"{power_w:,.0f} W"
+
+    def _chosen(self, lines):
+        """Notes, validations and steps: on a terminal no mere step, else about NUM_LINES of each."""
+        every = -(-self._num_steps // NUM_LINES)
+        for line, after in zip(lines, [*lines[1:], ""], strict=False):
+            if line.startswith(NOTE):
+                yield line.removeprefix(NOTE)
+            if not line.startswith("step:"):
+                continue
+            is_validation = "val_loss:" in line
+            if not is_validation and (self._brief or self._bars.are_live):
+                continue
+            step = int(line[len("step:") : line.index("/")])
+            if step >= min(self._next[is_validation], self._num_steps) or self._bars.are_live:
+                self._next[is_validation] = (step // every + 1) * every
+                if not after.startswith(line.partition(" ")[0] + " "):  # a validation of this step, which says it too
+                    yield line
 
     def _read(self):
         try:
@@ -106,28 +114,3 @@ class Progress:
             return []
         *lines, self._rest = text.split("\n")
         return lines
-
-
-def last_words(run: dict) -> str:
-    """The record that launch() returns -> how the run ended, for a person."""
-    if run["status"] == "complete":
-        metrics = run["metrics"]
-        doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-        times = f"train {metrics['train_s']:.2f} s, step_avg {metrics['step_avg_ms']:.2f} ms"
-        return f"complete: val_loss {metrics['val_loss']:.4f}, {times}{doubt}\n       {run['folder']}{_warned(run)}"
-    failure = run["failure"]
-    where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
-    words = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
-    return f"{words}\n       {run['folder']}{_warned(run)}"
-
-
-def _warned(run):
-    """What an instrument could not do, a line each: the run went on, and its author should know."""
-    known = list(dict.fromkeys(f"{warning['instrument']}: {warning['error']}" for warning in run.get("warnings") or ()))
-    more = [f"and {len(known) - MAX_WARNINGS} more warnings in run.json"] if len(known) > MAX_WARNINGS else []
-    return "".join(f"\n       warning: {words}" for words in known[:MAX_WARNINGS] + more)
-
-
-def say(topic: str, text: str) -> None:
-    """Print text for the person at the terminal, with the topic before it."""
-    print(f"{topic:>8}  {text}", flush=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from bench import text_table
+
 
 @dataclass(frozen=True)
 class Check:
@@ -13,10 +15,9 @@ class Check:
 
 def report(checks: list[Check], min_width=0) -> str:
     """Lines for a terminal: one a check, with the remedy below where there is one."""
-    width = max(min_width, *(len(check.name) for check in checks))
-    lines = []
+    cells = []
     for check in checks:
-        lines.append(f"{check.status:>8}  {check.name:<{width}}  {check.found}")
+        cells.append((check.status.rjust(text_table.MARK_WIDTH), check.name.ljust(min_width), check.found))
         if check.remedy:
-            lines.append(f"{'':>8}  {'':<{width}}  try: {check.remedy}")
-    return "\n".join(lines)
+            cells.append(("", "", f"try: {check.remedy}"))
+    return text_table.render((), cells)

@@ -52,7 +52,7 @@ def cpu_load(hardware, foreign_cores, num_cpus):
         return Check("cpu load", "ok", "unknown on this system")
     limit = MAX_FOREIGN_CPU_CORES if hardware.device == "cpu" else max(0, num_cpus - hardware.num_processes)
     found = f"other programs use {foreign_cores:.2f} of {num_cpus} cores"
-    if foreign_cores <= limit:
+    if round(foreign_cores, 2) <= limit:  # as it is shown: what reads as the limit is not above it
         return Check("cpu load", "ok", found)
     remedy = "end them (top shows which): steps get slower and uneven, and the record will say suspect"
     return Check("cpu load", "warn", f"{found} (limit {limit:g})", remedy)
@@ -98,10 +98,10 @@ def quota(num_cpus, quota_cores):
     return Check("cpu quota", "warn", f"{quota_cores:g} cores' worth of time on {num_cpus} cores", remedy)
 
 
-def sample_foreign_cores():
-    """Cores that other programs use now, mean over SAMPLE_S; None if unknown."""
+def sample_foreign_cores(sample_s: float = SAMPLE_S) -> float | None:
+    """Cores that other programs use now, mean over sample_s seconds; None if unknown."""
     meter = environment.CpuMeter()
-    time.sleep(SAMPLE_S)
+    time.sleep(sample_s)
     return meter.foreign_cpu_cores()
 
 

@@ -9,17 +9,20 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from bench import own_code
 from bench.machine import code_state
-from bench.machine.processes import child
+from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.paths import REPO, working_folder
+from bench.paths import working_folder
 from bench.record import run_folder
+from bench.record.rows import row_of
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
+TICK_S = 0.5
 
 
 def environment(results):
@@ -51,6 +54,7 @@ def facts(folder, overrides, results):
 def print_facts(overrides):
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
     from bench import instruments
+    from bench.launch import initial_record, ready
     from bench.launch.prepare import prepare
     from bench.machine import environment as machine
 
@@ -64,13 +68,25 @@ def print_facts(overrides):
         words = "the steps that it disturbs have no time that counts: race without it, and use it in a run of its own"
         print(f"race: instruments.{disturbing[0]}: {words}", file=sys.stderr)
         return 2
-    code = code_state.state(REPO, job.own_sources)
-    found = {"name": job.config.name, "config_id": job.config_id, "track": job.config.track.name}
-    found |= {key: code[key] for key in ("source_sha256", "commit", "dirty")}
+    run = initial_record.record_of(job, machine.environment(), command=())
+    found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
+    found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     found |= {"own": job.own} if job.own else {}
-    found |= {"deviations": job.deviations, "session_id": machine.session_id(machine.environment())}
+    found |= {"row": best_row(job.config, run), "preflight": [asdict(check) for check in ready.checks(job)]}
     print(json.dumps(found))
     return 0
+
+
+def best_row(config, run):
+    """What a row of bench/record/rows.py will say of the run if it ends well, as far as that is known before it.
+
+    run: the record that it begins with.
+    """
+    goal, row = config.goal, row_of(run)
+    hoped = {"status": "complete", "validity": "valid", "train_s": 1.0, "num_flagged_steps": 0}
+    hoped |= {"target_reached": True, "val_loss": row["target_val_loss"]}
+    num_steps = None if goal.stop_at_target else goal.num_steps
+    return row | hoped | {"num_steps": num_steps, "batch_tokens": config.data.batch_tokens}
 
 
 def source_sha256(folder, own=()):
@@ -78,14 +94,17 @@ def source_sha256(folder, own=()):
     return code_state.source_sha256(folder, own=own_code.sources(own))
 
 
-def start(folder, overrides, results, tag, show=False):
+def start(folder, overrides, results, tag, show=False, tick=lambda: None):
     """One run, from its start to its record.  tag: for run.json["race"].  Returns the last lines it printed.
 
-    Raises Interrupted, after the run has been ended and recorded, when a signal comes.
+    tick() is called twice a second meanwhile.  Raises Interrupted, after the run has been ended and recorded, when a
+    signal comes.
     """
     words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(tag), *overrides]
     with tempfile.TemporaryFile() as hidden, raise_interrupted():
         with child(words, folder, environment(results), None if show else hidden, END_WITHIN_S) as process:
+            while not has_ended(process.pid, TICK_S):
+                tick()
             process.wait()
         hidden.seek(0)
         return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])

@@ -6,7 +6,7 @@ from pathlib import Path
 from bench import atomic, utc
 from bench.compare import target
 from bench.paths import REPO
-from bench.race import arm_process, plan, worktrees
+from bench.race import arm_process, foreseen, plan, worktrees
 from bench.record import ledger, race_folder
 
 KEPT = (
@@ -20,10 +20,11 @@ KEPT = (
 )  # of an arm's facts, in the plan: own if it has any
 
 
-def begin(request: dict, results: Path) -> Path:
+def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     """Check every arm, write the plan, put its hash into the ledger.  Returns the race's folder; no run has started.
 
-    request: of request.parse(); "arms" is taken out of it.  ValueError: what cannot be raced, planned or written.
+    request: of request.parse(); "arms" is taken out of it.  anyway: also what can have no verdict, on a busy machine.
+    ValueError: what cannot be raced, planned or written.
     """
     asked = request.pop("arms")
     commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
@@ -38,6 +39,7 @@ def begin(request: dict, results: Path) -> Path:
     others = {one["track"] for one in found.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
+    foreseen.refuse(found, anyway)
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     settings["equivalence_margin_pct"] = target.margin_pct_of(first["track"])
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}

@@ -10,21 +10,22 @@ from bench.record import race_folder
 def write(folder, race):
     """race: bench.record.race_folder.Race."""
     folder = Path(folder)
-    atomic.write_text(folder / "race.md", text(race, "md") + "\n")
+    atomic.write_text(folder / "race.md", text(race, "md", why=True) + "\n")
     from bench.report import race_page
 
+    race_page.write_run_pages(folder)
     atomic.write_text(folder / "race.html", race_page.html(folder))
 
 
-def text(race, form="terminal"):
-    """What was raced, how it went, and the verdict of each candidate."""
+def text(race: dict, form: str = "terminal", why: bool = False) -> str:
+    """What was raced, how it went, and the verdict of each candidate.  why: with where the time went."""
     is_md = form == "md"
     lines = [f"# Race {race['race_id']}" if is_md else f"race {race['race_id']}", ""]
     lines += [f"{'-' if is_md else ' '} {text_table.line(words, is_md)}" for words in _facts(race)]
     if race["result"] is None:
         verdict = text_table.printable(f"no verdict: {race['why']}")
     else:
-        verdict = verdicts(race["result"], form)
+        verdict = verdicts(race["result"], form, why=why, hint=f"./run.sh compare {race['race_id']} --why")
     return "\n".join([*lines, "", verdict])
 
 
@@ -50,6 +51,9 @@ def _facts(race):
         yield f"unplanned look: {compare_text.FLAGS['unplanned-look']}"
 
 
-def verdicts(result, form="terminal"):
-    """Each candidate against the baseline."""
-    return "\n\n".join(compare_text.render(one, form) for one in result["against"].values())
+def verdicts(result: dict, form: str = "terminal", why: bool = False, hint: str = "") -> str:
+    """Each candidate against the baseline, the verdicts last.
+
+    result: of runner.result_of(); why, hint: of bench.compare.text.render().
+    """
+    return compare_text.report(list(result["against"].values()), form, why=why, hint=hint)

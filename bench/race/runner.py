@@ -1,26 +1,26 @@
 """A planned race, run to its end or to an interrupt: each run in turn, the planned looks, the result."""
 
-import json
 import sys
-import time
-from argparse import Namespace
 from pathlib import Path
 
 from bench import atomic, utc
 from bench.compare import comparison, selection
-from bench.launch.progress import say
+from bench.launch.console import say
+from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
-from bench.race import arm_process, plan, planning, report, state, worktrees
+from bench.race import arm_process, blind, foreseen, plan, planning, report, state, worktrees
 from bench.record import ledger, race_folder
 
 DECIDED = ("faster", "slower", "equivalent")
 
 
-def go(folder: Path, results: Path, args: Namespace) -> int:
-    """Run what is open of a plan, to its end or to an interrupt.  Returns the exit code.
+def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) -> race_folder.Race:
+    """Run what is open of a plan, to its end or to an interrupt.  Returns race.json, or of an interrupted race what it
+    would be so far, with status interrupted.
 
-    args: show, json and md of ./run.sh race.  ValueError: the race has ended, is not as planned, or another one runs.
+    show: every run's numbers, an unplanned look; anyway: on a busy machine too.  ValueError: the race has ended, is not
+    as planned, or another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):
@@ -33,19 +33,27 @@ def go(folder: Path, results: Path, args: Namespace) -> int:
         if race.has_ended:
             raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
         _introduce(race)
-        if args.show:
-            ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
-            say("race", "every run's numbers are shown: an interim look that is not planned, and the ledger keeps it")
         commits = {name: arm["commit"] for name, arm in race.plan["arms"].items() if arm["rev"] is not None}
         try:
             with worktrees.of(REPO, {f"{race.race_id}-{name}": commit for name, commit in commits.items()}) as paths:
                 folders = {name: paths.get(f"{race.race_id}-{name}", REPO) for name in race.plan["arms"]}
-                _refuse_changes(race, folders, results)
-                status, why = _run_all(race, folders, results, args.show)
+                found = _refuse_changes(race, folders, results)
+                if race.events("start"):  # resumed: planning has not just asked
+                    foreseen.agree_on_machine(found, anyway)
+                if show:
+                    _announce_look(race, results)
+                status, why = _run_all(race, folders, results, show)
         except Interrupted as error:
-            say("race", f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood")
-            return 1
-        return finish(folder, results, status, why, args)
+            why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
+            say("race", why, always=True)
+            return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
+        return finish(folder, results, status, why)
+
+
+def _announce_look(race, results):
+    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
+    words = "every run's numbers are shown: an interim look that is not planned, and the ledger keeps it"
+    say("race", words, always=True)
 
 
 def _introduce(race):
@@ -61,9 +69,13 @@ def _introduce(race):
 
 
 def _refuse_changes(race, folders, results):
-    """A race is resumed with the code, the settings and the session it was begun with, or not at all."""
+    """A race is resumed with the code, the settings and the session it was begun with, or not at all.
+
+    Returns {arm: arm_process.facts()}.
+    """
+    all_found = {}
     for name, arm in race.plan["arms"].items():
-        found = planning.facts(name, folders[name], arm["overrides"], results)
+        found = all_found[name] = planning.facts(name, folders[name], arm["overrides"], results)
         for key in ("config_id", "source_sha256"):
             if found[key] != arm[key]:
                 raise ValueError(
@@ -75,47 +87,57 @@ def _refuse_changes(race, folders, results):
                 f"{race.race_id}: it began in another session (a boot, a set of GPUs, installed packages), and times "
                 "of two sessions are not comparable: begin a new race"
             )
+    return all_found
 
 
 def _run_all(race, folders, results, show):
     """Returns (status, why): complete, stopped_early or abandoned."""
-    total, begun_s, num_run = len(race.slots), time.monotonic(), 0
-    while (slot := race.next_slot()) is not None:
-        arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
-        if num_attempts >= plan.MAX_ATTEMPTS:
-            return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
-        if (
-            arm["rev"] is None
-            and arm_process.source_sha256(folders[slot.arm], arm.get("own", ())) != arm["source_sha256"]
-        ):
-            raise ValueError(
-                f"{slot.arm}: what is raced (models, training, data, config, instruments) changed while the race was "
-                f"running: put it back and ./run.sh race --resume {race.race_id}, "
-                f"or race revisions ({slot.arm}.rev=HEAD)"
-            )
-        tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
-        tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
-        tail = arm_process.start(folders[slot.arm], [*arm["overrides"], f"seed={slot.seed}"], results, tag, show)
-        race = state.read(race.folder, results)
-        done = race.slots[slot.position]
-        if len(done.attempts) <= num_attempts:
-            raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
-        num_run += 1
-        left_s = (time.monotonic() - begun_s) / num_run * (total - slot.position - 1)
-        words = f"run {slot.position + 1} of {total} {done.status}{', warm-up' * done.discarded}"
-        say("race", f"{words}, about {_duration(left_s)} to go")
-        why = _spoilt(race, done, arm, results)
-        if why:
-            return "abandoned", why
-        if _decided_at_look(race, done, results):
-            return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
+    with _series(race, live=not show) as series:
+        while (slot := race.next_slot()) is not None:
+            arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
+            if num_attempts >= plan.MAX_ATTEMPTS:
+                return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
+            own = arm.get("own", ())
+            if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
+                raise ValueError(
+                    f"{slot.arm}: what is raced (models, training, data, config, instruments) changed while the race "
+                    f"was running: put it back and ./run.sh race --resume {race.race_id}, "
+                    f"or race revisions ({slot.arm}.rev=HEAD)"
+                )
+            race = _run_one(race, slot, folders[slot.arm], results, show, series)
+            done = race.slots[slot.position]
+            why = _spoilt(race, done, arm, results)
+            if why:
+                return "abandoned", why
+            if _decided_at_look(race, done, results):
+                return "stopped_early", f"decided at the planned look at {race.started()[slot.arm]} runs an arm"
     return "complete", None
 
 
-def _duration(seconds):
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _run_one(race, slot, folder, results, show, series):
+    """One run of the plan -> the race's state after it."""
+    series.begin()
+    arm, num_attempts = race.plan["arms"][slot.arm], len(slot.attempts)
+    tag = {key: getattr(slot, key) for key in ("arm", "position", "discarded")}
+    tag |= {"race_id": race.race_id, "attempt": num_attempts + 1}
+    tick = blind.Bar(results / race.plan["track"], arm["config_id"], slot.seed, series).tick
+    tail = arm_process.start(folder, [*arm["overrides"], f"seed={slot.seed}"], results, tag, show, tick)
+    race = state.read(race.folder, results)
+    done = race.slots[slot.position]
+    if len(done.attempts) <= num_attempts:
+        raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
+    words = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
+    say("race", f"{words}{series.end()}", always=done.status != "complete")
+    return race
+
+
+def _series(race, live):
+    """The runs of a race, of one kind: how long each arm takes is not to be seen."""
+    ids = [arm["config_id"] for arm in race.plan["arms"].values()]
+    known_s = list(earlier_s([race.plan["track"]], ids).values())
+    mean_s = {"run": sum(known_s) / len(known_s)} if known_s else {}
+    num_done = sum(slot.is_done for slot in race.slots)
+    return Series(["run"] * len(race.slots), mean_s, num_done, live)
 
 
 def _spoilt(race, done, arm, results):
@@ -155,11 +177,8 @@ def result_of(race, results):
     return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
 
 
-def finish(folder: Path, results: Path, status: str, why: str | None, args: Namespace) -> int:
-    """Write race.json, its ledger entry and its pages, and print the result.  Returns the exit code.
-
-    status, why: as in race_folder.Race.  args: json and md of ./run.sh race.
-    """
+def finish(folder: Path, results: Path, status: str, why: str | None) -> race_folder.Race:
+    """Write race.json, its ledger entry and its pages.  Returns race.json.  status, why: as in race_folder.Race."""
     race = state.read(folder, results)
     result = result_of(race, results) if status != "abandoned" else None
     found = state.as_json(race, status, why, utc.now(), result)
@@ -167,20 +186,13 @@ def finish(folder: Path, results: Path, status: str, why: str | None, args: Name
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
     report.write(folder, found)
-    if args.json:
-        print(json.dumps(found, indent=1))
-    else:
-        print("\n" + report.text(found, "md" if args.md else "terminal"))
-        say("race", str(folder))
-    if status == "abandoned":
-        return 1
-    return 0 if all(one["comparable"] for one in result["against"].values()) else 2
+    return found
 
 
-def look(folder: Path, results: Path) -> int:
-    """Show the interim state; the ledger keeps the look.  Before the end only a planned one leaves a verdict valid.
+def look(folder: Path, results: Path) -> dict:
+    """The interim state, as result_of() has it; the ledger keeps the look.
 
-    Returns the exit code.  ValueError: an arm has no run yet.
+    Before the end only a planned one leaves a verdict valid.  ValueError: an arm has no run yet.
     """
     race = state.read(folder, results)
     started = race.started()
@@ -191,5 +203,4 @@ def look(folder: Path, results: Path) -> int:
         ledger.append(results, "look", race_id=race.race_id, started=started, planned=planned)
         kind = "planned" if planned else "NOT planned: from now on the race's verdict is not evidence"
         print(f"the ledger keeps this interim look, {kind}; started: {started}", file=sys.stderr)
-    print(report.verdicts(result_of(race, results)))
-    return 0
+    return result_of(race, results)

@@ -52,6 +52,11 @@ def read_rows(
         ]
 
 
+def fault_of(folder: str) -> str | None:
+    """Why a run folder has no row; None: it has one."""
+    return _read(*os.path.split(folder))[2]
+
+
 def _of_one_folder(parent, stats, on_error):
     known = _load(parent) if len(stats) >= MIN_RUNS else {}
     names = sorted(stats)

@@ -86,6 +86,8 @@ def _name_arms(comparison, baseline, candidate):
         names = {"A": baseline, "B": candidate}
         said = str(comparison.get("words") or "")
         comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
+        for run in comparison.get("left_out") or ():
+            run["arm"] = names.get(run.get("arm"), run.get("arm"))
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:

@@ -81,7 +81,7 @@ def find_runs(paths: Iterable[Path | str]) -> Iterator[Path]:
         yield from map(Path, sorted(os.path.join(parent, name) for parent, name, _ in walk(os.fspath(path))))
 
 
-def walk(path, on_error=None):
+def walk(path: str, on_error: Callable[[str], object] | None = None) -> Iterator[tuple[str, str, os.stat_result]]:
     """Yields (parent, name, stat of its run.json) of the run folders in and below path; none if path is not a folder.
 
     What is published below path is not searched, so that no run counts twice; path may name it, or lie in it.

@@ -1,6 +1,8 @@
 """steps.csv, steps_by_rank.csv and events.jsonl of a run folder: each step's numbers, and what happened when."""
 
+import csv
 import errno
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -74,6 +76,31 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     return [rows[step] for step in sorted(rows)]
 
 
+def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
+    """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
+    try:
+        text = (Path(folder) / "steps.csv").read_text()
+        if not text.endswith("\n"):
+            raise ValueError
+        head, *lines = csv.reader(text.splitlines())
+        columns = dict(zip(head, zip(*lines, strict=True), strict=True))
+        found = {name: _column(name, columns.get(name)) for name in {"step", *names}}
+        steps = found["step"]
+        if any(later <= step for step, later in itertools.pairwise(steps)):
+            raise ValueError
+        return {name: found[name] or [None] * len(steps) for name in names}
+    except (OSError, ValueError, TypeError, csv.Error):  # cut or repeated lines, or nothing
+        rows = read(folder)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _column(name, cells):
+    if name == "flags" or not cells:
+        return cells and list(cells)
+    kind = int if name in INT_COLUMNS else float
+    return [kind(cell) if cell else None for cell in cells]
+
+
 def _value(column, cell):
     if column == "flags":
         return cell
@@ -124,11 +151,13 @@ def read_events(folder: Path | str) -> list[dict]:
         lines = path.read_text().split("\n")
     except FileNotFoundError:
         return []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
     events = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             events.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             words = f"{path}: line {number} is damaged: {line[:60]!r}: restore it, or remove the line"
             raise ValueError(words) from None
     return events

@@ -16,7 +16,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
         ]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     foreign = run["measured"].get("foreign_cpu_cores")
-    if run["hardware"]["device"] == "cpu" and foreign is not None and foreign > MAX_FOREIGN_CPU_CORES:
+    if run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         limit = f"limit {MAX_FOREIGN_CPU_CORES}"
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run ({limit})")
     return ("suspect", doubts) if doubts else ("valid", [])

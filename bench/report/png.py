@@ -4,40 +4,43 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench import atomic
-from bench.web.page import figure, page, tag
+from bench.web import forest
+from bench.web.page import REPORT_STYLES, figure, page, tag
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless=new",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--window-size=960,400",  # CSS pixels; a picture has twice as many each way
-    "--force-device-scale-factor=2",
-)
+FLAGS = ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--force-device-scale-factor=2")
+WIDTH_PX, HEIGHT_PX = 960, 400  # of a chart, in CSS pixels; a picture has twice as many each way
 TIMEOUT_S = 60
 # without what only a cursor needs: the button, and the legend's values
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(charts: Iterable[dict], out: Path) -> Iterator[Path]:
-    """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium."""
+def write(charts: Iterable[dict], out: Path, panels: Sequence[forest.Panel] = ()) -> Iterator[Path]:
+    """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
+
+    panels: of a forest plot, which becomes out/verdict.png.
+    """
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".pictures.", ignore_cleanup_errors=True) as folder:
+        if panels:
+            html = page("Verdict", STYLE, forest.plot(panels), styles=REPORT_STYLES)
+            yield _take(html, forest.height_px(panels, WIDTH_PX), Path(folder), out / "verdict.png")
         for chart in charts:
-            yield _take(chart, Path(folder), out / f"{chart['id']}.png")
+            html = page(chart["title"], STYLE, figure(chart), data={"charts": [chart]})
+            yield _take(html, HEIGHT_PX, Path(folder), out / f"{chart['id']}.png")
 
 
-def _take(chart, folder, path):
+def _take(source, height_px, folder, path):
     html, shot = folder / "chart.html", folder / "chart.png"
-    atomic.write_text(html, page(chart["title"], STYLE, figure(chart), data={"charts": [chart]}), durable=False)
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}/profile", f"--screenshot={shot}", html.resolve().as_uri()]
+    atomic.write_text(html, source, durable=False)
+    files = (f"--user-data-dir={folder}/profile", f"--screenshot={shot}", html.resolve().as_uri())
+    command = [CHROMIUM, *FLAGS, f"--window-size={WIDTH_PX},{height_px}", *files]
     if os.geteuid() == 0:  # Chromium refuses its sandbox to root
         command.insert(1, "--no-sandbox")
     try:

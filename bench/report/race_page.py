@@ -1,39 +1,54 @@
-"""The page of a race: its verdict, the numbers behind it, every run in the order it was started, and the plan.
+"""The page of a race: who the arms are, the verdict with its picture, every run in its order, curves, the plan.
 
 Reads race.json (bench/race/runner.py) and the records of its runs.
 """
 
+import contextlib
 import json
+import os
 from pathlib import Path
+from urllib.parse import quote
 
-from bench.diagnosis import text as diagnosis_text
-from bench.record import race_folder, run_folder, step_files
+from bench import atomic
+from bench.record import race_folder, run_folder
+from bench.report import comparison_parts as parts
+from bench.report import curves, run_page
+from bench.web import forest
 from bench.web.chart import chart, series_of
-from bench.web.page import Safe, details, figure, page, section, soft, table, tag
+from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
 
-COLOUR = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
-WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
+COLOUR = parts.COLOUR  # of a verdict
 
 
-def html(folder: Path | str) -> str:
-    """A race's folder -> the page's html."""
-    race, charts = race_folder.read(folder), charts_of(folder)
-    against = (race.get("result") or {}).get("against") or {}
-    unknown = tag("p", f"There is no verdict: {race.get('why') or 'the race has not ended'}.", class_="verdict")
-    facts = [race.get("status"), f"track {race.get('track')}", race.get("why")]
-    title = f"Race {race.get('race_id')}"
-    digest = tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
+def html(folder: Path | str, at: Path | str | None = None) -> str:
+    """A race's folder -> the page's html.  at: the folder that the page will lie in, None: the race's."""
+    race, at = race_folder.read(folder), at or folder
+    runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
+    names, baseline = list(race["arms"]), _baseline(race)
+    charts, drawn = _points(runs, names, at), _curves(runs, names)
+    title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
+    plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
     body = [
         tag("h1", title),
-        soft("; ".join(str(fact) for fact in facts if fact)),
-        section("Verdict", *([_verdict(name, one) for name, one in against.items()] or [unknown]), _looks(race)),
-        *(figure(chart) for chart in charts),
-        *(_numbers(name, one) for name, one in against.items()),
-        _arms(race),
-        _runs(race, folder),
-        section("Plan", tag("pre", json.dumps(race.get("plan"), indent=1)), digest),
+        soft("; ".join(_facts(race)), "; ", tag("code", race.get("race_id"))),
+        tag("div", _arms(race, baseline, against), _verdict(race, against), class_="columns"),
+        forest.plot(parts.panels(against, names)),
+        section("Numbers", parts.numbers(baseline, against)) if against else "",
+        section("Runs, in their order", tag("div", *map(figure, charts), class_="columns"), _runs(runs, at)),
+        section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
+        parts.excluded(against),
+        parts.diagnosis(against),
+        section("Plan", details("plan.json: fixed before the first run", *plan)),
     ]
-    return page(title, *body, data={"charts": charts})
+    return page(f"{title}, track {race.get('track')}", *body, data={"charts": charts + drawn}, styles=REPORT_STYLES)
+
+
+def write_run_pages(folder: Path | str) -> None:
+    """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
+    race = race_folder.read(folder)
+    for run in _in_order(race, folder):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
+            atomic.write_text(run["folder"] / run_page.NAME, run_page.html(run["folder"]), durable=False)
 
 
 def block(folder: Path | str) -> str:
@@ -45,119 +60,66 @@ def block(folder: Path | str) -> str:
 
 
 def charts_of(folder: Path | str) -> list[dict]:
-    """Specs: train time and final loss in the order of the runs, and the mean step of each arm over the race."""
+    """Specs: train time and final loss in the order of the runs, and each arm's val_loss and step time."""
     race = race_folder.read(folder)
     runs, names = _in_order(race, folder), list(race["arms"])
-    if not runs:
-        return []
-    caption = "each run in the order it was started; warm-up runs are not drawn"
-    charts = []
-    for id, title, key, unit in (
-        ("train-time", "Train time", "train_s", "s"),
-        ("val-loss", "Final val_loss", "val_loss", "nats per token"),
-    ):
-        values = [(arm, run["metrics"].get(key)) for arm, run, _ in runs]
-        series = [
-            series_of(name, [value if arm == name else None for arm, value in values], "points") for name in names
-        ]
-        charts.append(chart(id, title, caption, "run", unit, list(range(1, len(runs) + 1)), series))
-    return charts + _step_curves(runs, names)
+    return _points(runs, names, folder) + _curves(runs, names)
 
 
-def _step_curves(runs, names):
-    """Mean milliseconds of each step over the runs of an arm: where in training the arms differ."""
-    by_arm = {name: [] for name in names}
-    for arm, _, path in runs:
-        rows = [row for row in step_files.read(path) if row.get("step_ms") is not None and not row.get("flags")]
-        by_arm[arm].append({row["step"]: row["step_ms"] for row in rows})
-    steps = sorted({step for of_arm in by_arm.values() for of_run in of_arm for step in of_run})
-    if not steps:
-        return []
-    series = []
-    for name, of_arm in by_arm.items():
-        found_ms = [[of_run[step] for of_run in of_arm if step in of_run] for step in steps]
-        series.append(series_of(name, [sum(ms) / len(ms) if ms else None for ms in found_ms], "line"))
-    caption = f"mean over the runs of an arm ({WITHIN_RUN})"
-    return [chart("step-ms", "Step time", caption, "step", "ms", steps, series)]
+def panels_of(folder: Path | str) -> list[forest.Panel]:
+    """The panels of a race's forest plot; [] where there is no verdict."""
+    race = race_folder.read(folder)
+    return parts.panels((race.get("result") or {}).get("against") or {}, list(race["arms"]))
 
 
-def _in_order(race, folder):
-    """(arm, record, folder) of the counted runs that can be read, as started.  The race is RESULTS/races/RACE."""
-    results, runs = Path(folder).resolve().parent.parent, []
-    for arm, facts in race["arms"].items():
-        for name in facts.get("runs") or []:
-            path = results / str(name)
-            try:
-                runs.append((arm, run_folder.read(path), path))
-            except ValueError:
-                continue
-    return sorted(runs, key=lambda one: str(one[1]["started_at"]))
+# ---- who raced, and how it ended
 
 
-def _verdict(name, one):
-    badge = tag("span", one.get("verdict"), class_=f"badge {COLOUR.get(one.get('verdict'), 'soft')}")
-    flags = tag("p", "Flags: " + ", ".join(one["flags"]), class_="doubt") if one.get("flags") else Safe("")
-    return tag("div", tag("p", tag("b", f"{name}: "), badge, one.get("words"), class_="verdict"), flags)
+def _baseline(race):
+    return race.get("baseline") or next(iter(race["arms"]))
 
 
-def _numbers(name, one):
-    """The numbers of one candidate against the baseline."""
-    by_holm = (one.get("time") or {}).get("p_holm") is not None
-    lines = [_line("train time", one.get("time") or {}, by_holm)]
-    for key in ("energy", "memory", "compile"):
-        if (one.get(key) or {}).get("change_pct") is not None:
-            lines.append(_line(key, one[key], by_holm))
-    p = "p after Holm" if by_holm else "p"
-    parts = [table(("", "change", "95 % interval", p, "n", "CV, %", "MDE (80 % power)"), lines)]
-    loss = one.get("val_loss") or {}
-    if loss.get("n"):
-        facts = [[key, json.dumps(value)] for key, value in loss.items() if value is not None]
-        parts.append(details("val_loss", table((), facts)))
-    if one.get("differences"):
-        lines = [
-            [d.get("kind"), d.get("what"), json.dumps(d.get("a")), json.dumps(d.get("b"))] for d in one["differences"]
-        ]
-        parts.append(details("what differs", table(("kind", "what", "A", name), lines)))
-    parts.append(_source(one.get("code_change")))
-    if where := diagnosis_text.text(one.get("diagnosis") or {}, False):
-        parts.append(details(f"where the time went ({WITHIN_RUN})", tag("pre", where)))
-    if one.get("left_out"):
-        lines = [[run.get("arm"), run.get("run_id"), "; ".join(run.get("reasons") or [])] for run in one["left_out"]]
-        parts.append(table(("arm", "excluded run", "by which rule"), lines))
-    return section(f"{name} against the baseline", *parts)
+def _facts(race):
+    status = str(race.get("status")).replace("_", " ")
+    facts = [f"track {race.get('track')}", status, race.get("why"), race.get("started_at")]
+    return [str(fact) for fact in facts if fact]
 
 
-def _line(what, numbers, by_holm):
-    p, interval = numbers.get("p_holm" if by_holm else "p"), numbers.get("ci95_pct")
-    return [
-        what,
-        _pct(numbers.get("change_pct")),
-        None if not interval else f"{interval[0]:+.2f} to {interval[1]:+.2f} %",
-        None if p is None else f"{p:.2g}",
-        _pair(numbers.get("n")),
-        _pair(numbers.get("cv_pct")),
-        _pct(numbers.get("mde_pct")),
+def _arms(race, baseline, against):
+    """Each arm by what only it has; what all share is said once, and the whole difference lies folded below."""
+    arms = race["arms"]
+    given = [arm.get("overrides") or [] for arm in arms.values()]
+    words = [word for word in given[0] if all(word in words for words in given)]
+    codes = {_code(arm) for arm in arms.values()}
+    shared = [tag("code", " ".join(words))] * bool(words) + [codes.copy().pop()] * (len(codes) == 1 and codes != {""})
+    lines = [
+        parts.arm(num, name, _arm(name == baseline, arm, words, len(codes) > 1))
+        for num, (name, arm) in enumerate(arms.items())
     ]
+    common = soft("All arms: ", join(shared, ", ")) if shared else ""
+    differences = [parts.differences(baseline, name, one) for name, one in against.items()]
+    return section("Arms", tag("dl", *lines, class_="arms"), common, *differences)
 
 
-def _pct(value):
-    return None if value is None else f"{value:+.2f} %"
+def _arm(is_baseline, arm, shared, with_code):
+    own = " ".join(word for word in arm.get("overrides") or [] if word not in shared)
+    words = [arm["name"]] if arm.get("name") else []
+    words += [tag("code", own)] if own else []
+    runs = arm.get("runs") or []
+    facts = ["baseline" if is_baseline else "", _code(arm) if with_code else ""]
+    facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", f"{len(runs)} run{'s' * (len(runs) != 1)}"]
+    return [*words, ", ".join(fact for fact in facts if fact)]
 
 
-def _pair(values):
-    return None if not values else ", ".join("–" if value is None else f"{value:.3g}" for value in values)
+def _code(arm):
+    """Which code an arm ran, in words; "" where the race does not know."""
+    commit = f"commit {arm['commit'][:8]}{' with changes' if arm.get('dirty') else ''}" if arm.get("commit") else ""
+    return ", ".join(word for word in (f"revision {arm['rev']}" if arm.get("rev") else "", commit) if word)
 
 
-def _source(change):
-    """The change of the source, in full as far as the record has it."""
-    if not change:
-        return ""
-    if change["unknown"]:
-        return soft(f"What changed in the source is unknown: {change['unknown']}")
-    lines = [[one["path"], one["added"], one["removed"]] for one in change["files"]]
-    files = table(("file", "lines added", "removed"), lines)
-    end = soft("The change is longer than what is recorded.") if change["is_cut"] else ""
-    return details(f"source: {len(lines)} files differ", files, tag("pre", change["patch"]), end)
+def _verdict(race, against):
+    unknown = tag("p", f"There is no verdict: {race.get('why') or 'the race has not ended'}.", class_="verdict")
+    return section("Verdict", *(parts.verdicts(against) or [unknown]), _looks(race))
 
 
 def _looks(race):
@@ -168,18 +130,79 @@ def _looks(race):
     return tag("p", words, class_="doubt")
 
 
-def _arms(race):
-    lines = []
-    for name, arm in race["arms"].items():
-        overrides = " ".join(arm.get("overrides") or []) or "as configured"
-        lines.append([name, overrides, arm.get("rev") or "this code", arm.get("commit"), arm.get("config_id")])
-    return section("Arms", table(("arm", "overrides", "revision", "commit", "config_id"), lines))
+# ---- its runs
 
 
-def _runs(race, folder):
-    lines = []
-    for arm, run, _ in _in_order(race, folder):
-        train_s, val_loss = (run["metrics"].get(key) for key in ("train_s", "val_loss"))
-        numbers = [None if value is None else round(value, 4) for value in (train_s, val_loss)]
-        lines.append([arm, run["run_id"], run["status"], run["validity"], *numbers])
-    return section("Runs", table(("arm", "run", "status", "validity", "train time, s", "val_loss"), lines))
+def _in_order(race, folder):
+    """[{arm, discarded, run: record, folder}] of the runs that are there and readable, as started."""
+    folder, found = Path(folder).resolve(), []
+    for arm, facts in race["arms"].items():
+        for key in ("warm_up_runs", "runs"):
+            paths = [race_folder.run_folder_of(folder, str(name)) for name in facts.get(key) or []]
+            for path in filter(None, paths):
+                with contextlib.suppress(ValueError):
+                    run = run_folder.read(path)
+                    found.append({"arm": arm, "discarded": key != "runs", "run": run, "folder": path})
+    return sorted(found, key=lambda one: str(one["run"]["started_at"]))
+
+
+def _points(runs, names, at):
+    """Each run's numbers as points of its arm, which say the run's id and open its page."""
+    runs, charts = [run for run in runs if not run["discarded"]], []
+    caption = "each run in the order it was started; warm-up runs are not drawn"
+    pages = [_page_of(one["folder"], at) for one in runs]
+    for id, title, key, unit in (
+        ("train-time", "Train time", "train_s", "train time, s"),
+        ("val-loss", "Final val_loss", "val_loss", "nats per token"),
+    ):
+        values = [(one["arm"], one["run"]["metrics"].get(key)) for one in runs]
+        labels = [f"{one['run']['run_id']}\n{value}" for one, (_, value) in zip(runs, values, strict=True)]
+        series = [
+            series_of(name, [value if arm == name else None for arm, value in values], "points", labels, pages)
+            for name in names
+        ]
+        if runs:
+            charts.append(chart(id, title, caption, "run", unit, list(range(1, len(runs) + 1)), series))
+    return charts
+
+
+def _runs(runs, at):
+    lines, number = [], 0
+    for one in runs:
+        number += not one["discarded"]
+        run = one["run"]
+        numbers = [run["metrics"].get(key) for key in ("train_s", "val_loss", "step_avg_ms")]
+        numbers = [None if value is None else round(value, 4) for value in numbers]
+        nth = "warm-up" if one["discarded"] else number
+        nth = _link(one["folder"], nth, at)  # a narrow screen shows the first columns
+        lines.append([nth, one["arm"], run["seed"], *numbers, _state(run), _link(one["folder"], run["run_id"], at)])
+    if not lines:
+        return soft("The records of its runs are not here.")
+    head = ("run", "arm", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "run id")
+    return table(head, lines, class_="tight")
+
+
+def _state(run):
+    words = run["status"] if run["status"] != "complete" else run["validity"]
+    colour = "bad" if run["status"] != "complete" else run_page.COLOUR.get(run["validity"])
+    return tag("span", words, title="; ".join(run["validity_reasons"]) or None, class_=colour)
+
+
+def _link(folder, name, at):
+    target = _page_of(folder, at)
+    return tag("a", name, href=target) if target else tag("span", name)
+
+
+def _page_of(folder, at):
+    """The page of a run as a link from the folder at; None where there is none."""
+    target = folder / run_page.NAME
+    return quote(os.path.relpath(target, Path(at).resolve())) if target.exists() else None
+
+
+# ---- curves
+
+
+def _curves(runs, names):
+    """val_loss by step and by time, and the step time, of each arm's complete runs without its warm-up."""
+    counted = [one for one in runs if not one["discarded"] and one["run"]["status"] == "complete"]
+    return curves.arm_charts({name: [one["folder"] for one in counted if one["arm"] == name] for name in names})

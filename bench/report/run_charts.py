@@ -1,12 +1,64 @@
 """A record's rows -> chart specs (bench/web/chart.py); None where the record lacks what a chart needs."""
 
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
 from bench import stats
+from bench.diagnosis import stalls
+from bench.report.run_events import what
 from bench.units import NS_PER_S, s_from_ms
 from bench.web.chart import chart, mark_of, series_of
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 NUM_BINS = 60
 SECONDS = "seconds since the start"
+TELEMETRY = (
+    ("power_w", "power, W"),
+    ("sm_clock_mhz", "SM clock, MHz"),
+    ("temp_c", "temperature, °C"),
+    ("util_pct", "utilisation, %"),
+    ("mem_gib", "memory, GiB"),
+    ("cpu_util_pct", "CPU utilisation, %"),
+    ("cpu_freq_mhz", "CPU frequency, MHz"),
+    ("rss_gib", "resident set, GiB"),
+)
+
+
+def of_run(folder: Path, rows: list[dict], events: list[dict]) -> Iterator[dict | None]:
+    """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl."""
+    ends_s = end_s(rows, events)
+    marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
+    if not events:  # a log: its stalls are in no event
+        marked = [{"step": one["step"], "label": f"stall of {one['ms']:.4g} ms"} for one in stalls.find(rows)]
+    yield losses(rows)
+    yield step_time(rows, ends_s, marked)
+    yield regions(rows, ends_s)
+    yield distribution(rows)
+    start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
+    if start_ns is not None and (folder / "telemetry.csv").exists():
+        yield from telemetry(_columns(folder / "telemetry.csv"), start_ns, TELEMETRY)
+
+
+def _columns(path):
+    """telemetry.csv -> {column: values}; a cut or foreign cell is None."""
+    columns = {}
+    with open(path, newline="", errors="replace") as file:
+        for row in csv.DictReader(file):
+            if not (row.get("t_ns") or "").isdigit():
+                continue
+            row |= {"t_ns": int(row["t_ns"])}
+            for name, cell in row.items():
+                if name is not None:
+                    columns.setdefault(name, []).append(cell if name in ("t_ns", "device") else _number(cell))
+    return columns if "device" in columns else {}
+
+
+def _number(cell):
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None
 
 
 def end_s(rows, events):
@@ -34,8 +86,8 @@ def _timed(rows):
     return timed, [row for row in timed if not row.get("flags")]
 
 
-def step_time(rows, ends_s, stalls=()):
-    """Milliseconds of every step; disturbed ones in a series of their own.  stalls: [{"step", "label"}]."""
+def step_time(rows, ends_s, stalled=()):
+    """Milliseconds of every step; disturbed ones in a series of their own.  stalled: [{"step", "label"}]."""
     timed, plain = _timed(rows)
     if not timed:
         return None
@@ -49,7 +101,7 @@ def step_time(rows, ends_s, stalls=()):
         caption = f"median {median_ms:.2f} ms, 95th percentile {high_ms:.2f} ms"
     validated = [row["step"] for row in rows if row.get("val_loss") is not None]
     marks = [mark_of(ends_s[step], f"validation after step {step}", "validation") for step in validated]
-    marks += [mark_of(ends_s[stall["step"]], stall["label"], "stall") for stall in stalls if stall["step"] in ends_s]
+    marks += [mark_of(ends_s[stall["step"]], stall["label"], "stall") for stall in stalled if stall["step"] in ends_s]
     x = [ends_s[row["step"]] for row in timed]
     return chart("step-time", "Step time", caption, SECONDS, "ms", x, series, marks, "time")
 

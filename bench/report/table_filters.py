@@ -52,15 +52,26 @@ def holds(row: Mapping, key: str, sign: str, wanted: str | float | bool | None) 
 
 def sort(rows: Sequence[Mapping], order: str | None, columns: Sequence[str]) -> Sequence[Mapping]:
     """order: "val_loss,-train_s", or None: as they are.  Empty cells come last.  ValueError for an unknown column."""
-    for word in reversed((order or "").split(",")):
-        column = word.strip().lstrip("-+")
-        if not column:
-            continue
-        if column not in columns and f"{column}_mean" in columns:
-            column = f"{column}_mean"  # of a group
-        if column not in columns:
-            raise ValueError(f"--sort {order}: there is no column {column}; choose from {', '.join(columns)}")
+    for column, is_reverse in reversed(_order(order, columns)):
         filled = [row for row in rows if row[column] is not None]
-        filled.sort(key=lambda row: row[column], reverse=word.strip().startswith("-"))
+        filled.sort(key=lambda row: row[column], reverse=is_reverse)
         rows = filled + [row for row in rows if row[column] is None]
     return rows
+
+
+def asked_for(order: str | None, conditions: Sequence[tuple], columns: Sequence[str]) -> list[str]:
+    """Those of the columns that --sort and --where name: what a user asks about must be seen."""
+    of_runs = [name for key, *_ in conditions for name in (key, f"{key}_mean") if name in columns]
+    return list(dict.fromkeys([*(column for column, _ in _order(order, columns)), *of_runs]))
+
+
+def _order(order, columns):
+    """[(column, whether the largest come first)]"""
+    found = []
+    for word in (order or "").split(","):
+        name = word.strip().lstrip("-+")
+        column = name if name in columns else f"{name}_mean"  # of a group
+        if name and column not in columns:
+            raise ValueError(f"--sort {order}: there is no column {name}; choose from {', '.join(columns)}")
+        found += [(column, word.strip().startswith("-"))] * bool(name)
+    return found

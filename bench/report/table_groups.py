@@ -19,11 +19,15 @@ GROUP_COLUMNS = (
 
 
 def groups(rows: Iterable[Row]) -> list[dict]:
+    """members_of() the rows, each as a row: what they share, n, means and sd (ddof 1, None for n = 1) of counted()."""
+    return [_group(members) for members in members_of(rows)]
+
+
+def members_of(rows: Iterable[Row]) -> list[list[Row]]:
     """Repeats together: same track, config (of logs: name), source and comparability_id.
 
     A run that did not complete may not know its comparability_id; it is counted with its siblings of the same track,
-    config and source.  Means and sd (ddof 1, None for n = 1) are of complete runs that are not invalid
-    nor the discarded warm-up runs of a race.
+    config and source.
     """
     complete, incomplete = {}, {}
     for row in rows:
@@ -32,27 +36,39 @@ def groups(rows: Iterable[Row]) -> list[dict]:
             complete.setdefault((*family, row["comparability_id"]), []).append(row)
         else:
             incomplete.setdefault(family, []).append(row)
+    of_family = {}
+    for key in complete:
+        of_family.setdefault(key[:3], []).append(key)
     for family, lost in incomplete.items():
-        siblings = [key for key in complete if key[:3] == family]
+        siblings = of_family.get(family, [])
         for row in lost:
             own = (*family, row["comparability_id"])
             complete.setdefault(own if own in siblings or not siblings else siblings[-1], []).append(row)
-    return [_group(members) for members in complete.values()]
+    return list(complete.values())
+
+
+def counted(members: Iterable[Row]) -> list[Row]:
+    """Those whose numbers a group's means are of: complete, not invalid, no discarded warm-up run, each log once."""
+    kept = [
+        row
+        for row in members
+        if row["status"] == "complete" and row["validity"] != "invalid" and not row["discarded"]
+    ]
+    return [kept[index] for index in index_of_runs(kept)]
 
 
 def _group(members):
     first = members[0]
     complete = [row for row in members if row["status"] == "complete"]
-    counted = [row for row in complete if row["validity"] != "invalid" and not row["discarded"]]
-    counted = [counted[index] for index in index_of_runs(counted)]
+    used = counted(members)
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
-    group |= {"n": len(counted), "run_ids": [row["run_id"] for row in members]}
-    group["num_suspect"] = sum(row["validity"] == "suspect" for row in counted)
+    group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
+    group["num_suspect"] = sum(row["validity"] == "suspect" for row in used)
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
     for status in ("failed", "aborted", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
     for name in GROUPED:
-        values = [row[name] for row in counted if row[name] is not None]
+        values = [row[name] for row in used if row[name] is not None]
         group[f"{name}_mean"] = stats.mean(values) if values else None
         group[f"{name}_sd"] = stats.sd(values)
     return group

@@ -1,14 +1,15 @@
 """Rows of runs or of groups as text: as many columns as a terminal has room for, Markdown, CSV, JSON."""
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench import text_table
+from bench import terminal, text_table
 from bench.record.rows import Row
 
-DEFAULT_WIDTH = 100
+MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
+MIN_ID_CHARS = 32  # of a longer one
+NARROW_ID_CHARS = 20  # of any, where the other columns went already
 # fmt: off
 # What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
 SHOWN = ("run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib")
@@ -24,20 +25,45 @@ DECIMALS = {
 # fmt: on
 
 
-def of_runs(rows: Sequence[Row], width: int = DEFAULT_WIDTH) -> str:
-    """Rows of runs -> the table that a terminal of so many characters shows."""
-    return fit(rows, SHOWN, width)
+OPEN = "(open): the run changed what its track fixes, and counts for nothing on it"
 
 
-def fit(rows: Sequence[Mapping], columns: Sequence[str], width: int) -> str:
-    """As many of the columns as fit, the most useful first."""
-    columns = filled(rows, columns)
-    cells = [_column(rows, name) for name in columns]
-    widths = [max([len(name), *map(len, column)]) for name, column in zip(columns, cells, strict=True)]
-    num_shown = len(columns)
-    while num_shown > 4 and sum(widths[:num_shown]) + 2 * (num_shown - 1) > width:  # 2 spaces between them
-        num_shown -= 1
-    return render(rows, columns[:num_shown], "simple", cells[:num_shown])
+def of_runs(rows: Sequence[Row]) -> str:
+    """Rows of runs -> the table that the terminal shows."""
+    return fit(rows, SHOWN)
+
+
+def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = ()) -> str:
+    """As many of the columns as the terminal has room for, the most useful first; all of them where there is none.
+
+    asked: columns that the user named, shown in any case.  Long ids are shortened in the middle before a column goes.
+    """
+    columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
+    cells, limit = {name: _column(rows, name) for name in columns}, terminal.width()
+    if limit is not None:
+        _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
+        for name in [name for name in reversed(columns[1:]) if name not in asked]:
+            if _excess(cells, limit) > 0:
+                del cells[name]
+        _shorten_names(cells, limit, NARROW_ID_CHARS)
+    text = render(rows, list(cells), "simple", list(cells.values()))
+    is_open = "track" in cells and any(row["num_deviations"] for row in rows)
+    return text + ("\n" + OPEN if is_open else "")
+
+
+def _excess(cells, limit):
+    """Characters by which the table is wider than the terminal."""
+    return sum(max([len(name), *map(len, column)]) + text_table.GAP for name, column in cells.items()) - 2 - limit
+
+
+def _shorten_names(cells, limit, min_chars, may_stay_chars=0):
+    """Shorten ids and names of more than may_stay_chars, as far as the terminal asks for and not below min_chars."""
+    for column in ("run_id", "name"):
+        excess, names = _excess(cells, limit), cells.get(column)
+        if excess > 0 and names:
+            whole = [len(name) for name in names if len(name) <= may_stay_chars]
+            longest = max([min_chars, max(map(len, names)) - excess, *whole])
+            cells[column] = [text_table.middle(name, longest) for name in names]
 
 
 def filled(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
@@ -48,7 +74,7 @@ def filled(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
 def render(
     rows: Sequence[Mapping], columns: Sequence[str], form: str, cells: Sequence[Sequence[str]] | None = None
 ) -> str:
-    """A table in text; "" without columns.  form: simple or github; cells: by column, if they were made already."""
+    """A table in text; "" without columns.  form: as of text_table; cells: by column, if they were made already."""
     if not columns:
         return ""
     cells = cells or [_column(rows, name) for name in columns]
@@ -106,11 +132,3 @@ def print_csv(rows: Sequence[Mapping], columns: Sequence[str]) -> None:
     writer.writerow(columns)
     for row in rows:
         writer.writerow([" ".join(value) if isinstance(value := row[name], list) else value for name in columns])
-
-
-def terminal_width() -> int:
-    """Characters a line of the terminal; DEFAULT_WIDTH where standard output is none."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):  # a pipe, or no file at all
-        return DEFAULT_WIDTH

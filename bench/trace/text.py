@@ -7,6 +7,7 @@ from bench.units import MIB
 
 MAX_NAME_CHARS = 60
 NUM_LINES = 10
+NUMBER = re.compile(r"([-+]?[\d.,]+)?")  # or nothing
 BOILERPLATE = re.compile(r"^void |at::native::|at::cuda::|c10::|\(anonymous namespace\)::|(?<=[<, ])at::(?=\w)")
 
 
@@ -24,9 +25,9 @@ def as_markdown(answer: dict, title: str) -> str:
 
 
 def plain(value, limit=MAX_NAME_CHARS):
-    """Words from outside: without control characters and not too long."""
+    """Words from outside: without control characters, and of bounded length with both ends."""
     words = text_table.printable("" if value is None else str(value))
-    return words if len(words) <= limit else words[: limit - 1] + "…"
+    return text_table.middle(words, limit)
 
 
 def short(name, limit=MAX_NAME_CHARS):
@@ -60,7 +61,8 @@ MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB)
 def table(lines, columns, form="simple"):
     """lines: dicts; columns: (head, key, format of a cell) each."""
     cells = [[words(line[key]) for _, key, words in columns] for line in lines]
-    return text_table.render([head for head, _, _ in columns], cells, form=form)
+    right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]
+    return text_table.render([head for head, _, _ in columns], cells, right, form)
 
 
 # ---- an analysis

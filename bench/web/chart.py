@@ -2,7 +2,9 @@
 
 A spec: {"id", "title", "caption", "x_label", "y_label", "x": [...], "series": [{"name", "y": [...], "kind"}],
 "marks": [{"x", "label", "kind"}], "sync": key of charts that share their cursor, or None; "dates": x are Unix seconds}.
-kind of a series: line, points, bars or area (areas are stacked); of a mark: stall or validation.  None in y is a gap.
+kind of a series: line, stepped, points, bars or area (areas are stacked); of a mark: stall or validation.  None in y is
+a gap.  A series may have "labels" and "links", one for each x or None: hover shows the label, a click opens the link.
+Instead of x and series a spec may have "arms", see of_arms().  "log_x", "log_y": axes that are logarithmic.
 """
 
 import math
@@ -27,7 +29,8 @@ def chart(
     keep = thin(series[0]["y"] if len(series) == 1 else _envelope(series), MAX_POINTS)
     if keep is not None:
         x = [x[num] for num in keep]
-        series = [one | {"y": [one["y"][num] for num in keep]} for one in series]
+        each = ("y", "labels", "links")
+        series = [one | {key: [one[key][num] for num in keep] for key in each if key in one} for one in series]
         caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
     return {
         "id": id,
@@ -59,9 +62,39 @@ def _envelope(series):
     return [sum(value for value in column if value is not None) for column in zip(*(one["y"] for one in series))]
 
 
-def series_of(name: str, values: Sequence[float | None], kind: str) -> dict:
-    """A series of a spec, a value for each x; kinds and gaps: see the top of this file."""
-    return {"name": name, "y": values, "kind": kind}
+def of_arms(
+    id: str, title: str, caption: str, x_label: str, y_label: str, arms: Sequence[dict], band: str = "range"
+) -> dict:
+    """A spec of arms, [{"name", "runs": [{"x": [...], "y": [...]}]}]: one line an arm, the mean of its runs.
+
+    The page takes the mean where all runs of the arm have values, linear between a run's points.  band around it: range
+    (the smallest to the largest run), sd (one standard deviation each way) or none.
+    """
+    short = [
+        arm | {"runs": [{key: [_short(value) for value in run[key]] for key in ("x", "y")} for run in arm["runs"]]}
+        for arm in arms
+    ]
+    return {
+        "id": id,
+        "title": title,
+        "caption": caption,
+        "x_label": x_label,
+        "y_label": y_label,
+        "arms": short,
+        "band": band,
+    }
+
+
+def series_of(
+    name: str,
+    values: Sequence[float | None],
+    kind: str,
+    labels: Sequence[str | None] | None = None,
+    links: Sequence[str | None] | None = None,
+) -> dict:
+    """A series of a spec, a value for each x; kinds, gaps, labels and links: see the top of this file."""
+    extras = {"labels": labels, "links": links}
+    return {"name": name, "y": values, "kind": kind} | {key: list(one) for key, one in extras.items() if one}
 
 
 def mark_of(x: float, label: str, kind: str) -> dict:

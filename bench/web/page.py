@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 ASSETS = importlib.resources.files("bench.web") / "assets"
-CHART_SCRIPTS = ("uPlot.iife.min.js", "charts.js")
+CHART_SCRIPTS = ("uPlot.iife.min.js", "arms.js", "charts.js")
 CHART_STYLES = ("uPlot.min.css", "style.css")
+REPORT_STYLES = (*CHART_STYLES, "report.css")  # of the page of a run or of a race
 
 
 class Safe(str):
@@ -65,6 +66,12 @@ def details(title: str, *children: object) -> Safe:
 def soft(*children: object) -> Safe:
     """A paragraph of less importance."""
     return tag("p", *children, class_="soft")
+
+
+def bullets(words: Iterable[object], before: str = "") -> Safe:
+    """A list, each with the same words before it; "" for none."""
+    found = [tag("li", before, word) for word in words]
+    return tag("ul", *found) if found else Safe("")
 
 
 def tiles(facts: Iterable[tuple[str, object]]) -> Safe:

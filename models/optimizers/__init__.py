@@ -11,10 +11,10 @@ class Config:
     """What every optimizer has; models/optimizers/NAME.py extends it."""
 
     PACKAGE = __name__
-    name: str
-    lr: Positive  # at the schedule's peak
-    grad_clip_norm: Positive | None = None  # the trainer clips all gradients together; None: it does not
-    schedule: schedules.Config
+    name: str  # optimizer: models/optimizers/NAME.py
+    lr: Positive  # learning rate at the schedule's peak
+    grad_clip_norm: Positive | None = None  # all gradients together are clipped to it; null: not
+    schedule: schedules.Config  # how the learning rate goes over a run
 
     def build(self, model, rank: int, world_size: int, device_type: str):
         """The optimizer of a models.base.LanguageModel; each of its param_groups has lr and peak_lr.

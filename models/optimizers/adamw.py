@@ -11,10 +11,10 @@ from models.settings import Momentum, NotNegative, Positive
 
 @dataclass(kw_only=True)
 class Config(optimizers.Config):
-    beta1: Momentum
-    beta2: Momentum
-    eps: Positive
-    weight_decay: NotNegative  # of matrices
+    beta1: Momentum  # AdamW's decay of the mean gradient
+    beta2: Momentum  # AdamW's decay of the mean squared gradient
+    eps: Positive  # added to AdamW's denominator
+    weight_decay: NotNegative  # AdamW's, of matrices, times the learning rate a step
 
     def build(self, model, rank: int, world_size: int, device_type: str):
         """AdamW over all of the model.  Every rank does the same update: rank and world_size are not used."""

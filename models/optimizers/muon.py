@@ -10,9 +10,9 @@ from models.settings import Momentum, NotNegative, Positive, PositiveInt
 class Config(adamw.Config):
     """lr, the betas, eps and weight_decay are AdamW's."""
 
-    muon_lr: Positive
-    muon_momentum: Momentum
-    muon_weight_decay: NotNegative
+    muon_lr: Positive  # Muon's learning rate at the schedule's peak, times sqrt(rows / columns) of a tall matrix
+    muon_momentum: Momentum  # of Nesterov's momentum
+    muon_weight_decay: NotNegative  # Muon's, times the learning rate a step
     muon_ns_steps: PositiveInt  # Newton-Schulz iterations
 
     def build(self, model, rank: int, world_size: int, device_type: str):

@@ -10,8 +10,8 @@ class Config:
     """What every schedule has; models/schedules/NAME.py extends it."""
 
     PACKAGE = __name__
-    name: str
-    warmup_frac: Frac = 0.0  # of num_steps
+    name: str  # schedule: models/schedules/NAME.py
+    warmup_frac: Frac = 0.0  # linear rise from 0 at the start, as a part of num_steps
 
     def lr_frac(self, step: int, num_steps: int) -> float:
         """Of step number step, 0 to num_steps - 1.  Here: linear over round(warmup_frac * num_steps) steps, then 1.

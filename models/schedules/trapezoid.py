@@ -12,8 +12,8 @@ from models.settings import Frac
 
 @dataclass(kw_only=True)
 class Config(schedules.Config):
-    cooldown_frac: Frac  # of num_steps
-    final_lr_frac: Frac  # of the peak
+    cooldown_frac: Frac  # linear fall at the end, as a part of num_steps
+    final_lr_frac: Frac  # learning rate at the end, as a part of the peak
 
     def __post_init__(self):
         if self.warmup_frac + self.cooldown_frac > 1:

@@ -1,4 +1,4 @@
-"""table and compare over 10,000 run folders, whole processes, without their index and with it."""
+"""table, compare and the site over 10,000 run folders, whole processes, without their index and with it."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from bench.record import index
 REPO = Path(__file__).resolve().parent.parent.parent
 NUM_RUNS = 10_000
 COLD_TARGET_S, WARM_TARGET_S = 2.0, 0.5
+SITE_COLD_TARGET_S, SITE_WARM_TARGET_S, SITE_TARGET_MB = 10.0, 3.0, 30.0
 NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
 
 
@@ -42,7 +43,25 @@ def measure(num_cold=3, num_warm=7):
             for kind, target_s in (("cold", COLD_TARGET_S), ("warm", WARM_TARGET_S)):
                 what = f"{words[0]} over {NUM_RUNS:,} run folders, {kind}, s"
                 found.append((what, statistics.median(seconds[kind]), "<=", target_s))
+        found += _site(folder, env)
     return found
+
+
+def _site(folder, env):
+    """The site from nothing, again where nothing changed, and its size."""
+    out, seconds = f"{folder}/site", []
+    for _ in range(2):
+        started_s = time.perf_counter()
+        command = [sys.executable, "-m", "bench", "report", folder, "--out", out]
+        subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - started_s)
+    num_bytes = sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
+    what = f"site of {NUM_RUNS:,} runs"
+    return [
+        (f"{what}, the first time, s", seconds[0], "<=", SITE_COLD_TARGET_S),
+        (f"{what}, again, s", seconds[1], "<=", SITE_WARM_TARGET_S),
+        (f"{what}, MB", num_bytes / 1e6, "<=", SITE_TARGET_MB),
+    ]
 
 
 def make_runs(folder):

@@ -2,6 +2,7 @@
 
 from bench.claims.rules.evidence import of_each
 from bench.record import ledger, verification
+from bench.text_table import counted
 
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 
@@ -14,7 +15,7 @@ def every_record_is_true_to_itself(claim):
         failed = [rule for rule in rules if not rule["passed"] and rule["rule"] != COMPLETE]
         return "; ".join(f"{rule['rule']}: {rule['evidence']}" for rule in failed[:2]) or None
 
-    return of_each(claim.all_runs, fault_of, f"{len(claim.all_runs)} records verified")
+    return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
 
 
 def the_ledger_is_whole(claim):
@@ -40,7 +41,7 @@ def every_record_is_that_of_the_ledger(claim):
         sha256 = ledger.sha256_of(run.folder / "run.json")
         return None if sha256 == known["end"]["run_json_sha256"] else "run.json was changed after the run"
 
-    return of_each(claim.all_runs, fault_of, f"{len(claim.all_runs)} starts and ends")
+    return of_each(claim.all_runs, fault_of, f"start and end of {counted(len(claim.all_runs), 'run')}")
 
 
 def every_run_completed(claim):

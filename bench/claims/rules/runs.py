@@ -4,6 +4,7 @@ from bench.compare import target
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
+from bench.text_table import counted
 
 MAX_FILES = 8  # named of each other code
 
@@ -60,7 +61,7 @@ def there_are_enough_runs(claim):
     """As many runs whose times count as the track asks of a claim."""
     wanted = claim.track_rules.rules.num_runs
     num_valid = sum(run.record["validity"] == "valid" for run in claim.runs)
-    evidence = f"{num_valid} valid of {len(claim.runs)} runs" + (
+    evidence = f"{num_valid} valid of {counted(len(claim.runs), 'run')}" + (
         f", the track needs {wanted}" if wanted else ", the track needs none"
     )
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
@@ -73,7 +74,7 @@ def the_claimed_runs_are_all_there(claim):
     if claim.missing:
         return False, f"missing: {', '.join(sorted(claim.missing)[:3])}"
     if claim.claimed_n is None:
-        return True, f"{len(claim.runs)} runs"
+        return True, counted(len(claim.runs), "run")
     return claim.claimed_n == len(claim.runs), f"{claim.claimed_n} claimed, {len(claim.runs)} there"
 
 

@@ -45,13 +45,6 @@ class Hub(Source):
     needs = ("repo", "num_train_shards")
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, data):
-        super().__init__(data)
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", data.repo):
-            raise ValueError(f"data.repo={data.repo}: use OWNER/NAME as in kjj0/fineweb10B-gpt2")
-        if data.num_train_shards < 1:
-            raise ValueError(f"data.num_train_shards={data.num_train_shards}: use 1 or more")
-
     @property
     def name(self):
         """kjj0/fineweb10B-gpt2 -> fineweb10B."""

@@ -23,8 +23,6 @@ class Text(Made):
     uses = needs = ("train_glob", "val_glob", "tokenizer")
 
     def __init__(self, data):
-        if data.tokenizer not in (None, "bytes", "gpt2"):
-            raise ValueError(f"data.tokenizer={data.tokenizer}: use bytes or gpt2")
         self.vocab_size = gpt2_tokens.VOCAB_SIZE if data.tokenizer == "gpt2" else BYTES_VOCAB
         super().__init__(data)
         self._paths = self._recipe = None

@@ -1,0 +1,45 @@
+"""argparse, but a word that cannot be is refused as everything else here: what, the value, what to try, in one line."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable
+
+CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+UNKNOWN = "unrecognized arguments: "
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit."""
+
+    def error(self, message: str):
+        """message: argparse's own."""
+        choice = CHOICE.fullmatch(message)
+        if choice:
+            what, value, names = choice.groups()
+            names = [name.strip(" '\"") for name in names.split(",")]
+            raise ValueError(f"{what} {value}: {guess(value, names)}choose from {', '.join(names)}")
+        if message.startswith(UNKNOWN):
+            raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
+        raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
+
+    def _unknown(self, word):
+        key = word.lstrip("-").partition("=")[0]
+        if word in ("-m", "--multirun"):
+            return f"{word}: only ./run.sh run sweeps"
+        if word.startswith("-") and "key=value" in self.format_usage() and _is_setting(key):
+            return f"{word}: settings have no dashes: write {key}=VALUE"
+        options = re.findall(r"--[a-z][\w-]+", self.format_help())
+        return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"
+
+
+def guess(word: str, names: Iterable[str]) -> str:
+    """The question whether a near name was meant, and a space; nothing where none is near."""
+    near = difflib.get_close_matches(word, names, n=1) or [name for name in names if word and name.startswith(word)][:1]
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def _is_setting(key):
+    from bench.config import compose, explain
+
+    return key in compose.GROUPS or any(known == key or known.endswith(f".{key}") for known in explain.settings())

@@ -1,0 +1,124 @@
+"""What reaches the person who started a command: lines, and on a terminal live bars below them.
+
+Quiet, only what was said with always=True; where JSON is wanted, everything goes to standard error.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from bench import terminal
+
+BAR_CHARS = 16
+_quiet = False
+
+
+def add_options(parser: argparse.ArgumentParser, json_help: str):
+    """--quiet and --json of a verb, for output().  Returns the group of --json, of which only one may be given."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="only warnings, failures and the result")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help=f"{json_help}; all else goes to standard error")
+    return form
+
+
+@contextlib.contextmanager
+def output(quiet: bool = False, as_json: bool = False) -> Iterator[None]:
+    """A block whose lines and bars obey a verb's --quiet and --json; JSON is to be printed after it."""
+    global _quiet
+    before, _quiet = _quiet, quiet
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            yield
+    finally:
+        _quiet = before
+
+
+def say(topic: str, text: str, always: bool = False) -> None:
+    """Print text for the person at the terminal, with the topic before it.  always: also if quiet is wanted."""
+    if always or not _quiet:
+        print(f"{topic:>8}  {text}", flush=True)
+
+
+def show(lines: list[str]) -> None:
+    """Print lines of the kind that --quiet drops."""
+    if lines and not _quiet:
+        print("\n".join(lines), flush=True)
+
+
+def is_live() -> bool:
+    """Whether bars can be drawn and are wanted."""
+    return not _quiet and terminal.is_terminal() and os.environ.get("TERM") != "dumb"
+
+
+def confirmed(question: str) -> bool | None:
+    """Whether the person at the terminal answers yes; None where nobody can be asked."""
+    if not (sys.stdin.isatty() and terminal.is_terminal()):
+        return None
+    print(f"{question} [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def duration(seconds: float) -> str:
+    """About how long, for a person: 45 s, 12 min, 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class Bars:
+    """Up to two live bars: "series", of runs that follow each other, and "run", of the one that is running.
+
+    A context.  What is printed meanwhile appears above them.  Where nothing live can be drawn it draws nothing.
+    """
+
+    def __init__(self, wanted: bool = True):
+        self._wanted = wanted
+        self._progress = None
+        self._tasks = {}
+
+    @property
+    def are_live(self) -> bool:
+        return self._progress is not None
+
+    def __enter__(self):
+        if self._wanted and is_live():
+            self._progress = _progress()
+            self._progress.start()
+            self._progress.console.show_cursor(True)  # a killed program could not bring it back
+        return self
+
+    def __exit__(self, *exc_info):
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def draw(self, name: str, num_done: float, num_all: float | None, words: str) -> None:
+        """Bring one bar up to date.  num_all: None where it is not known yet; words: beside the bar."""
+        if self._progress is None:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=None, words="")
+        self._progress.update(self._tasks[name], completed=num_done, total=num_all, words=words)
+        self._progress.refresh()
+
+
+def _progress():
+    """No thread redraws it: the run beside it would pay.  On a narrow terminal the words are cut, not the bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Words(ProgressColumn):
+        def render(self, task):
+            return Text(task.fields["words"], no_wrap=True, overflow="ellipsis")
+
+    name = TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True))
+    bar = BarColumn(BAR_CHARS, table_column=Column(no_wrap=True))
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)  # printed lines stay whole
+    also_errors = sys.stderr.isatty()
+    return Progress(
+        name, bar, Words(), console=console, auto_refresh=False, transient=True, redirect_stderr=also_errors
+    )

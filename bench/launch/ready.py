@@ -1,0 +1,37 @@
+"""Is the machine fit?  Asked before the first of several runs; the person at the terminal decides, else the verb."""
+
+from collections.abc import Iterable
+
+from bench.launch.console import confirmed
+from bench.machine import check_host, environment, preflight
+from bench.paths import results_root
+
+BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
+SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer hangs on it
+ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
+
+
+def checks(job) -> list[preflight.Check]:
+    """The quick checks for this run, now.  job: of bench/launch/prepare.py."""
+    num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
+    foreign_cores = check_host.sample_foreign_cores(SAMPLE_S)
+    return preflight.checks(job.config.hardware, num_bytes, environment.environment(), results_root(), foreign_cores)
+
+
+def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
+    """Say what is not well, unless are_shown; ask before going on where other programs run or a check fails.
+
+    anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:
+    it goes on there.  Raises ValueError where it does not go on.
+    """
+    odd = list({check.name: check for check in found if check.status != "ok"}.values())
+    if odd and not are_shown:
+        print(preflight.report(odd), flush=True)
+    stops = [check for check in odd if check.name in BUSY or check.status == "fail"]
+    if not stops or anyway:
+        return
+    answer = confirmed("go on all the same?")
+    if answer is False or (answer is None and what):
+        why = "; ".join(f"{check.name}: {check.found}" for check in stops)
+        worth = f", and {what} would be that of a disturbed machine" if what else ""
+        raise ValueError(f"{why}{worth}: try again when it is quiet, or with --anyway")

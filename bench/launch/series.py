@@ -1,0 +1,90 @@
+"""Runs that follow each other, as a person sees them: how many and how long before the first, what is left after each.
+
+How long is known from runs of the same config that were made before, else as soon as the first has ended.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+
+from bench.launch.console import Bars, duration, say
+from bench.paths import results_root
+from bench.record import index
+
+NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
+
+
+def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, float]:
+    """{config_id: seconds that its latest complete runs took, start to end}, for those that have some."""
+    wanted, folders = set(config_ids), [results_root() / track for track in tracks]
+    rows = [row for _, row in index.read_rows(folder for folder in folders if folder.is_dir())]
+    rows = [row for row in rows if row["config_id"] in wanted and row["wall_s"] is not None]
+    found = {}
+    for row in sorted(rows, key=lambda row: row["started_at"] or "", reverse=True):
+        found.setdefault(row["config_id"], []).append(row["wall_s"])
+    return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in found.items()}
+
+
+class Series:
+    """A context around several runs, with their live bars.
+
+    kinds: one a run, in order: alike where runs take equally long; known_s: {kind: seconds a run}, as far as known
+    before; num_done: runs of a race that is resumed; live: whether bars are drawn.
+    """
+
+    def __init__(self, kinds: Sequence[str], known_s: dict[str, float], num_done: int = 0, live: bool = True):
+        self._kinds, self._known_s = list(kinds), known_s
+        self._spent_s = {}  # {kind: seconds of each run of this series}
+        self._num_done, self._began_s = num_done, None
+        self.bars = Bars(live)
+
+    def __enter__(self):
+        num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
+        runs = f"{num_left} run{'s' * (num_left != 1)}"
+        say("plan", f"{runs}, {'how long is known after the first' if left_s is None else _about(left_s)}")
+        self.bars.__enter__()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.bars.__exit__(*exc_info)
+
+    def begin(self, words: str = "") -> None:
+        """The next run begins.  words: what it is; without them no line says that it begins."""
+        self._began_s = time.monotonic()
+        if words:
+            say("run", f"{self.position}: {words}{self._to_go()}")
+        self.tick()
+
+    def tick(self) -> None:
+        """Bring the bar of the series up to date."""
+        self.bars.draw("runs", self._num_done, len(self._kinds), f"{self.position}{self._to_go()}")
+
+    def end(self) -> str:
+        """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known."""
+        self._spent_s.setdefault(self._kinds[self._num_done], []).append(time.monotonic() - self._began_s)
+        self._num_done, self._began_s = self._num_done + 1, None
+        return self._to_go()
+
+    @property
+    def position(self) -> str:
+        """Of the run that is running or comes next: 3 of 12."""
+        return f"{min(self._num_done + 1, len(self._kinds))} of {len(self._kinds)}"
+
+    def left_s(self) -> float | None:
+        """Seconds to the end, by this series' own runs where it has some of a kind; None: nothing is known."""
+        known_s = self._known_s | {kind: statistics.mean(spent_s) for kind, spent_s in self._spent_s.items()}
+        if not known_s:
+            return None
+        other_s = statistics.mean(known_s.values())
+        left_s = [known_s.get(kind, other_s) for kind in self._kinds[self._num_done :]]
+        if self._began_s is not None:
+            left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
+        return sum(left_s)
+
+    def _to_go(self):
+        left_s = self.left_s()
+        return "" if left_s is None or self._num_done == len(self._kinds) else f", {_about(left_s)} to go"
+
+
+def _about(seconds):
+    return f"about {duration(seconds)}"

@@ -1,0 +1,125 @@
+"""steps.csv -> the curves of a run, thinned to what a chart can show: losses and step time by step, time and tokens."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.record import step_files
+from bench.units import s_from_ms
+
+COLUMNS = (
+    "step", "flags", "tokens", "train_loss", "val_loss", "step_ms", "train_time_ms", "train_time_at_val_ms",
+)  # fmt: skip
+DIGITS = {"train_s": 5, "train_loss": 5, "step_ms": 4, "val_loss": 6}
+
+
+def of_run(folder: Path | str, max_points: int = 500) -> dict:
+    """A run folder -> of_columns(); a run without steps has empty curves."""
+    return of_columns(step_files.read_columns(folder, COLUMNS), max_points)
+
+
+def of_rows(rows: Sequence[Mapping], max_points: int = 500) -> dict:
+    """Rows of steps, as record/step_files.read() has them -> of_columns()."""
+    return of_columns({name: [row.get(name) for row in rows] for name in COLUMNS}, max_points)
+
+
+def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
+    """{"every": k, "train": {step, train_s, tokens, train_loss, step_ms}, "val": {step, train_s, tokens, val_loss}}.
+
+    Lists of one length each.  With more than max_points steps a point of train is the mean of k steps, at the last of
+    them, and of the validations each j-th from the end is kept.  train_s is the time so far: the printed one of a log,
+    else the sum of step_ms; None where a log prints the time of some steps only.  Steps with a flag are in no step_ms.
+    None is unknown.
+    """
+    steps, train_s = columns["step"], _train_s(columns)
+    trained = [
+        number
+        for number, (loss, ms) in enumerate(zip(columns["train_loss"], columns["step_ms"], strict=True))
+        if loss is not None or ms is not None
+    ]
+    validated = [number for number, loss in enumerate(columns["val_loss"]) if loss is not None]
+    every = max(1, -(-len(trained) // max_points))
+    buckets = [trained[start : start + every] for start in range(0, len(trained), every)]
+    plain_ms = [None if flag else ms for flag, ms in zip(columns["flags"], columns["step_ms"], strict=True)]
+    ends = [bucket[-1] for bucket in buckets]
+    kept = validated[:: -max(1, -(-len(validated) // max_points))][::-1]
+    train = {"train_loss": _means(columns["train_loss"], buckets), "step_ms": _means(plain_ms, buckets)}
+    val = {"val_loss": [columns["val_loss"][number] for number in kept]}
+    at_val_s = list(train_s)
+    for number in kept:
+        if columns["train_time_at_val_ms"][number] is not None:
+            at_val_s[number] = s_from_ms(columns["train_time_at_val_ms"][number])
+    return {
+        "every": every,
+        "train": _shared(steps, train_s, columns["tokens"], ends) | _rounded(train),
+        "val": _shared(steps, at_val_s, columns["tokens"], kept) | _rounded(val),
+    }
+
+
+def _train_s(columns):
+    """Seconds of training up to the end of each step; all None where a step's time is missing."""
+    if columns["train_time_ms"].count(None) < len(columns["step"]):
+        return _printed_s(columns["train_time_ms"])
+    now_ms, before, found = 0.0, None, []
+    for step, flags, ms, loss in zip(*(columns[name] for name in ("step", "flags", "step_ms", "train_loss"))):
+        is_untimed = "untimed" in (flags or "")
+        if (before is not None and step > before + 1) or (ms is None and loss is not None and not is_untimed):
+            return [None] * len(columns["step"])  # a log that prints some steps only
+        now_ms, before = now_ms + (0.0 if is_untimed else ms or 0.0), step
+        found.append(s_from_ms(now_ms))
+    return found if now_ms else [None] * len(found)
+
+
+def _printed_s(train_time_ms):
+    """Of a log that prints the time so far; what its clock took back after warm-up steps counts for nothing."""
+    least_s, found = math.inf, []
+    for ms in reversed(train_time_ms):
+        least_s = least_s if ms is None else min(least_s, s_from_ms(ms))
+        found.append(None if ms is None else least_s)
+    return found[::-1]
+
+
+def _means(values, buckets):
+    if len(buckets) and len(buckets[0]) == 1:
+        return [values[number] for (number,) in buckets]
+    found = []
+    for bucket in buckets:
+        known = [values[number] for number in bucket if values[number] is not None]
+        found.append(sum(known) / len(known) if known else None)
+    return found
+
+
+def _shared(steps, train_s, tokens, numbers):
+    shared = {"step": [steps[number] for number in numbers], "tokens": [tokens[number] for number in numbers]}
+    return shared | _rounded({"train_s": [train_s[number] for number in numbers]})
+
+
+def _rounded(columns):
+    return {
+        name: None if values.count(None) == len(values) else [_short(value, DIGITS[name]) for value in values]
+        for name, values in columns.items()
+    }
+
+
+def packed(curves: dict) -> dict:
+    """Of of_columns(), smaller: even steps as {"from", "by", "num", "last"}, tokens as the number of each step."""
+    return curves | {part: _packed(curves[part]) for part in ("train", "val")}
+
+
+def _packed(part):
+    steps, tokens = part["step"], part["tokens"]
+    if None in tokens:
+        tokens = None
+    elif steps and steps[-1] and not tokens[-1] % steps[-1]:
+        a_step = tokens[-1] // steps[-1]
+        tokens = a_step if tokens == [step * a_step for step in steps] else tokens
+    if len(steps) > 3:
+        start, by, num = steps[0], steps[1] - steps[0], len(steps)
+        if steps[:-1] == list(range(start, start + by * (num - 1), by)):
+            steps = {"from": start, "by": by, "num": num, "last": steps[-1]}
+    return part | {"step": steps, "tokens": tokens}
+
+
+def _short(value, digits):
+    """None and what is not finite -> None."""
+    return None if value is None or value - value != 0 else float(f"{value:.{digits}g}")

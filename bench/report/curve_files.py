@@ -1,0 +1,106 @@
+"""curves.html of a site, and curves/*.js beside it: the curves of all runs, some runs a file, loaded when chosen.
+
+A file is addCurves("..."): JSON {run_id: curve_data.packed()}, deflated, in base64.  It is made again only
+when steps.csv of one of its runs changed.  Which runs share a file hangs on their ids alone, so that a new run changes
+one file and not those of all later runs.
+"""
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bench import atomic
+from bench.record.rows import Row
+from bench.report import curve_data, curves
+
+RUNS_A_FILE = 64  # on average
+MIN_PARALLEL = 500  # runs to read, from which on two processes are quicker
+MADE = ".made.json"
+
+
+def write(site: Path, runs: Iterable[tuple[str, Row]], link: Callable[[str], str | None] = lambda run_id: None) -> Path:
+    """[(run folder, row)] -> site/curves.html, which needs site/assets.  Its path.
+
+    link(run_id): from site to the run's page, or None.
+    """
+    runs = sorted({row["run_id"]: (folder, row) for folder, row in runs}.items())
+    files = _files([(run_id, folder) for run_id, (folder, _) in runs])
+    (site / "curves").mkdir(parents=True, exist_ok=True)
+    _write_files(site / "curves", files, curves.points_of(len(runs)))
+    numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
+    newest = sorted((row for _, (_, row) in runs), key=lambda row: row["started_at"] or "", reverse=True)
+    lines = [curves.line_of(row, None, link(row["run_id"]), numbers[row["run_id"]]) for row in newest]
+    index = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}
+    atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
+    return site / "curves.html"
+
+
+def _files(runs):
+    """[(run id, folder)] by id -> {name of a file: its runs}; a file ends after an id whose hash says so."""
+    files, part = {}, []
+    for run in runs:
+        part.append(run)
+        if zlib.crc32(run[0].encode()) % RUNS_A_FILE == 0 or run is runs[-1]:
+            files[f"{zlib.crc32(part[0][0].encode()):08x}"] = part
+            part = []
+    return files
+
+
+def _write_files(folder, files, max_points):
+    made, code = _made(folder), f"{_code():08x}"
+    stamps = {name: [code, max_points, *map(_stamp, part)] for name, part in files.items()}
+    stale = [name for name in files if made.get(name) != stamps[name] or not (folder / f"{name}.js").exists()]
+    for path in folder.glob("*.js"):
+        if path.stem not in files:
+            path.unlink()
+    jobs = [(folder / f"{name}.js", files[name]) for name in stale]
+    make = functools.partial(_write_file, max_points)
+    num_runs = sum(len(runs) for _, runs in jobs)
+    if num_runs < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
+        for job in jobs:
+            make(job)
+    else:
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(make, jobs, chunksize=4)
+    if stale or made.keys() != stamps.keys():
+        atomic.write_text(folder / MADE, json.dumps(stamps), durable=False)
+
+
+def _write_file(max_points, job):
+    path, runs = job
+    found = {}
+    for run_id, folder in runs:
+        with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
+            found[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
+    words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode())).decode()
+    atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
+
+
+def _made(folder):
+    try:
+        return dict(json.loads((folder / MADE).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _stamp(run):
+    run_id, folder = run
+    try:
+        stat = os.stat(f"{folder}/steps.csv")
+    except OSError:
+        return [run_id]
+    return [run_id, stat.st_size, stat.st_mtime_ns]
+
+
+@functools.cache
+def _code():
+    """Of the code that makes curves: files of other code are made again."""
+    return zlib.crc32(Path(curve_data.__file__).read_bytes() + Path(__file__).read_bytes())

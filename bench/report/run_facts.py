@@ -1,0 +1,112 @@
+"""What a run's page says below its numbers: machine, code and data, instruments, kernels, and every file of it."""
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from bench.report.run_events import plain
+from bench.units import format_bytes
+from bench.web.page import Safe, details, section, table, tag
+
+NAMES = {
+    "cpu_model": "CPU",
+    "num_cpus": "CPU cores",
+    "memory_gib": "memory, GiB",
+    "os": "OS",
+    "cuda": "CUDA",
+    "nccl": "NCCL",
+}
+MAX_OPEN_FILES = 16  # more are folded
+
+
+def device(environment: dict) -> str | None:
+    """8 x NVIDIA H100, or the CPU's model; None: unknown."""
+    gpus = environment.get("gpus") or []
+    return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
+
+
+def where(run: dict) -> Safe:
+    """The machine, the code, the data, as far as they are known."""
+    env, code = run["environment"], run["code"]
+    gpus = env.get("gpus") or []
+    is_ours = run.get("provenance") != "imported"
+    facts = {"GPUs": device(env) if gpus else "none used" if is_ours else None}
+    facts["power limit, W"] = gpus[0].get("power_limit_w") if gpus else None
+    keys = ("cpu_model", "num_cpus", "memory_gib", "os", "python", "torch", "cuda", "nccl", "driver")
+    facts |= {NAMES.get(key, key): env.get(key) for key in keys}
+    changed = " with uncommitted changes" if code.get("dirty") else ""
+    facts["commit"] = _code(code["commit"], changed) if code.get("commit") else None
+    facts["source sha256"] = _code(code["source_sha256"]) if code.get("source_sha256") else None
+    facts |= {key: _code(run[key]) for key in ("config_id", "session_id", "comparability_id") if run.get(key)}
+    facts["timing protocol"] = (run.get("timing_protocol") or {}).get("id")
+    if is_ours:
+        facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
+        facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
+        facts["started"] = run["started_at"]
+    shards = [
+        [split, file["file"], file["num_tokens"], _code(file["sha256"])]
+        for split in ("train", "val")
+        for file in run["data"].get(split) or []
+    ]
+    lines = [
+        [key, value if isinstance(value, Safe) else plain(value)] for key, value in facts.items() if value is not None
+    ]
+    head = ("split", "shard", "tokens", "sha256")
+    data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
+    return section("Where and with what", table((), lines, class_="facts"), data)
+
+
+def _code(words, more=""):
+    return Safe(tag("code", words) + tag("span", more)) if more else tag("code", words)
+
+
+def summaries(run: dict) -> Safe:
+    """What each instrument recorded."""
+    parts = []
+    for name, summary in (run.get("instrument_summaries") or {}).items():
+        lines = [[key, round(value, 6) if isinstance(value, float) else plain(value)] for key, value in summary.items()]
+        parts.append(details(name, table((), lines)))
+    return section("Instruments", tag("div", *parts, class_="columns")) if parts else Safe("")
+
+
+def kernels(folder: Path) -> Safe:
+    """Kernels of analysis.json, where the traces were analysed."""
+    try:
+        ranks = json.loads((folder / "analysis.json").read_text())["ranks"]
+    except (OSError, ValueError, KeyError):
+        return Safe("")
+    parts = []
+    for rank, analysis in ranks.items():
+        found = analysis.get("kernels") or []
+        total_us = sum(kernel["sum_us"] for kernel in found)
+        if not total_us:
+            continue
+        lines = [
+            [k["name"], k.get("category"), k["count"], round(k["sum_us"], 1), round(100 * k["sum_us"] / total_us, 2)]
+            for k in found[:20]
+        ]
+        caption = f"Rank {rank}: the kernels that took longest"
+        parts.append(table(("kernel", "category", "count", "sum, us", "%"), lines, caption=caption))
+    return section("Kernels", *parts) if parts else Safe("")
+
+
+def files(folder: Path, run: dict, at: Path) -> Safe:
+    """Every file that the record names, a link where it is there; its settings also in full.  at: the page's folder."""
+    settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
+    parts = [details(path.name, tag("pre", path.read_text(errors="replace"))) for path in settings]
+    known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
+    way = os.path.relpath(folder.resolve(), at.resolve())
+    lines = [[_link(folder, one["path"], way), one["role"], *_size(one), _code(one.get("sha256"))] for one in known]
+    listed = table(("file", "role", "size", "sha256"), lines)
+    return section("Files", details(f"{len(lines)} files", listed) if len(lines) > MAX_OPEN_FILES else listed, *parts)
+
+
+def _link(folder, name, way):
+    if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
+        return tag("span", name, title="not in this folder", class_="soft")
+    return tag("a", name, href=quote(os.path.normpath(f"{way}/{name}")))
+
+
+def _size(one):
+    return [format_bytes(one["num_bytes"]) if "num_bytes" in one else None]

@@ -1,0 +1,160 @@
+"""The pages of many runs, packed: 10,000 pages in 256 files that a browser opens from disk, without a server.
+
+runs/run.html?RUN_ID loads the pack of that run, NNN.js (JSON {run_id: html}, deflated, in base64), and becomes its
+page.  A pack is made again only where a record in it, or the pages' code, changed.
+"""
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from bench import atomic
+from bench.record.rows import Row
+from bench.report import repeats, run_page
+from bench.web.page import page, tag
+
+NUM_PACKS = 256  # as in pages.js
+MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
+NUM_WRITERS = 2
+HEAD, TAIL = 'window.packed = "', '";\n'
+MADE = ".made.json"
+WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
+ROOMS = ("report", "memory", "web", "diagnosis")  # whose code makes a page
+NUM_SAMPLES = 12
+BYTES_OF_A_ROW = 300  # of the table, as measured
+
+
+def write(
+    runs: Sequence[tuple[str, Row]], out: Path, say: Callable[[int, int], object] = lambda done, total: None
+) -> dict[str, str]:
+    """[(run folder, row)] -> {run_id: why it has no page}, of damaged records.  say(done, total) reports progress."""
+    home, version, packs = out / "runs", _version(), {}
+    home.mkdir(exist_ok=True)
+    beside = repeats.of_rows(row for _, row in runs)
+    for folder, row in runs:
+        others = beside[row["run_id"]]
+        stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED), [list(other) for other in others]]
+        packs.setdefault(pack_of(row["run_id"]), {})[row["run_id"]] = (folder, stamp, others)
+    made, stale = _made(home / MADE), []
+    for name, members in packs.items():
+        known = made.setdefault(name, {})
+        is_same = {run_id: one[0] for run_id, one in known.items()} == {key: one[1] for key, one in members.items()}
+        if not is_same or not (home / f"{name}.js").exists():
+            stale.append((name, members, known))
+    done = len(runs) - sum(len(members) for _, members, _ in stale)
+    for name, facts in _each(functools.partial(_write_pack, home), stale):
+        made[name], done = facts, done + len(facts)
+        say(done, len(runs))
+    made = {name: made[name] for name in packs}
+    atomic.write_json(home / MADE, made, durable=False)
+    return {run_id: fault for facts in made.values() for run_id, (_, fault) in facts.items() if fault}
+
+
+def link(run_id: str) -> str:
+    """From the site's index to the page of a run."""
+    return f"runs/run.html?{quote(run_id)}"
+
+
+def write_viewer(out: Path) -> None:
+    """runs/run.html."""
+    body = tag("p", "The page of a run needs scripts.", id="message", role="status")
+    html = page("A run", body, scripts=("pages.js",), styles=("style.css",), assets="../assets")
+    atomic.write_text(out / "runs" / "run.html", html, durable=False)
+
+
+def estimated_bytes(runs: Sequence[tuple[str, Row]]) -> int:
+    """About what the pages of these runs and their rows will take, from those of some."""
+    num = min(NUM_SAMPLES, max(1, len(runs) // NUM_PACKS))  # pages in a pack: together they take less
+    pages = [_html(folder, folder)[0] or "" for folder, _ in runs[:: max(1, len(runs) // num)][:num]]
+    return len(runs) * (len(_packed(dict(enumerate(pages)))) // num + BYTES_OF_A_ROW)
+
+
+def pack_of(run_id: str) -> str:
+    """The name of a run's pack, which pages.js works out from the id in the same way."""
+    number = 0
+    for byte in run_id.encode():
+        number = (number * 31 + byte) % NUM_PACKS
+    return f"{number:03d}"
+
+
+def _write_pack(home, job):
+    """(name, {run_id: (folder, stamp, repeats)}, what is known of it) -> (name, {run_id: [stamp, fault]})."""
+    name, members, known = job
+    path = home / f"{name}.js"
+    before = _unpacked(path) if known else {}
+    pages, facts = {}, {}
+    for run_id, (folder, stamp, others) in members.items():
+        if run_id in before and known.get(run_id) == [stamp, None]:
+            html, fault = before[run_id], None
+        else:
+            html, fault = _html(folder, home, others)
+        facts[run_id] = [stamp, fault]
+        if html is not None:
+            pages[run_id] = html
+    atomic.write_text(path, _packed(pages), durable=False)
+    return name, facts
+
+
+def _html(folder, home, others=()):
+    """(page, None) or (None, why there is none).  others: (words, link) of runs of the same config."""
+    try:
+        return run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others), None
+    except ValueError as error:  # says what is wrong, after the path
+        return None, str(error).replace(f"{folder}/", "")[:300]
+    except Exception as error:  # whatever is wrong with one record, the others are shown
+        return None, f"the record lacks something or is damaged ({error!r})"[:300]
+
+
+def _packed(pages):
+    return HEAD + base64.b64encode(zlib.compress(json.dumps(pages).encode(), 6)).decode() + TAIL
+
+
+def _unpacked(path):
+    try:
+        packed = path.read_text().removeprefix(HEAD).removesuffix(TAIL)
+        return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
+    except (OSError, ValueError, TypeError, zlib.error):
+        return {}
+
+
+def _each(work, jobs):
+    """work(job) of each as it is done; of many by two processes."""
+    if len(jobs) < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
+        yield from map(work, jobs)
+        return
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(NUM_WRITERS) as pool:
+        yield from pool.imap_unordered(work, jobs, chunksize=4)
+
+
+def _made(path):
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _changed_ns(path):
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.cache
+def _version():
+    """A hash over the rooms that make pages: those of another version are made again."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((Path(__file__).parent.parent / room).rglob("*")):
+            if path.is_file() and path.suffix in (".py", ".js", ".css"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

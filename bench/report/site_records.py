@@ -1,0 +1,191 @@
+"""The leaderboard on the results site: how the record came down, by track and device, as a table and a stepped chart.
+
+What is a record is decided in bench/claims/; here it is drawn, so that site and `table --leaderboard` agree.
+"""
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TypedDict
+
+from bench import utc
+from bench.report import site_pages
+from bench.web.page import Safe, details, section, soft, table, tag
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 16, 40
+HOUR_S, DAY_S = 3600, 86400
+TIME_STEPS_S = [60, 300, 900, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S]
+TIME_STEPS_S += [days * DAY_S for days in (1, 2, 7, 14, 30, 60, 90, 180, 365, 730)]
+HEAD = ("#", "train_s", "change", "what changed", "who", "date", "runs", "val_loss", "logs")
+ENTRIES = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "last run")
+MAX_LOGS = 3  # linked of a record
+MAX_ENTRIES = 50
+
+
+class Entry(TypedDict):
+    """Repeats of one config and code on one kind of machine."""
+
+    name: str | None
+    config_id: str | None
+    run_ids: list[str]  # of those whose times count
+    n: int
+    num_lost: int
+    train_s: float | None  # mean
+    sd_s: float | None
+    val_loss: float | None  # mean, nats a token
+    p: float | None  # of the target's test
+    status: str  # record, was a record, or why it is none
+    last_run: str  # UTC
+    commit: str | None
+
+
+class Record(Entry):
+    number: int
+    since: str  # UTC
+    what: str | None  # changed against the record before; None: the first, or nothing known
+    who: str | None
+    change_pct: float | None
+    measured: str  # how change_pct was
+
+
+class Board(TypedDict):
+    """A track on one device."""
+
+    track: str
+    device: str | None
+    about: str
+    records: list[Record]  # oldest first
+    entries: list[Entry]
+
+
+def leaderboard(boards: Iterable[Board], tracks: Iterable[str]) -> Safe:
+    """The section of these boards.  tracks: of all runs; those without a board are named."""
+    boards = list(boards)
+    others = sorted(set(tracks) - {board["track"] for board in boards})
+    shown = [part for board in boards for part in _board(board)]
+    if others:
+        shown.append(soft(f"No record is kept of {', '.join(others)}: this project has no rules for it."))
+    return section("Records", *shown, id="records") if shown else Safe("")
+
+
+def _board(board):
+    title = tag("h3", f"{board['track']} on {board['device'] or 'an unknown device'}")
+    entries = details(
+        f"All entries ({len(board['entries'])})", table(ENTRIES, map(_entry, board["entries"][:MAX_ENTRIES]))
+    )
+    records = board["records"]
+    if not records:
+        return [title, soft(f"{board['about']} No record yet."), entries]
+    chart = stepped(records) if len(records) > 1 else ""
+    lines = table(HEAD, [_line(record) for record in reversed(records)], class_="records")
+    return [title, soft(board["about"]), chart, lines, entries]
+
+
+def _line(record):
+    what = record["what"] or ("the first" if record["change_pct"] is None else None)
+    change = None if record["change_pct"] is None else f"{record['change_pct']:+.2f} %"
+    return (
+        record["number"],
+        tag("b", f"{record['train_s']:,.3f}"),
+        change and tag("span", change, title=record["measured"]),
+        tag("span", tag("b", record["name"]), f": {what}" if what else ""),
+        record["who"],
+        record["since"][:10],
+        record["n"],
+        _number(record["val_loss"], ".4f"),
+        _logs(record),
+    )
+
+
+def _logs(record):
+    links = [
+        tag("a", str(number), href=site_pages.link(run_id))
+        for number, run_id in enumerate(record["run_ids"][:MAX_LOGS], 1)
+    ]
+    return tag("span", *(part for link in links for part in (link, " ")))
+
+
+def _entry(entry):
+    lost = f", {entry['num_lost']} lost" if entry["num_lost"] else ""
+    return (
+        tag("a", entry["name"], href=site_pages.link(entry["run_ids"][0])),
+        entry["config_id"],
+        f"{entry['n']}{lost}",
+        _number(entry["train_s"], ",.3f"),
+        _number(entry["sd_s"], ".3f"),
+        _number(entry["val_loss"], ".4f"),
+        _number(entry["p"], ".2g"),
+        entry["status"],
+        entry["last_run"][:10],
+    )
+
+
+def _number(value, form):
+    return None if value is None else f"{value:{form}}"
+
+
+# ---- the chart
+
+
+def stepped(records: list[Record]) -> Safe:
+    """Train time by date, a step at each record, each a link to its first run: an SVG that needs no script."""
+    dates_s, times_s = [utc.seconds(record["since"]) for record in records], [record["train_s"] for record in records]
+    across = _scale(*_padded(dates_s, HOUR_S), LEFT, WIDTH - RIGHT)
+    up = _scale(*_padded(times_s, 1e-3), HEIGHT - BOTTOM, TOP)
+    points = [(across(date_s), up(time_s)) for date_s, time_s in zip(dates_s, times_s, strict=True)]
+    path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+    path += "".join(f"H{x:.1f}V{y:.1f}" for x, y in points[1:]) + f"H{WIDTH - RIGHT}"
+    shapes = [*_grid(dates_s, times_s, across, up), tag("path", d=path, class_="step")]
+    shapes += [_dot(record, *point) for record, point in zip(records, points, strict=True)]
+    label = f"Record train time by date: from {times_s[0]:,.3f} to {times_s[-1]:,.3f} s in {len(records)} records"
+    svg = tag("svg", *shapes, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="group", aria_label=label)
+    return tag("figure", svg, class_="history")
+
+
+def _dot(record, x, y):
+    """Its words show while the pointer or the focus is on it, on the side where there is room."""
+    words = f"#{record['number']}  {record['train_s']:,.3f} s  {record['name']}  {record['since'][:10]}"
+    side = "end" if x > WIDTH / 2 else "start"
+    text = tag("text", words, x=f"{x:.1f}", y=f"{y - 12 if y > TOP + 20 else y + 24:.1f}", text_anchor=side)
+    circle = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
+    return tag("a", tag("title", words), circle, text, href=site_pages.link(record["run_ids"][0]), aria_label=words)
+
+
+def _grid(dates_s, times_s, across, up):
+    for time_s in ticks(*_padded(times_s, 1e-3)):
+        y = f"{up(time_s):.1f}"
+        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")
+        yield tag("text", f"{time_s:,.6g}", x=LEFT - 8, y=y, dy="0.35em", text_anchor="end")
+    low_s, high_s = _padded(dates_s, HOUR_S)
+    for date_s, words in time_ticks(low_s, high_s):
+        yield tag("text", words, x=f"{across(date_s):.1f}", y=HEIGHT - BOTTOM + 20, text_anchor="middle")
+    middle = HEIGHT / 2
+    words = {"class_": "axis", "text_anchor": "middle"}
+    yield tag("text", "train time, s", x=14, y=middle, transform=f"rotate(-90 14 {middle})", **words)
+    yield tag("text", "date (UTC)", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, **words)
+
+
+def _padded(values, least):
+    low, high = min(values), max(values)
+    margin = 0.06 * max(high - low, least)
+    return low - margin, high + margin
+
+
+def _scale(low, high, start, end):
+    return lambda value: start + (end - start) * (value - low) / (high - low)
+
+
+def ticks(low: float, high: float, num: int = 5) -> list[float]:
+    """About so many round numbers from low to high, low < high."""
+    rough = (high - low) / num
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(digit * unit for digit in (1, 2, 5, 10) if digit * unit >= rough)
+    return [round(number * step, 9) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def time_ticks(low_s: float, high_s: float, num: int = 5) -> list[tuple[float, str]]:
+    """[(seconds since 1970, its words)]: times of day within a day, else dates."""
+    step_s = next((step_s for step_s in TIME_STEPS_S if (high_s - low_s) / step_s <= num), TIME_STEPS_S[-1])
+    form = "%m-%d %H:%M" if step_s < DAY_S else "%Y-%m-%d"
+    numbers = range(math.ceil(low_s / step_s), math.floor(high_s / step_s) + 1)
+    return [(number * step_s, datetime.fromtimestamp(number * step_s, UTC).strftime(form)) for number in numbers]

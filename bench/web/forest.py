@@ -1,0 +1,158 @@
+"""A forest plot: changes with their intervals against zero, a margin and a noise floor, as an SVG without a script.
+
+A panel is one measure, with a scale of its own, and a row is one candidate.  Colours come from the page's CSS.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.web.page import Safe, tag
+
+WIDTH = 380  # units of the drawing; shown in a column that wide or wider, so that 12 units stay readable
+LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
+MAX_REACH = 3  # an interval is cut, with an arrow, at this many times the largest change, margin or floor
+NUM_TICKS = 5
+CAPTION_PX = 40
+MAX_LABEL = 20  # letters of a name that are drawn; the words have all
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate's change with its interval, in the panel's unit; colour: which --series-N of the page's style."""
+
+    label: str
+    change: float
+    low: float | None = None  # with high; None: one run has no interval
+    high: float | None = None
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure.  margin: (low, high) of what counts as equal; floor: noise, to either side; None: there is none."""
+
+    title: str
+    unit: str  # of the changes
+    rows: Sequence[Row]
+    margin: tuple[float, float] | None = None
+    floor: float | None = None
+    directions: tuple[str, str] = ("less", "more")  # below zero, above it
+    decimals: int = 2
+
+
+def plot(panels: Sequence[Panel], id: str = "forest") -> Safe:
+    """Panels -> markup, a drawing each; "" without a row.  id: begins every id in it, so that a page can hold two."""
+    drawn = [_panel(panel, f"{id}-{num}") for num, panel in enumerate(panels) if panel.rows]
+    return tag("div", *drawn, class_="forest") if drawn else Safe("")
+
+
+def height_px(panels: Sequence[Panel], width_px: int) -> int:
+    """How high plot() is on a page of this width, with two panels beside each other."""
+    heights = [_height(panel) * (width_px / 2 / WIDTH) + CAPTION_PX for panel in panels]
+    return math.ceil(sum(max(heights[num : num + 2]) for num in range(0, len(heights), 2)))
+
+
+def words(panel: Panel) -> list[str]:
+    """What the drawing shows, a sentence a row and one of the bands: for those who cannot see it."""
+    bands = ", ".join(words for _, words in _named_bands(panel))
+    return [f"{row.label}: {_numbers(row, panel.unit, panel.decimals)}" for row in panel.rows] + [bands] * bool(bands)
+
+
+def _panel(panel, id):
+    low, high = _domain(panel)
+    bottom = _height(panel) - BELOW
+
+    def at(value):
+        return round(LEFT + (RIGHT - LEFT) * (min(max(value, low), high) - low) / (high - low), 1)
+
+    shapes = [
+        *_bands(panel, at, bottom),
+        *_axis(panel, at, low, high, bottom),
+        *(shape for num, row in enumerate(panel.rows) for shape in _row(row, panel, at, (low, high), TOP + ROW * num)),
+    ]
+    names = tag("title", panel.title, id=f"{id}-title"), tag("desc", ". ".join(words(panel)), id=f"{id}-desc")
+    labelled = f"{id}-title {id}-desc"
+    svg = tag("svg", *names, *shapes, viewBox=f"0 0 {WIDTH} {_height(panel)}", role="img", aria_labelledby=labelled)
+    legend = [tag("span", " ", tag("i", class_=f"swatch {which}"), said) for which, said in _named_bands(panel)]
+    return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
+
+
+def _height(panel):
+    return TOP + ROW * len(panel.rows) + 4 + BELOW
+
+
+def _domain(panel):
+    """Ends of the scale: zero, the bands and the intervals, these as far as MAX_REACH lets them."""
+    bands = [0.0, *(panel.margin or ()), *((-panel.floor, panel.floor) if panel.floor else ())]
+    sizes = [abs(value) for value in (*bands, *(row.change for row in panel.rows))]
+    reach = MAX_REACH * max(sizes) or 1.0
+    edges = [edge for row in panel.rows for edge in (row.low, row.high, row.change) if edge is not None]
+    values = [*bands, *(min(max(edge, -reach), reach) for edge in edges)]
+    pad = 0.06 * (max(values) - min(values)) or 1.0
+    return min(values) - pad, max(values) + pad
+
+
+def _bands(panel, at, bottom):
+    bands = [("floor", (-panel.floor, panel.floor))] if panel.floor else []
+    bands += [("margin", panel.margin)] if panel.margin else []
+    for name, (low, high) in bands:
+        width = round(max(1.0, at(high) - at(low)), 1)
+        yield tag("rect", x=at(low), y=TOP - 6, width=width, height=bottom - TOP + 6, class_=f"band {name}")
+
+
+def _axis(panel, at, low, high, bottom):
+    yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
+    yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero")
+    for value in ticks(low, high):
+        yield tag("line", x1=at(value), x2=at(value), y1=bottom, y2=bottom + 4, class_="axis")
+        yield _text(f"{value:+.6g}" if value else "0", at(value), bottom + 17, "middle", "tick")
+    below, above = panel.directions
+    yield _text(f"← {below}", LEFT, bottom + 36, "start", "tick")
+    yield _text(f"{above} →", RIGHT, bottom + 36, "end", "tick")
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between low and high, at most some NUM_TICKS of them and zero where it lies between."""
+    rough = (high - low) / NUM_TICKS
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * 0.999)
+    return [float(f"{num * step:.9g}") for num in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _row(row, panel, at, domain, top):
+    """Its words above, its interval below them."""
+    colour, y = f"--own: var(--series-{row.colour % 8})", top + 27
+    label = row.label if len(row.label) <= MAX_LABEL else f"{row.label[: MAX_LABEL - 1]}…"
+    words = _numbers(row, "%" if panel.unit == "%" else "", panel.decimals)
+    yield tag("text", tag("tspan", label, class_="name"), tag("tspan", words, dx=8), x=LEFT, y=top + 12)
+    if row.low is not None:
+        yield tag("line", x1=at(row.low), x2=at(row.high), y1=y, y2=y, class_="interval", style=colour)
+        for edge, beyond, way in ((row.low, row.low < domain[0], -1), (row.high, row.high > domain[1], 1)):
+            x = at(edge)
+            ends = (x - 6 * way, x, x - 6 * way) if beyond else (x, x, x)  # an arrow: it goes on
+            points = " ".join(f"{round(end, 1)},{y + dy}" for end, dy in zip(ends, (-5, 0, 5), strict=True))
+            yield tag("polyline", points=points, class_="interval", style=colour)
+    yield tag("circle", cx=at(row.change), cy=y, r=5, class_="point", style=colour)
+
+
+def _text(value, x, y, anchor, class_):
+    return tag("text", value, x=x, y=y, text_anchor=anchor, class_=class_)
+
+
+def _numbers(row, unit, decimals):
+    change = f"{row.change:+.{decimals}f} {unit}".rstrip()
+    return (
+        f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
+        if row.low is not None
+        else f"{change}, no interval"
+    )
+
+
+def _named_bands(panel):
+    """[(which, its words)] of the shaded bands."""
+    found = []
+    if panel.margin:
+        low, high = panel.margin
+        found.append(("margin", f"margin {f'±{high:.4g}' if low == -high else f'{high:+.4g}'}"))
+    return found + ([("floor", f"noise floor ±{panel.floor:.3g}")] if panel.floor else [])

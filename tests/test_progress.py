@@ -1,0 +1,215 @@
+"""What a person sees while runs run: some twenty lines in a pipe, bars on a terminal, nothing measured of a race."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+import real_runs
+
+from bench.launch import console, ready, series
+from bench.launch.console import Bars
+from bench.launch.progress import Progress
+from bench.machine.check import Check
+from bench.paths import shown
+from bench.training.step_writer import NOTE, step_lines
+
+BUSY = Check("cpu load", "warn", "other programs use 1.95 of 2 cores (limit 0.1)", "end them")
+
+
+class Screen:
+    """In place of Bars: what was drawn."""
+
+    are_live = True
+
+    def __init__(self):
+        self.words = []
+
+    def draw(self, name, num_done, num_all, words):
+        self.words.append(words)
+
+
+def write_log(folder, num_steps, val_every_steps=None):
+    rows = [
+        {"step": step, "train_s": 0.1 * step, "val_loss": 3.0 if not step % (val_every_steps or num_steps) else None}
+        for step in range(num_steps + 1)
+    ]
+    (folder / "logs").mkdir(exist_ok=True)
+    lines = [f"{NOTE}a note", *(line for row in rows for line in step_lines(row, num_steps)), "a library's own words"]
+    (folder / "logs" / "rank0.log").write_text("\n".join(lines) + "\n")
+
+
+def printed(folder, num_steps, capsys, **how):
+    Progress(folder, num_steps, Bars(), **how).show()
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "val_every_steps", "num_lines"),
+    [
+        (6, 3, 1 + 3 + 4),  # a step that has a validation has that line only
+        (120, 50, 1 + 4 + 10),  # steps 1, 12, 24, ... 108; of 120 its validation
+        (5000, 10, 1 + 11 + 1),  # validations 0, 500, ... 5000; step 1
+    ],
+)
+def test_a_pipe_gets_about_ten_lines_of_steps_and_ten_of_validations(
+    tmp_path, capsys, num_steps, val_every_steps, num_lines
+):
+    write_log(tmp_path, num_steps, val_every_steps)
+    lines = printed(tmp_path, num_steps, capsys)
+    assert lines[:2] == ["a note", f"step:0/{num_steps} val_loss:3.0000 train_time:0ms step_avg:0.00ms"]
+    assert lines[-1].startswith(f"step:{num_steps}/{num_steps} ")
+    assert len(lines) == num_lines <= 22
+
+
+def test_of_a_run_in_a_series_only_validations_are_printed(tmp_path, capsys):
+    write_log(tmp_path, 120, 50)
+    lines = printed(tmp_path, 120, capsys, brief=True)
+    assert [line.split("/")[0] for line in lines[1:]] == ["step:0", "step:50", "step:100"]
+
+
+def test_the_bar_of_a_race_shows_the_step_and_nothing_that_is_measured(tmp_path, capsys):
+    write_log(tmp_path, 40)
+    progress = {"step": 12, "num_steps": 40, "step_avg_ms": 123.0, "tokens_per_s": 8192.0, "mfu": 0.4}
+    for blind, words in ((True, "step 12/40"), (False, "step 12/40, step_avg 123.00 ms, 8,192 tokens/s, MFU 40.0 %")):
+        screen = Screen()
+        seen = Progress(tmp_path, None if blind else 40, screen, blind=blind)
+        seen.show()
+        (tmp_path / ".progress.tmp").write_text(json.dumps(progress))
+        seen.show()
+        assert screen.words == ["loading, warming up (0 s)", words]
+        assert ("val_loss" in capsys.readouterr().out) is not blind
+        (tmp_path / ".progress.tmp").unlink()
+
+
+def test_the_time_left_worked_by_hand(monkeypatch, capsys):
+    """Two configs of two runs each; a is known to take 10 s, of b nothing is known before its first run took 30 s."""
+    now_s = 0.0
+    monkeypatch.setattr(series.time, "monotonic", lambda: now_s)
+    with series.Series(["a", "b", "a", "b"], {"a": 10.0}) as runs:
+        runs.begin("seed 0")
+        now_s = 4.0
+        assert runs.left_s() == 6 + 10 + 10 + 10
+        now_s = 12.0
+        assert (runs.left_s(), runs.position) == (30, "1 of 4")  # it takes longer than it did before
+        assert runs.end() == ", about 36 s to go"  # a: 12 s by now
+        runs.begin()
+        now_s = 42.0
+        assert runs.end() == ", about 42 s to go"  # a 12, b 30
+        for _ in range(2):
+            runs.begin()
+            words = runs.end()
+        assert words == ""
+    assert capsys.readouterr().out == "    plan  4 runs, about 40 s\n     run  1 of 4: seed 0, about 40 s to go\n"
+
+
+def test_how_long_is_known_after_the_first_run_where_nothing_was_known(monkeypatch, capsys):
+    now_s = 0.0
+    monkeypatch.setattr(series.time, "monotonic", lambda: now_s)
+    with series.Series(["a"] * 10, {}, num_done=1) as runs:
+        runs.begin()
+        now_s = 60.0
+        assert runs.end() == ", about 8 min to go"
+    assert capsys.readouterr().out == "    plan  9 runs, how long is known after the first\n"
+
+
+def test_earlier_runs_of_the_same_config_say_how_long_it_takes(finished_run, monkeypatch):
+    run = real_runs.run_json(finished_run)
+    monkeypatch.setattr(series, "results_root", lambda: finished_run.parent.parent)
+    known_s = series.earlier_s(["free", "nosuch"], [run["config_id"], "00000000"])
+    assert known_s == {run["config_id"]: run["measured"]["wall_s"]}
+
+
+@pytest.mark.parametrize(
+    ("checks", "anyway", "answer", "what", "goes_on"),
+    [
+        ([BUSY], False, None, None, True),  # a sweep in a pipe: said, not asked
+        ([BUSY], False, None, "the verdict", False),  # a race in a pipe
+        ([BUSY], True, None, "the verdict", True),
+        ([BUSY], False, True, "the verdict", True),  # at a terminal: y
+        ([BUSY], False, False, None, False),
+        ([Check("governor", "warn", "powersave", "x")], False, False, "the verdict", True),
+        ([Check("cpu load", "ok", "other programs use 0.10 of 2 cores")], False, False, "the verdict", True),
+    ],
+)
+def test_a_busy_machine_is_said_and_asked_about(monkeypatch, capsys, checks, anyway, answer, what, goes_on):
+    monkeypatch.setattr(ready, "confirmed", lambda question: answer)
+    with console.output(quiet=True):
+        if goes_on:
+            ready.agree(checks, anyway, what)
+        else:
+            with pytest.raises(ValueError, match="use 1.95 of 2 cores .*--anyway"):
+                ready.agree(checks, anyway, what)
+    assert ("warn" in capsys.readouterr().out) == (checks[0].status != "ok")
+
+
+def test_quiet_says_only_what_matters_and_json_leaves_standard_output_alone(capsys):
+    with console.output(quiet=True):
+        console.say("run", "one of many")
+        console.say("run", "failed", always=True)
+    with console.output(as_json=True):
+        console.say("run", "complete")
+    console.say("run", "as before")
+    assert capsys.readouterr() == ("     run  failed\n     run  as before\n", "     run  complete\n")
+
+
+def test_a_path_is_shown_as_it_can_be_used_from_where_the_user_stands(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    assert shown(tmp_path / "results" / "x") == "results/x"
+    assert shown("/elsewhere/results/x") == "/elsewhere/results/x"
+
+
+# ---- on a terminal
+
+DRAWS = """
+from bench.launch.console import Bars, say
+with Bars() as bars:
+    bars.draw("runs", 1, 3, "2 of 3, about 20 s to go")
+    bars.draw("run", 10, 20, "step 10/20" + 100 * "x")
+    say("run", "/a/long/" + 20 * "path/" + "that is copied [bold] as it is")
+print("the end")
+"""
+
+
+def on_a_terminal(**env):
+    """DRAWS on a pseudo-terminal of 80 columns -> all that it wrote there."""
+    reader, writer = pty.openpty()
+    env = os.environ | {"COLUMNS": "80", "TERM": "xterm"} | env
+    process = subprocess.Popen([sys.executable, "-c", DRAWS], cwd=real_runs.REPO, stdout=writer, env=env)
+    os.close(writer)
+    out = b""
+    while True:
+        try:
+            data = os.read(reader, 65536)
+        except OSError:  # its other side is closed
+            break
+        if not data:
+            break
+        out += data
+    os.close(reader)
+    assert process.wait() == 0
+    return out.decode()
+
+
+def test_bars_stand_below_what_is_printed_and_are_gone_at_the_end():
+    out = on_a_terminal()
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out)
+    assert re.search(r"    runs  ━{5}.━{10} 2 of 3, about 20 s to go", plain)
+    assert re.search(r"     run  ━{8}.━{7} step 10/20x*…", plain)
+    assert "     run  /a/long/" + 20 * "path/" + "that is copied [bold] as it is" in plain
+    after = out[out.rindex("step 10/20") :]
+    assert after.count("\x1b[2K") == 2 and after.endswith("the end\r\n")  # both bars' lines are emptied
+    assert out.count("\x1b[?25h") >= out.count("\x1b[?25l") == 1  # the cursor is not left hidden
+
+
+def test_bars_obey_no_color_and_a_dumb_terminal_gets_none():
+    assert not re.search(r"\x1b\[[0-9;]*m", on_a_terminal(NO_COLOR="1"))
+    assert "\x1b" not in on_a_terminal(TERM="dumb") and "━" not in on_a_terminal(TERM="dumb")
+
+
+def test_a_pipe_gets_no_bar():
+    done = subprocess.run([sys.executable, "-c", DRAWS], cwd=real_runs.REPO, capture_output=True, text=True, check=True)
+    assert (done.stdout.count("\n"), "\x1b" in done.stdout, "━" in done.stdout) == (2, False, False)

@@ -1,0 +1,186 @@
+"""The page of a race: who the arms are, the verdict with its picture, links to the runs; in a browser at two widths."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from browser import Browser, needs_browser
+from test_report import EVIL, RECORDS, add
+
+from bench.cli import report as cli
+from bench.record import race_folder
+from bench.report import comparison_parts, race_page
+
+TIME = {
+    "change_pct": 5.0,
+    "ci95_pct": [4.0, 6.0],
+    "p": 0.001,
+    "n": [2, 2],
+    "cv_pct": [0.1, None],
+    "mde_pct": 0.5,
+    "mean_s": [5.15, 5.15],
+    "floor_pct": 0.2,
+}
+LOSS = {"change_nats": 0.25, "ci95_nats": [0.1, 0.4], "p": 0.01, "n": [2, 2], "mean": [4.0, 4.25], "sd": [0.1, 0.1]}
+LOSS |= {"margin_nats": 0.002, "verdict": "worse", "reasons": []}
+MEMORY = {"change_pct": -3.0, "ci95_pct": [-4.0, -2.0], "p": 0.01, "n": [2, 2], "cv_pct": [1.0, 1.0], "mde_pct": 2.0}
+DIFFERENCE = {"kind": "config", "what": "optim.name", "a": ["adamw"], "b": [EVIL]}
+EXCLUDED = {"arm": "A", "run_id": "an-excluded-run", "reasons": ["the GPU was throttled"]}
+
+
+def candidate(**changes):
+    return {
+        "verdict": "slower",
+        "words": "B is slower by 5 %",
+        "flags": ["uncalibrated", "verdict-hangs-on-runs-left-out"],  # as it was called first
+        "differences": [DIFFERENCE],
+        "time": TIME,
+        "val_loss": LOSS,
+        "memory": MEMORY | {"mean_gib": [1.0, 0.97]},
+        "left_out": [EXCLUDED],
+    } | changes
+
+
+@pytest.fixture
+def race(tmp_path):
+    """A folder with a race of three arms, two runs each and a warm-up of A."""
+    results = tmp_path / "results"
+    shutil.copytree(RECORDS, results / "cpu_nano")
+    runs = [add(results, seed, metrics={"train_s": 5.0 + seed / 10, "val_loss": 4.0}) for seed in range(7)]
+    names = [f"cpu_nano/{run.name}" for run in runs]
+    found = {
+        "race_id": EVIL,
+        "status": "complete",
+        "why": None,
+        "track": "cpu_nano",
+        "peeked": True,
+        "looks": [{"at": "now"}],
+        "plan": {"n": 2},
+        "plan_sha256": "ab" * 32,
+        "baseline": "A",
+        "arms": {
+            "A": {"overrides": ["goal.num_steps=4"], "warm_up_runs": names[6:], "runs": [names[0], names[3]]},
+            "B": {"overrides": ["goal.num_steps=4", EVIL], "runs": names[1:3]},
+            "C": {"overrides": ["goal.num_steps=4", "seed=1"], "runs": names[4:6]},
+        },
+        "result": {
+            "baseline": "A",
+            "against": {"B": candidate(), "C": candidate(verdict="inconclusive", words="inconclusive: C +5 %")},
+        },
+    }
+    folder = results / "races" / "some-race"
+    folder.mkdir(parents=True)
+    (folder / "race.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_its_curves_are_each_arms_without_its_warm_up_and_its_points_say_their_run(race):
+    points, _, by_step, by_time, steps = race_page.charts_of(race)
+    assert [(arm["name"], len(arm["runs"])) for arm in by_step["arms"]] == [("A", 2), ("B", 2), ("C", 2)]
+    assert by_time["arms"][0]["runs"][0] == {"x": [0.0, 0.102, 0.218], "y": [5.75, 4.75, 4.25]}
+    assert steps["arms"][0]["runs"][0]["x"] == [1, 2, 4]  # the third was profiled
+    first = points["series"][0]
+    assert first["labels"][0].endswith("-s0\n5.0") and "links" in first and first["links"][0] is None
+    cli.main([str(race)])  # now the runs have pages
+    assert race_page.charts_of(race)[0]["series"][0]["links"][0].endswith("-s0/report.html")
+
+
+def test_it_begins_with_the_arms_then_the_verdict_and_its_picture(race):
+    times = race_page.charts_of(race)[0]
+    of_arms = [[5.0, None, None, 5.3, None, None], [None, 5.1, 5.2, None, None, None]]
+    assert [one["y"] for one in times["series"]][:2] == of_arms
+    cli.main([str(race)])
+    html = (race / "race.html").read_text()
+    order = ("<dt>A</dt>", "what differs (1 of config)", "B is slower by 5 %", "<svg", "+4.00 to +6.00 %", "data-chart")
+    order += ("an-excluded-run", "<summary>plan.json")
+    assert sorted(order, key=html.index) == list(order)
+    assert "Interim looks that were not planned: 1." in html
+    assert "Flags: uncalibrated, verdict-depends-on-exclusions" in html
+    assert "with the excluded runs the verdict would be different" in html  # each flag with its meaning
+    assert "All arms: <code>goal.num_steps=4</code>" in html  # what all share is said once
+    assert "inconclusive</span>C +5 %" in html  # the word once
+    assert html.count("an-excluded-run") == 1  # of the baseline: excluded from both comparisons
+
+
+def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
+    """Older comparisons called the baseline A and the candidate B, whatever their names in the race."""
+    named = candidate(arms=["B", "A"], left_out=[EXCLUDED])
+    assert "<td>A</td><td><code>an-excluded-run</code>" in comparison_parts.excluded({"A": named})
+    older = candidate(left_out=[dict(EXCLUDED)])
+    race_folder._name_arms(older, "base", "fast")
+    assert older["left_out"][0]["arm"] == "base"
+
+
+def test_the_change_of_the_loss_is_not_folded_away(race):
+    html = race_page.html(race)
+    unfolded = re.sub(r"<details>.*?</details>", "", html, flags=re.S)
+    assert "+0.2500" in unfolded and "+0.1000 to +0.4000" in unfolded
+    assert "B: val_loss is worse than A&#x27;s, and a rise of 0.002 nats is not excluded." in unfolded
+
+
+def test_the_picture_has_a_panel_a_measure_with_the_floor_and_the_margins(race):
+    found = {panel.title: panel for panel in race_page.panels_of(race)}
+    assert list(found) == ["Train time", "val_loss", "Peak memory"]
+    assert (found["Train time"].floor, found["Train time"].margin) == (
+        0.2,
+        None,
+    )  # it has a margin where one is recorded
+    assert found["val_loss"].margin == (0.0, 0.002)
+    assert [(row.label, row.low, row.high, row.colour) for row in found["val_loss"].rows] == [
+        ("B", 0.1, 0.4, 1),
+        ("C", 0.1, 0.4, 2),
+    ]
+    margins = comparison_parts.panels({"B": {"time": TIME | {"margin_pct": 0.5}}}, ["A", "B"])
+    assert margins[0].margin == (-0.5, 0.5)
+
+
+def test_every_link_of_a_race_and_of_its_runs_leads_to_a_file(race):
+    cli.main([str(race)])
+    pages = [race / "race.html", *race.parent.parent.glob("cpu_nano/*/report.html")]
+    assert len(pages) == 8  # of its seven runs, the warm-up too
+    for page in pages:
+        links = [link for link in re.findall(r'href="([^"]+)"', page.read_text()) if link[0] not in "#d"]
+        assert len(links) >= 3
+        assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_damaged_race_is_refused(tmp_path):
+    (tmp_path / "race.json").write_text('{"arms": 3}')
+    with pytest.raises(ValueError, match="not a readable race"):
+        race_page.html(tmp_path)
+
+
+# ---- in a browser
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "height", "dark"), [(1300, 900, False), (400, 800, True)])
+def test_the_verdict_is_on_the_first_screen_and_the_picture_can_be_read(race, width, height, dark):
+    cli.main([str(race)])
+    with Browser() as browser:
+        shown = browser.open(race / "race.html", width=width, height=height, dark=dark)
+        assert shown.errors == [] and len(shown.requests) == 1
+        assert shown.js("document.documentElement.scrollWidth <= innerWidth")
+        assert shown.js("document.querySelector('.verdict .badge').getBoundingClientRect().bottom < innerHeight")
+        texts = "[...document.querySelectorAll('.forest text')].map(one => one.getBoundingClientRect())"
+        assert shown.js(f"Math.min(...{texts}.map(one => one.height))") >= 11  # CSS pixels
+        assert shown.js(f"{texts}.every(one => one.left >= 0 && one.right <= innerWidth)")
+        if width > 1000:
+            assert shown.js("document.querySelector('.forest svg').getBoundingClientRect().bottom < innerHeight")
+        page, ink = (shown.js(f"getComputedStyle(document.querySelector('{what}')).{of}") for what, of in LOOK)
+        assert (sum(map(int, re.findall(r"\d+", ink))) > sum(map(int, re.findall(r"\d+", page)))) == dark
+
+
+LOOK = (("body", "backgroundColor"), (".forest text", "fill"))
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_pictures_of_a_race_have_the_verdict_too(race, tmp_path, capsys):
+    assert cli.main([str(race), "--png", "--out", str(tmp_path / "plots")]) == 0
+    written = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert written == ["verdict.png", *(f"{spec['id']}.png" for spec in race_page.charts_of(race))]
+    assert (tmp_path / "plots" / "verdict.png").stat().st_size > 20_000

@@ -1,0 +1,148 @@
+"""What `run --help KEY` and `--cfg job` say of a setting is what its code, its yaml and its refusals say."""
+
+import pytest
+import yaml
+
+from bench import instruments
+from bench.cli import run, settings
+from bench.config import compose, explain, meanings, schema
+from bench.config.typed import leaves
+from bench.launch.prepare import asked
+
+COMPOSITIONS = [
+    [],
+    ["model=modern", "optim=muon", "optim/schedule=cosine"],
+    ["track=gpt2_small", "profile=modded", "exporters=[wandb,mlflow]"],
+    ["track=cpu_floor", "profile=window", "hardware=h100x8"],
+    ["track=free", "experiment=smoke", "profile=stages", "data=text", "optim/schedule=constant"],
+    ["track=free", "instruments=[regions,memory_history]", "data=fineweb10B", "model/size=medium", "goal=target"],
+]
+
+
+@pytest.mark.parametrize("key", explain.settings())
+def test_every_setting_has_a_meaning_and_says_what_it_may_be(key):
+    setting = explain.settings()[key]
+    assert setting.meaning, f"{key} has no comment beside it"
+    assert setting.allowed
+
+
+@pytest.mark.parametrize("words", COMPOSITIONS, ids=" ".join)
+def test_every_value_comes_from_where_it_is_said_to_come_from(words):
+    values, origins = dict(leaves(schema.to_dict(asked(words)))), explain.Origins(words)
+    for key, setting in explain.settings().items():
+        if key not in values:
+            continue
+        origin = origins.of(key)
+        if origin is None:
+            assert values[key] == setting.default, key
+        else:
+            assert _value_in(origin[0], key) == values[key], (key, origin)
+
+
+def _value_in(name, key):
+    """The value of the last part of a key in a yaml that has it only once at that place."""
+    found = yaml.safe_load((compose.CONF.parent / name).read_text())
+    parts = key.split(".")
+    for start in range(len(parts)):
+        try:
+            return schema.get(found, ".".join(parts[start:]))
+        except (KeyError, TypeError):
+            continue
+    raise AssertionError(f"{name} has no {key}")
+
+
+def test_what_is_typed_wins_over_every_file():
+    origins = explain.Origins(["optim.lr=0.3", "optim.schedule={warmup_frac: 0.1}"])
+    assert origins.of("optim.lr") == ("optim.lr=0.3 on the command line", "")
+    assert origins.of("optim.schedule.warmup_frac")[0].endswith("on the command line")
+    assert origins.of("optim.beta1")[0] == "conf/optim/adamw.yaml"
+
+
+@pytest.mark.parametrize("words", COMPOSITIONS, ids=" ".join)
+def test_the_commented_config_reads_as_the_plain_one(words, capsys):
+    assert run.main([*words, "--cfg", "job"]) == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text) == schema.to_dict(asked(words))
+    assert max(map(len, text.splitlines())) <= 125
+
+
+def test_the_commented_config_can_be_fed_back(tmp_path, capsys, monkeypatch):
+    """As an experiment, after the line that says where its settings belong."""
+    run.main(["optim=muon", "track=free", "optim.lr=0.5", "--cfg", "job"])
+    text = capsys.readouterr().out
+    assert (
+        "  lr: 0.5  # learning rate at the schedule's peak [a number above 0; optim.lr=0.5 on the command line]" in text
+    )
+    assert schema.build(schema.Config, yaml.safe_load(text)) == compose.compose(
+        ["optim=muon", "track=free", "optim.lr=0.5"]
+    )
+
+
+def test_help_of_a_key_says_meaning_unit_range_default_value_and_file(capsys):
+    assert run.main(["--help", "optim.lr"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "learning rate at the schedule's peak use a number above 0" in text
+    assert "default none, a file of conf/ gives it now 0.0018, from conf/optim/adamw.yaml: 3 times nanoGPT's" in text
+    run.main(["hardware.wall_timeout_s=60", "--help", "wall_timeout_s"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "use a number above 0, or null unit seconds default null now 60.0, from hardware.wall_timeout_s=60" in text
+
+
+def test_help_of_the_last_part_shows_every_setting_that_ends_in_it():
+    text = settings.help_of("max_mib", [])
+    assert [f"instruments.{name}.max_mib" in text for name in ("stages", "trace", "window")] == [True] * 3
+
+
+def test_help_of_a_setting_that_this_run_lacks_says_what_has_it():
+    text = " ".join(settings.help_of("muon_lr", []).split())
+    assert "only with optim=muon now not a setting of this run; with optim=muon it is 0.02" in text
+    assert "now 0.02, from conf/optim/muon.yaml" in " ".join(settings.help_of("muon_lr", ["optim=muon"]).split())
+
+
+def test_help_of_a_group_lists_its_choices_and_settings():
+    text = settings.help_of("optim", [])
+    assert "optim=muon" in text and "optim.lr = 0.0018" in text and "optim.muon_lr, only with optim=muon" in text
+    assert "optim/schedule=cosine" in settings.help_of("optim/schedule", [])
+
+
+@pytest.mark.parametrize(
+    ("word", "guess"),
+    [("lerning_rate", "optim.lr"), ("optim.learning_rate", "optim.lr"), ("goal.num_step", "goal.num_steps")],
+)
+def test_help_of_an_unknown_key_guesses(word, guess):
+    with pytest.raises(ValueError, match=f"--help {word}: there is no such setting or group; did you mean {guess}[?]"):
+        settings.help_of(word, [])
+
+
+BOUNDED = {
+    key: setting
+    for key, setting in explain.settings().items()
+    if setting.key.startswith("instruments.") and setting.allowed not in ("true or false", "a list")
+}
+
+
+@pytest.mark.parametrize("key", BOUNDED)
+def test_an_instrument_refuses_what_its_yaml_says_it_may_not_be(key):
+    """The words in [] in conf/instruments/ are those of the refusal."""
+    group, name, last = key.split(".")
+    allowed = BOUNDED[key].allowed
+    lowest = allowed.split(" or more")[0].rsplit(" ", 1)[-1] if " or more" in allowed else None
+    wrong = (
+        int(lowest) - 1 if lowest else [-1] if "a list" in allowed else -1 if "number" in allowed else "no such / word!"
+    )
+    values = dict(compose.compose([f"instruments=[{name}]"]).instruments[name]) | {last: wrong}
+    with pytest.raises(ValueError) as refusal:
+        compose._check_settings(group, {name: dict(values)})
+        instruments.check({name: values})
+    assert key in str(refusal.value) and str(wrong).strip("[]") in str(refusal.value)
+    assert not lowest or allowed.removeprefix("a whole number ") in str(refusal.value)
+
+
+def test_a_comment_is_read_wherever_it_stands(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("# @package _global_\n# What it is.\n# More.\na:  # of a\n  b: 'x # y'  # of b\n  c: [1, 2]\n")
+    assert meanings.of_file(file) == ("What it is. More.", {"a": "of a", "a.b": "of b", "a.c": ""})
+    assert (
+        meanings.of_class(schema.TrackConfig)["p_value"]
+        == "of the one-sided t test of the mean val_loss against the target"
+    )

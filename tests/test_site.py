@@ -1,0 +1,597 @@
+"""The results site: what it shows, what it survives, and what a reader's clicks and keys do in a Chromium."""
+
+import json
+import os
+import random
+import re
+import shutil
+import time
+from pathlib import Path
+
+import claimed
+import pytest
+from browser import Browser, needs_browser
+
+from bench.claims import leaderboard, leaderboard_rows
+from bench.cli import race, table
+from bench.cli import report as cli
+from bench.record import index
+from bench.report import site, site_pages, site_races, site_records, site_runs, table_groups
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
+    return tmp_path / "results"
+
+
+def add(results, seed, **changes):
+    """One more complete run, of another seed."""
+    run = json.loads((COMPLETE / "run.json").read_text())
+    run |= {
+        "seed": seed,
+        "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}",
+        "started_at": f"2026-11-22T00:00:{seed:02d}.000Z",
+    }
+    for key, value in changes.items():
+        run[key] = run[key] | value if isinstance(run.get(key), dict) else value
+    folder = results / "cpu_nano" / run["run_id"]
+    shutil.copytree(COMPLETE, folder)
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def write(results, out=None):
+    """As the verb does."""
+    found = site_runs.read(results)
+    return site.write(found, out or results / "site", leaderboard_rows.of_folders(found.runs, [results]))
+
+
+def columns(results):
+    return site_runs.columns(site_runs.read(results), {})
+
+
+# ---- the rows
+
+
+def test_a_short_id_is_time_config_and_seed_and_longer_only_where_two_would_be_alike():
+    assert site_runs.short_ids(
+        [
+            "20261121T072021Z-gpt2-adamw-ecc04969-s0",
+            "20261121T072021Z-gpt2-adamw-ecc04969-s0-2",
+            "20261122T101010Z-gpt2-adamw-ecc04969-s1",
+            "20261123T101010Z-gpt2-adamw-ecc04969-s1",
+            "20261124T101010Z-a-ecc04969-s2",
+            "20261124T101010Z-b-ecc04969-s2",
+            "00000000T000000Z-2024-10-13_llmc-85ef0f26-r0",
+            "odd",
+        ]
+    ) == [
+        "072021-ecc04969-s0",
+        "072021-ecc04969-s0-2",
+        "20261122-101010-ecc04969-s1",
+        "20261123-101010-ecc04969-s1",
+        "20261124T101010Z-a-ecc04969-s2",
+        "20261124T101010Z-b-ecc04969-s2",
+        "85ef0f26-r0",
+        "odd",
+    ]
+
+
+def test_the_groups_are_those_of_the_table(results):
+    for seed, validity in ((1, "valid"), (2, "invalid"), (3, "suspect")):
+        add(results, seed, validity=validity)
+    shown = columns(results)
+    rows = [row for _, row in site_runs.read(results).runs]
+    for group in table_groups.groups(rows):
+        places = [shown["run_id"].index(run_id) for run_id in group["run_ids"]]
+        assert len({shown["group"][place] for place in places}) == 1
+        assert sum(shown["counts"][place] for place in places) == group["n"]
+
+
+def test_a_warm_up_run_of_a_race_is_called_so_and_counts_nowhere(results):
+    add(results, 4, race={"race_id": "r", "arm": "A", "position": 0, "attempt": 1, "discarded": True})
+    shown = columns(results)
+    place = shown["seed"].index(4)
+    assert (shown["status"][place], shown["counts"][place]) == ("warm-up", False)
+
+
+def test_a_copy_of_a_run_is_shown_once_and_said(results):
+    shutil.copytree(results / "cpu_nano", results / "copied" / "cpu_nano")
+    found = site_runs.read(results)
+    assert (len(found.runs), found.num_copies) == (2, 2)
+    assert "2 copies of a run not shown" in write(results).read_text()
+
+
+def test_what_is_packed_is_what_was_there():
+    packed = site._packed({"a": [1, 1, 1, None, 2, 1], "b": ["x", "y", "z", "u", "v", "w"]})
+    assert packed["a"] == {"values": [1, None, 2], "codes": [0, 0, 0, 1, 2, 0]}
+    assert packed["b"] == {"values": ["x", "y", "z", "u", "v", "w"]}
+
+
+# ---- the pages of the runs
+
+
+def page_of(out, run_id):
+    return site_pages._unpacked(out / "runs" / f"{site_pages.pack_of(run_id)}.js").get(run_id)
+
+
+def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
+    out = results / "site"
+    write(results)
+    ids = [row["run_id"] for _, row in site_runs.read(results).runs]
+    assert all("<h1>" in page_of(out, run_id) for run_id in ids) and len(ids) == 2
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
+    new = add(results, 9, config_id="0000beef")  # a repeat would change the pages beside it, which link it
+    write(results)
+    after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
+    made = {path.name for path in after if after[path] != before.get(path)}
+    assert made == {f"{site_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
+    analysis = {"ranks": {"0": {"kernels": [{"name": "sgemm", "count": 1, "sum_us": 5.0}]}}}
+    (new / "analysis.json").write_text(json.dumps(analysis))
+    write(results)
+    assert "sgemm" in page_of(out, new.name)
+    shutil.rmtree(new)
+    write(results)
+    assert new.name not in (out / "index.html").read_text()
+
+
+def test_a_run_in_a_pack_that_is_made_again_keeps_its_page(results, monkeypatch):
+    monkeypatch.setattr(site_pages, "pack_of", lambda run_id: "007")
+    write(results)
+    ids = [row["run_id"] for _, row in site_runs.read(results).runs]
+    before = {run_id: page_of(results / "site", run_id) for run_id in ids}
+    made = []
+    html = site_pages._html
+    monkeypatch.setattr(
+        site_pages, "_html", lambda folder, *more: made.append(Path(folder).name) or html(folder, *more)
+    )
+    new = add(results, 9, config_id="0000beef")
+    write(results)
+    assert made == [new.name]
+    assert {run_id: page_of(results / "site", run_id) for run_id in ids} == before
+
+
+def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
+    write(results)
+    new = add(results, 9)
+    write(results)
+    home = results / "site" / "runs"
+    for _, row in site_runs.read(results).runs:
+        html = page_of(results / "site", row["run_id"])
+        assert (f"run.html?{new.name}" in html) == (row["run_id"] != new.name)
+        for link in re.findall(r'href="([^"]*)"', html):
+            path, _, run_id = link.partition("?")
+            assert path.startswith(("#", "data:")) or (home / path).resolve().exists(), link
+            assert not run_id or page_of(results / "site", run_id), link
+
+
+# ---- damaged records (ux B1)
+
+
+@pytest.mark.parametrize(
+    "name, content, why",
+    [
+        ("events.jsonl", b"[" * 100_000 + b"\n", "events.jsonl: line 1 is damaged"),
+        ("events.jsonl", b'{"event": "\xff"}\n', "events.jsonl: byte 11 is damaged"),
+        ("events.jsonl", b"7\n", "the record lacks something or is damaged"),
+        ("run.json", b'{"a": \xff\xfe', "run.json: is not valid JSON"),
+        ("run.json", b"[" * 100_000, "run.json: is not valid JSON"),
+        ("run.json", b'{"schema_version": 1, "run_id": 7}', "run_id='7' is not text"),
+    ],
+)
+def test_a_damaged_record_has_a_row_that_says_why_and_all_else_is_written(results, name, content, why):
+    damaged = add(results, 5)
+    (damaged / name).write_bytes(content)
+    html = write(results).read_text()
+    assert why in html.replace("&#x27;", "'") and str(results) not in html
+    data = json.loads(re.search(r'id="runs-data">(.*?)</script>', html)[1])["columns"]
+    rows = {
+        name: [one["values"][code] for code in one.get("codes", range(len(one["values"])))]
+        for name, one in data.items()
+    }
+    place = rows["run_id"].index(damaged.name)
+    assert rows["status"][place] == "damaged" and rows["page"][place] is False and len(rows["run_id"]) == 3
+    assert (rows["val_loss"][place] is None) == (name == "run.json")  # what run.json says is shown
+    assert sum(rows["page"]) == 2 and all(
+        page_of(results / "site", run_id) for run_id in rows["run_id"] if run_id != damaged.name
+    )
+
+
+def test_a_damaged_record_is_said_again_by_the_second_build_and_forgotten_once_mended(results):
+    damaged = add(results, 5)
+    events = (damaged / "events.jsonl").read_text()
+    (damaged / "events.jsonl").write_text("7\n")
+    for _ in range(2):
+        assert "Damaged records" in write(results).read_text()
+    (damaged / "events.jsonl").write_text(events)
+    assert "Damaged records" not in write(results).read_text()
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "config.yaml"])
+def test_a_damaged_ledger_or_config_stops_no_site(raced, name):
+    paths = [raced / name] if name == "ledger.jsonl" else list(raced.glob("cpu_nano/*/config.yaml"))
+    for path in paths:
+        path.write_bytes(b"model: 7\noptim: [\xff\n")
+    assert cli.main([str(raced), "--anyway"]) == 0
+    assert "<h2>Records</h2>" in (raced / "site" / "index.html").read_text()
+
+
+def test_where_the_leaderboard_cannot_be_made_the_site_says_so(results, monkeypatch):
+    def damaged(found, paths):
+        raise TypeError("'<' not supported")
+
+    monkeypatch.setattr(leaderboard_rows, "of_folders", damaged)
+    assert cli.main([str(results)]) == 0
+    html = (results / "site" / "index.html").read_text()
+    assert "The leaderboard cannot be made: &#x27;&lt;&#x27; not supported." in html and "no rules for it" not in html
+
+
+# ---- many pages unasked
+
+
+@pytest.fixture
+def elsewhere(tmp_path, results, monkeypatch):
+    monkeypatch.setattr(cli, "MAX_UNASKED", 1)
+    shutil.copytree(results, tmp_path / "elsewhere")
+    return tmp_path / "elsewhere"
+
+
+def test_many_pages_of_a_folder_that_is_no_results_folder_are_not_made_unasked(elsewhere, monkeypatch, capsys):
+    with pytest.raises(ValueError, match=r"is not a results folder: 2 pages, about .* KiB, would go to .*--anyway"):
+        cli.main([str(elsewhere)])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda words: "n")
+    with pytest.raises(ValueError, match="nothing was written"):
+        cli.main([str(elsewhere)])
+    assert not (elsewhere / "site").exists()
+    monkeypatch.setattr("builtins.input", lambda words: "y")
+    assert cli.main([str(elsewhere)]) == 0 and (elsewhere / "site" / "index.html").exists()
+
+
+def test_many_pages_are_made_when_they_are_wanted(elsewhere, results):
+    assert cli.main([str(elsewhere), "--anyway"]) == 0
+    assert cli.main([str(results)]) == 0
+    (elsewhere / "ledger.jsonl").write_text("")
+    assert cli.main([str(elsewhere)]) == 0
+
+
+def test_the_size_that_is_said_is_about_that_of_the_pages(results):
+    for seed in range(40):
+        add(results, seed)
+    runs = site_runs.read(results).runs
+    write(results)
+    packs = sum(path.stat().st_size for path in (results / "site" / "runs").glob("[0-9]*.js"))
+    assert 0.4 < site_pages.estimated_bytes(runs) / packs < 2.5
+
+
+# ---- the leaderboard
+
+
+@pytest.fixture
+def raced(tmp_path, monkeypatch):
+    """Two records and a slower entry on one device, too few runs on another."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    found, chance = claimed.Results(tmp_path / "results"), random.Random(1)
+    times = {"A": 10.0, "B": 9.0, "C": 11.0}
+    claimed.Racers(found, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+    assert race.main(["A=", "B=optim.beta2=0.99", "C=optim.beta1=0.8", "n=3"]) == 0
+    found.add(50, train_s=1.0, change=lambda run: run["environment"].update(cpu_model="Fast CPU"))
+    return found.folder
+
+
+def test_the_leaderboard_is_that_of_the_table_by_device(raced, capsys):
+    capsys.readouterr()
+    assert table.main(["--leaderboard"]) == 0
+    words = capsys.readouterr().out
+    found = index.read_rows([raced])
+    boards = {board["device"]: board for board in leaderboard_rows.of_folders(found, [raced])}
+    assert set(boards) == {"Example CPU", "Fast CPU"} and boards["Fast CPU"]["records"] == []
+    records = boards["Example CPU"]["records"]
+    assert [record["number"] for record in records] == [1, 2]
+    assert records[0]["what"] is None and records[1]["what"] == "optim.beta2 0.95 → 0.99"
+    for record in records:
+        assert re.search(rf"^ *{record['number']} .*{record['train_s']:,.3f}", words, re.M)
+    for entry in boards["Example CPU"]["entries"]:
+        assert entry["status"] in words
+    html = write(raced).read_text()
+    assert html.count("<h3>cpu_nano on ") == 2 and html.count("<svg") == 1
+    assert f"{records[1]['train_s']:,.3f}" in html and "No record yet." in html
+
+
+def test_who_made_a_record_is_what_the_readme_beside_its_ledger_says(raced):
+    (raced / "README.md").write_text("# Mine\n\nBy: (to be written)\n")
+    assert leaderboard_rows._who(raced) is None
+    (raced / "README.md").write_text("# Mine\n\nBy: @someone, @other\n")
+    board, _ = leaderboard_rows.of_folders(index.read_rows([raced]), [raced])
+    assert {record["who"] for record in board["records"]} == {"@someone, @other"}
+    (raced / "README.md").write_bytes(b"\xff")
+    assert leaderboard_rows._who(raced) is None
+
+
+def test_what_cannot_be_a_record_is_found_without_reading_every_file(raced, monkeypatch):
+    """10,000 copies of a record were judged for 22 s, to be refused for a ledger that is not there."""
+    (raced / "ledger.jsonl").unlink()
+    monkeypatch.setattr("bench.record.verification.report", lambda folder: pytest.fail("read"))
+    entries = leaderboard.by_track(index.read_rows([raced]))["cpu_nano"]
+    assert leaderboard.failed_rule(max(entries, key=lambda entry: len(entry.rows))) == "the ledger is whole"
+
+
+def test_the_axis_of_one_day_shows_that_day():
+    begin_s = 1_795_000_000.0
+    ticks = site_records.time_ticks(begin_s, begin_s + 5 * 3600)
+    assert 3 <= len(ticks) <= 6 and all(begin_s <= when_s <= begin_s + 5 * 3600 for when_s, _ in ticks)
+    assert {words[:5] for _, words in ticks} == {"11-18"}
+    words = [words for _, words in site_records.time_ticks(begin_s, begin_s + 800 * 86400)]
+    assert 3 <= len(words) <= 6 and all(re.fullmatch(r"\d{4}-\d\d-\d\d", one) for one in words)
+
+
+def test_ticks_are_round_numbers_inside():
+    assert site_records.ticks(7.87, 8.83) == [8.0, 8.2, 8.4, 8.6, 8.8]
+    assert site_records.ticks(0.0, 1000.0) == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
+
+
+def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):
+    board, _ = leaderboard_rows.of_folders(index.read_rows([raced]), [raced])
+    svg = site_records.stepped(board["records"])
+    path = re.search(r'd="(M[^"]*)"', svg)[1]
+    assert re.fullmatch(r"M[\d.]+,[\d.]+H[\d.]+V[\d.]+H[\d.]+", path)  # across, then down
+    assert svg.count("<a ") == 2 and f"run.html?{board['records'][1]['run_ids'][0]}" in svg
+
+
+# ---- races
+
+
+def test_races_stand_with_their_verdicts_the_newest_first(raced):
+    (folder,) = (raced / "races").iterdir()
+    older = raced / "races" / "20250101T000000Z-race-00000000"
+    shutil.copytree(folder, older)
+    facts = json.loads((older / "race.json").read_text())
+    facts |= {
+        "race_id": older.name,
+        "started_at": "2025-01-01T00:00:00Z",
+        "result": None,
+        "status": "abandoned",
+        "why": "rain",
+    }
+    (older / "race.json").write_text(json.dumps(facts))
+    broken = raced / "races" / "20240101T000000Z-race-00000000"
+    broken.mkdir()
+    (broken / "race.json").write_text('{"arms": 3}')
+    (older / "race.html").unlink(missing_ok=True)
+    html = site_races.races(raced, raced / "site")
+    assert html.index(folder.name) < html.index(older.name) < html.index(broken.name)
+    time = json.loads((folder / "race.json").read_text())["result"]["against"]["B"]["time"]
+    low, high = time["ci95_pct"]
+    assert f"{time['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" in html
+    assert "B against A" in html and "C against A" in html and ">faster<" in html and ">slower<" in html
+    assert "rain" in html and ">damaged<" in html
+    for link in re.findall(r'href="([^"]*)"', html):
+        assert Path(os.path.normpath(raced / "site" / link)).exists()
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture
+def many(results):
+    for seed in range(2, 12):
+        add(results, seed, name=EVIL if seed == 3 else "gpt2-adamw", metrics={"train_s": 5.0 + seed / 10})
+    write(results)
+    return results / "site" / "index.html"
+
+
+FIRST = "document.querySelector('.tabulator-row [tabulator-field={}]').textContent"
+SHOWN = (
+    "[...document.querySelectorAll('.tabulator-col')]"
+    ".filter(e => e.offsetWidth).map(e => e.getAttribute('tabulator-field'))"
+)
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_at_1300_px_every_headline_number_is_in_sight_in_its_order(browser, many, dark):
+    page = browser.open(many, width=1300, dark=dark)
+    fields = page.js(SHOWN)
+    assert [field for field in fields if field] == [
+        "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "device", "started_at", "run_id", "status",
+    ]  # fmt: skip
+    right = page.js(
+        "Math.max(...[...document.querySelectorAll('.tabulator-cell')].map(e => e.getBoundingClientRect().right))"
+    )
+    assert right <= 1300 and page.js("document.documentElement.scrollWidth") == 1300
+    assert page.errors == [] and page.js("document.title") == "Results"
+
+
+@needs_browser
+@pytest.mark.browser
+def test_at_400_px_a_run_is_a_card_and_the_page_does_not_scroll_sideways(browser, many):
+    page = browser.open(many, width=400)
+    page.until("document.querySelectorAll('.card').length > 3")
+    assert page.js("document.documentElement.scrollWidth") == 400
+    words = page.js("document.querySelector('.card').innerText")
+    assert all(name in words for name in ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")) and "6.10" in words
+    page.js(
+        "(() => { const s = document.getElementById('sort'); s.value = 'train_s';"
+        " s.dispatchEvent(new Event('change')); })()"
+    )
+    page.until("document.querySelector('.card').innerText.includes('0.22')")
+    page.js("document.querySelector('.menu').open = true")
+    assert page.js("document.documentElement.scrollWidth") == 400 and page.errors == []
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_site_filters_sorts_and_sets_ticked_runs_side_by_side(browser, many):
+    page = browser.open(many, width=1300)
+    assert "12 of 12 runs" in page.text
+    page.js("document.getElementById('column-seed').click()")
+    page.js("document.querySelector('.tabulator-col[tabulator-field=seed]').focus()")
+    for wanted in ("0", "11"):  # Enter sorts, and again turns round
+        page.press_key("Enter")
+        page.until(f"{FIRST.format('seed')} === '{wanted}'")
+    page.click("[tabulator-field=train_s] input")
+    page.type(">5.75")
+    page.until("document.getElementById('shown').textContent === '4 of 12 runs'")  # 5.8, 5.9, 6.0, 6.1
+    page.click(".tabulator-col[tabulator-field=train_s] .tabulator-col-title")
+    page.until(f"{FIRST.format('train_s')} === '5.80'")
+    for place in (1, 3):
+        page.click(f".tabulator-row:nth-child({place}) input[type=checkbox]")
+    pair = page.js("document.getElementById('ticked').innerText")
+    assert "./run.sh compare 20261122T000008Z" in pair and "+3.45 %" in pair  # 6.0 / 5.8
+    assert "num_steps" not in pair  # what is alike is not said
+    page.click("#reset")
+    page.until("document.getElementById('shown').textContent === '12 of 12 runs'")
+    assert page.js("document.getElementById('ticked').innerText") == ""
+    assert page.js("document.title") == "Results" and page.js("document.querySelectorAll('img').length") == 0
+    assert page.errors == []
+
+
+@needs_browser
+@pytest.mark.browser
+def test_what_is_seen_is_in_the_address_and_comes_back(browser, many):
+    page = browser.open(many, width=1300)
+    for step in ("column-seed", "group"):
+        page.js(f"document.getElementById('{step}').click()")
+    page.click("[tabulator-field=train_s] input")
+    page.type(">5.75")
+    page.until("document.getElementById('shown').textContent === '4 of 12 runs'")
+    page.until("location.hash.includes('f.train_s')")
+    address = page.js("location.href")
+    again = browser.open(address.replace("#", "#ticked=20261122T000008Z-gpt2-adamw-48623a63-s8&"), width=1300)
+    again.until("document.getElementById('shown').textContent === '4 of 12 runs'")
+    assert again.js("document.getElementById('group').checked") and "seed" in again.js(SHOWN)
+    assert again.js("document.querySelector('[tabulator-field=train_s] input').value") == ">5.75"
+    assert "1 ticked" in again.text
+    page.js("history.back()")  # before the grouping
+    page.until("!document.getElementById('group').checked")
+    assert "seed" in page.js(SHOWN)
+    page.js("history.back()")
+    page.until("!document.getElementById('column-seed').checked")
+    assert page.js("document.getElementById('shown').textContent") == "12 of 12 runs"
+    assert page.errors == [] and again.errors == []
+
+
+@needs_browser
+@pytest.mark.browser
+def test_groups_show_mean_sd_and_n_and_open_by_keyboard(browser, results):
+    for seed, train_s in ((1, 5.0), (2, 6.0), (3, 7.0)):
+        add(results, seed, metrics={"train_s": train_s}, config_id="aaaaaaaa")
+    add(results, 4, metrics={"train_s": 99.0}, config_id="aaaaaaaa", validity="invalid")
+    write(results)
+    page = browser.open(f"file://{results}/site/index.html#group=config", width=1300)
+    page.until("document.querySelectorAll('.tabulator-group').length === 2")
+    head = page.js("document.querySelector('.tabulator-group').innerText")
+    assert "aaaaaaaa" in head and "n = 3, 1 not counted" in head
+    calc = page.js(
+        "document.querySelector('.tabulator-calcs [tabulator-field=train_s]').innerText.replace(/\\s+/g, ' ')"
+    )
+    assert calc == "6.00 ± 1"
+    assert (
+        page.js("document.querySelectorAll('.tabulator-row:not(.tabulator-group):not(.tabulator-calcs)').length") == 0
+    )
+    page.js("document.querySelector('.group button').focus()")
+    page.press_key("Enter")
+    page.until("document.querySelectorAll('.tabulator-row:not(.tabulator-group):not(.tabulator-calcs)').length === 4")
+    page.until("document.querySelector('.group button').getAttribute('aria-expanded') === 'true'")
+    assert page.errors == []
+
+
+@needs_browser
+@pytest.mark.browser
+def test_a_file_holds_exactly_what_is_seen(browser, many, tmp_path):
+    page = browser.open(f"{many.as_uri()}#cols=val_loss,train_s,run_id&sort=-train_s&f.train_s=>5.95", width=1300)
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.until("document.getElementById('shown').textContent === '2 of 12 runs'")
+    page.click("#csv")
+    assert wait_for(tmp_path / "runs.csv").read_text().splitlines() == [
+        "val_loss,train_s,run_id",
+        "4.25,6.1,20261122T000011Z-gpt2-adamw-48623a63-s11",
+        "4.25,6,20261122T000010Z-gpt2-adamw-48623a63-s10",
+    ]
+    page.js("document.getElementById('group').click()")
+    page.click("#json")
+    (group,) = json.loads(wait_for(tmp_path / "runs.json").read_text())
+    assert group["n"] == 2 and group["train_s_mean"] == pytest.approx(6.05) and group["config_id"] == "48623a63"
+    assert group["train_s_sd"] == pytest.approx(0.1 / 2**0.5) and len(group["run_ids"]) == 2
+    assert page.errors == []
+
+
+def wait_for(path, timeout_s=10):
+    deadline_s = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline_s, path
+        time.sleep(0.05)
+    return path
+
+
+@needs_browser
+@pytest.mark.browser
+def test_a_short_id_copies_the_whole(browser, many):
+    page = browser.open(many, width=1300)
+    page.js("document.addEventListener('copy', (event) => (window.copied = event.clipboardData.getData('text/plain')))")
+    page.js("document.querySelector('[tabulator-field=run_id] .copy').focus()")
+    page.press_key("Enter")
+    assert page.js("window.copied") == "20261122T000011Z-gpt2-adamw-48623a63-s11"
+    page.js("window.copied = null; window.ids = document.querySelectorAll('[tabulator-field=run_id] .id')")
+    page.js("getSelection().selectAllChildren(window.ids[1])")
+    page.js("document.execCommand('copy')")
+    assert page.js("window.copied") == "20261122T000010Z-gpt2-adamw-48623a63-s10"
+    assert (
+        page.js("document.querySelector('[tabulator-field=run_id] .id').title")
+        == "20261122T000011Z-gpt2-adamw-48623a63-s11"
+    )
+
+
+@needs_browser
+@pytest.mark.browser
+def test_a_run_opens_from_its_pack_with_its_charts_and_no_code_of_the_record(browser, many):
+    page = browser.open(many, width=1300)
+    page.click("[tabulator-field=run_id] .id a")
+    page.until("document.querySelectorAll('.u-over').length >= 4")
+    assert "s11" in page.text and page.errors == []
+    evil = browser.open(f"{many.parent.as_uri()}/runs/run.html?20261122T000003Z-gpt2-adamw-48623a63-s3")
+    evil.until("document.querySelectorAll('.u-over').length >= 4")
+    assert evil.js("document.title").startswith("</script>") and evil.errors == []
+    none = browser.open(f"{many.parent.as_uri()}/runs/run.html?__proto__")
+    none.until("document.body.innerText.includes('There is no page of __proto__ here.')")
+
+
+@needs_browser
+@pytest.mark.browser
+def test_ticked_runs_lead_to_their_curves(browser, many):
+    page = browser.open(many, width=1300)
+    assert page.js("document.getElementById('curves').getAttribute('href')") == "curves.html"
+    for place in (1, 2, 3):
+        page.click(f".tabulator-row:nth-child({place}) input[type=checkbox]")
+    page.until("document.getElementById('of-ticked').textContent.startsWith('3 ticked')")
+    page.click("#curves")
+    page.until("document.querySelectorAll('.u-over').length === 1")
+    page.until("document.querySelectorAll('#chosen tr').length === 3")
+    assert page.js("document.querySelector('#chosen a').getAttribute('href')").startswith("runs/run.html?2026112")
+    assert page.errors == []
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_words_of_a_record_show_at_its_dot_by_pointer_and_by_key(browser, raced):
+    page = browser.open(write(raced), width=1300)
+    page.js("document.querySelectorAll('.history a')[1].focus()")
+    assert page.js("getComputedStyle(document.querySelectorAll('.history a text')[1]).opacity") == "1"
+    assert page.js("getComputedStyle(document.querySelectorAll('.history a text')[0]).opacity") == "0"
+    assert page.js("document.querySelectorAll('.history a')[1].textContent").startswith("#2")
+    page.press_key("Enter")
+    page.until("document.querySelectorAll('.u-over').length >= 4")  # the run's page
+    assert page.errors == []

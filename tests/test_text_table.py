@@ -1,0 +1,151 @@
+"""Tables as text: for a pipe, for a terminal of any width, with colours, and as Markdown."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from bench import terminal, text_table
+from bench.paths import REPO
+
+KERNELS = [
+    ["void reduce_kernel<128, 4, at::native::ReduceOp<float>>(float)", "1.234", "FAIL"],
+    ["Memcpy HtoD (Pinned -> Device) [red]x[/red] :smile: 'a' 12:30", "12,345.678", "slower"],
+]
+COLUMNS = ["kernel", "MDE (80 % power)", "status"]
+RIGHT = [False, True, False]
+SHOW = f"from bench import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
+
+
+@pytest.fixture(autouse=True)
+def no_width(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def on_a_terminal(code, **environment):
+    """What a terminal receives of a Python program."""
+    theirs, ours = pty.openpty()
+    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
+    done = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPO, stdout=ours, env=known | {"TERM": "xterm-256color"} | environment
+    )
+    os.close(ours)
+    received = b""
+    try:
+        while some := os.read(theirs, 65536):
+            received += some
+    except OSError:  # how a pty says that its other side is closed
+        pass
+    os.close(theirs)
+    assert done.wait(timeout=60) == 0
+    return received.decode().replace("\r\n", "\n").rstrip("\n")
+
+
+def test_a_table_in_a_pipe_lines_up():
+    shown = text_table.render(["name", "n"], [["a", "10"], ["long name", "5"]], [False, True])
+    assert shown == "name        n\n---------  --\na          10\nlong name   5"
+
+
+def test_a_table_in_markdown_keeps_its_shape_with_any_text_in_a_cell():
+    shown = text_table.render(["name"], [["a|b\n<i>"]], form="github")
+    assert shown.splitlines() == ["| name       |", "|------------|", "| a\\|b \\<i\\> |"]
+
+
+def test_a_table_without_rows_is_its_head_and_without_a_head_its_rows():
+    assert text_table.render(["a", "b"], []) == "a  b\n-  -"
+    assert text_table.render((), [["a", "b"], ["cc", "d"]]) == "a   b\ncc  d"
+    assert text_table.render((), []) == ""
+
+
+def test_without_a_terminal_and_without_columns_nothing_is_cut():
+    assert text_table.render(["a"], [["x" * 5000]]).splitlines()[-1] == "x" * 5000
+
+
+def test_names_of_kernels_are_printed_as_they_are(monkeypatch):
+    names = [name for name, *_ in KERNELS]
+    for shown in (text_table.render(COLUMNS, KERNELS, RIGHT), on_a_terminal(SHOW, COLUMNS="200", NO_COLOR="1")):
+        assert [line[:70].strip() for line in shown.splitlines()[2:]] == names
+
+
+def test_rich_draws_the_same_as_a_pipe_gets_where_there_is_room(monkeypatch):
+    assert on_a_terminal(SHOW, COLUMNS="200", NO_COLOR="1") == text_table.render(COLUMNS, KERNELS, RIGHT)
+
+
+def test_a_narrow_terminal_folds_words_and_never_cuts_a_number(monkeypatch):
+    for width in (90, 60, 40, 12):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = text_table.render(COLUMNS, KERNELS, RIGHT)
+        assert max(map(len, shown.splitlines())) <= max(width, 40)
+        assert "12,345.678" in shown
+        assert "…" not in shown
+        without_gaps = "".join(line[: shown.splitlines()[0].index("MDE")].strip() for line in shown.splitlines())
+        assert "reduce_kernel<128,4,at::native" in without_gaps.replace(" ", "")
+
+
+def test_a_long_table_is_drawn_without_rich(monkeypatch):
+    monkeypatch.setattr(text_table, "_drawn", lambda *args: pytest.fail("rich needs 0.7 ms a row"))
+    monkeypatch.setenv("COLUMNS", "20")
+    assert len(text_table.render(["a"], [["x" * 30]] * 10_000).splitlines()) == 10_002
+
+
+def test_colours_are_those_of_a_terminal_alone():
+    shown = on_a_terminal(SHOW, COLUMNS="200")
+    assert "\x1b[31mFAIL" in shown
+    assert "\x1b[31mslower" in shown
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b" not in on_a_terminal(SHOW, COLUMNS="200", **environment)
+    word = "from bench import terminal; print(terminal.coloured('FASTER'), terminal.coloured('A'))"
+    assert on_a_terminal(word) == "\x1b[32mFASTER\x1b[0m A"
+    assert on_a_terminal(word, NO_COLOR="1") == "FASTER A"
+    assert terminal.coloured("FASTER") == "FASTER"  # into a pipe
+
+
+def test_no_escape_of_a_foreign_record_reaches_a_terminal():
+    code = "from bench import text_table; print(text_table.render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
+    assert on_a_terminal(code, NO_COLOR="1").splitlines()[-1] == "x]0;title[2J y"
+
+
+def test_marks_line_up_with_the_lines_of_progress(monkeypatch):
+    assert text_table.marked([("pass", "a: b"), ("-", "c")]) == "    pass  a: b\n       -  c"
+    monkeypatch.setenv("COLUMNS", "30")
+    assert text_table.marked([("FAIL", "one two three four five")]) == "    FAIL  one two three four\n          five"
+
+
+def test_the_width_is_that_of_columns_before_the_terminals(monkeypatch):
+    assert terminal.width() is None
+    monkeypatch.setenv("COLUMNS", "70")
+    assert terminal.width() == 70
+    for wrong in ("", "0", "wide", "-3"):
+        monkeypatch.setenv("COLUMNS", wrong)
+        assert terminal.width() is None
+
+
+def test_control_characters_and_writing_direction_marks_are_left_out():
+    assert text_table.printable("a\x1b[31mb\u202ec\x00d\te") == "a[31mbcd e"
+    assert text_table.printable("naïve 日本") == "naïve 日本"
+
+
+def test_one_is_no_plural():
+    assert [text_table.counted(number, "run") for number in (0, 1, 2, 12_000)] == [
+        "0 runs",
+        "1 run",
+        "2 runs",
+        "12,000 runs",
+    ]
+
+
+def test_two_digits_without_an_exponent():
+    assert [text_table.two_digits(number) for number in (0.14259, 5.04, 12.6, 612.3, 2_600_000.0)] == [
+        "0.14",
+        "5",
+        "13",
+        "612",
+        "2600000",
+    ]
+
+
+def test_a_long_name_keeps_both_its_ends():
+    assert text_table.middle("abcdefghij", 10) == "abcdefghij"
+    assert text_table.middle("abcdefghij", 6) == "abc…ij"
