@@ -29,7 +29,7 @@ TABLE = {
     "data.sources": "atomic data own_code paths units",
     "machine": "atomic own_code paths private text_table units",
     "trace": "machine text_table units",
-    "telemetry": "machine units",
+    "telemetry": "machine paths units",
     "memory": "atomic machine paths private units web",
     "memory.snapshot": "memory units web",
     "record": "atomic config data.sources machine paths private stats units utc",
@@ -40,8 +40,8 @@ TABLE = {
     "instruments": "atomic config memory own_code paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory own_code paths record units utc",
     "compat": "memory training units",
-    "launch": "atomic config data.sources diagnosis exporters instruments machine own_code paths private record "
-    "terminal training units utc",
+    "launch": "atomic config data data.sources diagnosis exporters importers instruments machine own_code paths private "
+    "record script_files telemetry terminal training units utc",
     "compare": "config diagnosis importers paths record stats terminal text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal text_table units utc web",
     "race": "atomic compare data.sources instruments launch machine own_code paths record report stats text_table utc",

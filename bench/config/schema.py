@@ -253,6 +253,8 @@ def _without_none(values):
 def get(config: Config | dict, dotted: str) -> Any:
     """Value of a dotted key, of a Config or of its dict."""
     for part in dotted.split("."):
+        if config is None:  # a group that the run does not have: script, or of a script model and optim
+            return None
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
 

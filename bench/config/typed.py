@@ -150,6 +150,11 @@ def allowed(hint: typing.Any) -> str:
     return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
 
 
+def plain_of(hint: typing.Any) -> typing.Any:
+    """A field's type without None and without Ranges."""
+    return _parts(hint)[0]
+
+
 def _parts(hint):
     """A field's type -> (its plain type, its Ranges, whether it may be None)."""
     may_be_none = typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -60,7 +60,9 @@ def _of_split(folder, job, split):
 def _known(job, work):
     """True paths of the identity's files, as copies and at home."""
     names = [name.removeprefix("script/") for name in job.script.sources]
-    return {os.path.realpath(work / name) for name in names} | {os.path.realpath(job.script.path.parent / name) for name in names}
+    return {os.path.realpath(work / name) for name in names} | {
+        os.path.realpath(job.script.path.parent / name) for name in names
+    }
 
 
 def _is_cache(path):

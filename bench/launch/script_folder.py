@@ -77,9 +77,7 @@ def _raw(files, data_root):
 def changed(script, work: Path) -> list[str]:
     """Sources of the script that are no longer what they were when the run began, sorted."""
     return sorted(
-        name
-        for name, sha256 in script.sha256_by_name.items()
-        if _sha256(work / name.removeprefix("script/")) != sha256
+        name for name, sha256 in script.sha256_by_name.items() if _sha256(work / name.removeprefix("script/")) != sha256
     )
 
 

@@ -19,7 +19,7 @@ from bench.launch import script_data, script_folder
 from bench.launch.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.paths import REPO
 from bench.record import failures, printed_times, run_folder, step_files
-from bench.units import gib_from_bytes, ms_from_ns, s_from_ms
+from bench.units import ms_from_ns, s_from_ms
 
 TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
 LOWER = "lower the script's learning rate"
@@ -99,7 +99,7 @@ def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict
 
 
 def count_wall(rows: list[dict]) -> None:
-    """In place: where the script prints no total, the wall time of its lines stands for it, from the first to the last."""
+    """In place: where the script prints no total, the wall time of its lines stands for it, from the first one on."""
     ends_ns = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
     first_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
     for row, t_ns in zip(rows, ends_ns, strict=True):

@@ -105,7 +105,7 @@ class Watched:
         atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
 
     def conclude(self, run: dict, exit_code: int | None, failure: dict | None) -> dict | None:
-        """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, if there is one."""
+        """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
         failure = failure or failures.classify(self._folder, exit_code)
         try:
             found = script_result.write(self._folder, self._job, run, self._output, self._telemetry())

@@ -31,11 +31,16 @@ KEYS = (  # of run.json, and the folder that it is in, absolute
 def first_words(job: Job, known_s: float | None) -> str:
     """What is going to run, and about how long, known_s seconds; None: unknown."""
     config = job.config
-    hardware, model = config.hardware, config.model
+    hardware = config.hardware
     processes = f"{hardware.num_processes} process{'es' * (hardware.num_processes != 1)}"
-    what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"
     about = "" if known_s is None else f", about {duration(known_s)}"
-    return f"{what}, track {config.track.name}, {config.goal.num_steps} steps on {hardware.device}, {processes}{about}"
+    where = f"on {hardware.device}, {processes}{about}"
+    if job.script:
+        words = [job.script.typed, *job.script.args]
+        return f"script {' '.join(words)}, seed {config.seed}, track {config.track.name}, {where}"
+    model = config.model
+    what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"
+    return f"{what}, track {config.track.name}, {config.goal.num_steps} steps {where}"
 
 
 def last_words(run: dict) -> str:

@@ -31,7 +31,8 @@ HINTS = {
     "interrupted": "start it again; a sweep skips what is complete",
     "bad_data": "./run.sh data show NAME checks every file",
     "bad_setting": "the message says which setting",
-    "no_metric_lines": "what it printed is in logs/rank0.log; script.dialect=FILE.yaml names its patterns: docs/SCRIPTS.md",
+    "no_metric_lines": "what it printed is in logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
+    "docs/SCRIPTS.md",
     "exception": "the traceback is in the rank's log",
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds

@@ -4,8 +4,9 @@ Row k has the time that the script printed at step k (train_time_ms; train_time_
 another one) and when that line came (line_t_ns, val_line_t_ns; time.perf_counter_ns of another process).
 
 Between two lines of steps a script that is honest counts what passed.  Before a validation's line it need not: its
-clock stands still while it validates (nanoGPT's does not: its next iteration holds the validation).  So time that no line counts may lie only there; and a script can never count more
-time than has passed.  Lines come late on a busy machine, and each edge of a validation may do so: hence the tolerances.
+clock stands still while it validates (nanoGPT's does not: its next iteration holds the validation).  So time that no
+line counts may lie only there; and a script can never count more time than has passed.  Lines come late on a busy
+machine, and each edge of a validation may do so: hence the tolerances.
 """
 
 from itertools import pairwise
@@ -16,7 +17,7 @@ UNSEEN_FRAC = 0.1  # of the counted time: what may pass uncounted before a valid
 
 
 def events(rows: list[dict]) -> list[tuple[int, int, bool, float]]:
-    """[(t_ns, step, whether of a validation, printed ms)] of every line with a time, in the order in which they came."""
+    """[(t_ns, step, whether of a validation, printed ms)] of every line with a time, in the order of coming."""
     found = []
     holders = {row["step"] for row in rows if row.get("flags") == "validation"}  # whose own time holds the validation
     for row in rows:

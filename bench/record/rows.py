@@ -130,7 +130,9 @@ def _counted(run, complete) -> Counted:
         "val_tokens": goal.get("val_tokens"),
         "setting": ENCODE(setting(run)),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
-        "script_doubt": next((one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script"), None),
+        "script_doubt": next(
+            (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script"), None
+        ),
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id")
         or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),

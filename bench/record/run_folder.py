@@ -45,7 +45,15 @@ ROLES = {
     "memory": "memory",
     "work": "work",
 }
-OUTPUT_ROLES = ("steps", "telemetry", "events", "log", "trace", "memory", "work")  # written by the workers, the rest before
+OUTPUT_ROLES = (
+    "steps",
+    "telemetry",
+    "events",
+    "log",
+    "trace",
+    "memory",
+    "work",
+)  # written by the workers, the rest before
 
 
 # ---- where records are

@@ -194,9 +194,17 @@ def printed_times_are_accounted_for(folder: Path, run: dict) -> tuple[bool, str]
     if run["timing_protocol"]["id"] != "script-1":
         return True, "the wall time of the lines is the time: nothing is claimed"
     found = printed_times.account(rows, measured["num_untimed_steps"])
-    wrong = [f"{name}: {value}, recorded {measured.get(name)}" for name, value in found.items() if not _same(value, measured.get(name))]
+    wrong = [
+        f"{name}: {value}, recorded {measured.get(name)}"
+        for name, value in found.items()
+        if not _same(value, measured.get(name))
+    ]
     reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
-    wrong += [f"not recorded: {doubt}" for doubt in printed_times.doubts(rows, measured["num_untimed_steps"]) if doubt not in reported]
+    wrong += [
+        f"not recorded: {doubt}"
+        for doubt in printed_times.doubts(rows, measured["num_untimed_steps"])
+        if doubt not in reported
+    ]
     return not wrong, "; ".join(wrong) or f"{found['uncounted_s'] or 0:.3f} s uncounted"
 
 
@@ -210,7 +218,11 @@ def the_last_step_was_validated(folder: Path, run: dict) -> tuple[bool, str]:
 def the_source_is_kept(folder: Path, run: dict) -> tuple[bool, str]:
     """code/ has every source of the script, byte for byte as it ran."""
     sha256_by_file = run["script"]["sha256_by_file"]
-    wrong = [name for name, sha256 in sha256_by_file.items() if hashlib.sha256((folder / "code" / name).read_bytes()).hexdigest() != sha256]
+    wrong = [
+        name
+        for name, sha256 in sha256_by_file.items()
+        if hashlib.sha256((folder / "code" / name).read_bytes()).hexdigest() != sha256
+    ]
     return not wrong and bool(sha256_by_file), ", ".join(wrong) or f"{len(sha256_by_file)} files"
 
 

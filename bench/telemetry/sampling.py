@@ -22,9 +22,7 @@ class Sampling:
     them, [] where they are unknown; num_devices: 0 without GPUs; root_pid: the run is this process and its descendants.
     """
 
-    def __init__(
-        self, path: Path, intervals: Mapping[str, float], uuids: list[str], num_devices: int, root_pid: int
-    ):
+    def __init__(self, path: Path, intervals: Mapping[str, float], uuids: list[str], num_devices: int, root_pid: int):
         job = {"path": str(path.absolute()), **intervals, "uuids": uuids, "num_devices": num_devices}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job | {"root_pid": root_pid})],

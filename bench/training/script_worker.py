@@ -77,7 +77,7 @@ def redirect(pipe):
     os.dup2(fd, 2)
     os.close(fd)
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        stream = open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

@@ -96,5 +96,7 @@ for step in range(STEPS + 1):
     optimizer.zero_grad(set_to_none=True)
     time.sleep(0.02)
     approx_ms = training_time_ms + 1000 * (time.perf_counter() - t0)
-    print0(f"step:{step + 1}/{STEPS} train_time:{approx_ms:.0f}ms step_avg:{approx_ms / (step + 1):.2f}ms", console=True)
+    print0(
+        f"step:{step + 1}/{STEPS} train_time:{approx_ms:.0f}ms step_avg:{approx_ms / (step + 1):.2f}ms", console=True
+    )
 dist.destroy_process_group()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 out_dir, dataset, seed = "out", "toy", 1337
 eval_interval, eval_iters, log_interval, max_iters = 20, 2, 1, 40
 batch_size, block_size, width, learning_rate = 8, 64, 32, 1.0
-exec(open("configurator.py").read())
+exec(open("configurator.py").read())  # noqa: SIM115
 
 ddp = int(os.environ.get("RANK", -1)) != -1
 if ddp:

@@ -19,7 +19,9 @@ def read(pattern):
 
 def say(step, train_s, val_loss=None):
     val = "" if val_loss is None else f" val_loss:{val_loss:.4f}"
-    print(f"step:{step}/{NUM_STEPS}{val} train_time:{1e3 * train_s:.0f}ms step_avg:{1e3 * train_s / max(step, 1):.2f}ms")
+    print(
+        f"step:{step}/{NUM_STEPS}{val} train_time:{1e3 * train_s:.0f}ms step_avg:{1e3 * train_s / max(step, 1):.2f}ms"
+    )
 
 
 def train(step_s=STEP_S, counted_frac=1.0, validate_s=0.05, first_loss=6.0, offset_s=0.0):
