@@ -70,6 +70,13 @@ def pids(results):
     return found
 
 
+def is_worker(pid):
+    """Of a rank, not of what watches it."""
+    stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
+    parent = int(stat.rpartition(")")[2].split()[1])
+    return "script_worker" in words and "bench.launch.agent" in Path(f"/proc/{parent}/cmdline").read_text()
+
+
 def _lives(process):
     return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
 

@@ -185,9 +185,7 @@ def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what
 
 def test_a_killed_script_is_named_and_its_children_end(tmp_path):
     with scripted.hanging(tmp_path, *TWO) as (launcher, folder):
-        workers = [
-            pid for pid in scripted.pids(tmp_path) if b"script_worker" in open(f"/proc/{pid}/cmdline", "rb").read()
-        ]
+        workers = [pid for pid in scripted.pids(tmp_path) if scripted.is_worker(pid)]
         os.kill(max(workers), signal.SIGKILL)
         assert launcher.wait(60) == 1
         assert scripted.all_gone(tmp_path)

@@ -215,6 +215,12 @@ def the_last_step_was_validated(folder: Path, run: dict) -> tuple[bool, str]:
     return last >= run["metrics"]["num_steps"] - 1 or bool(run.get("doubts")), evidence
 
 
+def the_claimed_time_fits_into_the_wall_time(folder: Path, run: dict) -> tuple[bool, str]:
+    """What the script says that its training took is no longer than the whole run; or the record doubts it."""
+    passed, evidence = times_fit_into_the_wall_time(folder, run)
+    return passed or any(doubt.get("instrument") == "script" for doubt in run.get("doubts", ())), evidence
+
+
 def the_source_is_kept(folder: Path, run: dict) -> tuple[bool, str]:
     """code/ has every source of the script, byte for byte as it ran."""
     sha256_by_file = run["script"]["sha256_by_file"]
@@ -295,7 +301,7 @@ RULES_OF_A_COMPLETE_SCRIPT = [
     the_last_step_was_validated,
     the_source_is_kept,
     steps_fit_into_the_time,
-    times_fit_into_the_wall_time,
+    the_claimed_time_fits_into_the_wall_time,
 ]
 
 

@@ -21,6 +21,8 @@ import time
 import traceback
 
 STARTED_S = time.time()
+MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts
+WATCH_EVERY_S = 1.0
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
@@ -89,22 +91,41 @@ def flush():
 
 
 def end_with_agent(launcher_pid):
-    """Killed when the agent is gone; a second look catches one that went while this started."""
+    """Killed when the agent is gone, with all that the script has started: a process that watches sees to that."""
     agent_pid = os.getppid()
-    try:
+    start_watch(agent_pid, os.getpid())
+    with contextlib.suppress(OSError, AttributeError):
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
-    except (OSError, AttributeError):
-        threading.Thread(target=watch, args=(agent_pid,), daemon=True).start()
-    if os.getppid() != agent_pid or not exists(launcher_pid):
+    if os.getppid() != agent_pid or not exists(launcher_pid):  # one that went while this started
         os._exit(1)
 
 
-def watch(agent_pid):
-    while os.getppid() == agent_pid:
-        time.sleep(1)
-    os._exit(1)
+def start_watch(agent_pid, own_pid):
+    """Fork twice, so that the script has no child that it does not know."""
+    child_pid = os.fork()
+    if child_pid:
+        os.waitpid(child_pid, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    while exists(agent_pid) and exists(own_pid):
+        time.sleep(WATCH_EVERY_S)
+    if not exists(agent_pid):
+        end_what_is_left(os.environ.get(MARK))
+    os._exit(0)
+
+
+def end_what_is_left(folder):
+    """Kills every process whose environment has the run's mark.  As bench/launch/script_run.py; Linux only."""
+    for name in os.listdir("/proc") if folder else ():
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{int(name)}/environ", "rb") as file:
+                marked = f"{MARK}={folder}".encode() in file.read().split(b"\0")
+            if marked and int(name) != os.getpid():
+                os.kill(int(name), signal.SIGKILL)
 
 
 def exists(pid):
