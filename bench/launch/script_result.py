@@ -197,7 +197,7 @@ def _write_result(folder, facts, measured, said, telemetry):
             peaks[kind] = [(one.get("peak_mem_gib") or {}).get(kind) for one in by_rank]
     result = {
         "measured": measured | {"peak_mem_gib_by_rank": peaks},
-        "torch_facts": (first.get("torch") or {}) | ({"python": first["python"]} if "python" in first else {}),
+        "torch_facts": _torch_facts(first) | ({"python": first["python"]} if "python" in first else {}),
         "instrument_summaries": {"telemetry": telemetry["summary"]} if telemetry["summary"] else {},
         "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
         + telemetry["doubts"],
@@ -210,6 +210,13 @@ def _write_result(folder, facts, measured, said, telemetry):
         env = _json(folder / "environment.json")
         packages = dict(sorted((name, version) for name, version in first["packages"].items() if name))
         atomic.write_json(folder / "environment.json", env | {"packages": packages, "python": first["python"]})
+
+
+def _torch_facts(first):
+    """The script's own torch; None of all where it ended well and imported none; {} where nothing is known."""
+    if not first.get("torch") and "python" in first:
+        return dict.fromkeys(("torch", "cuda", "cudnn", "nccl"))
+    return first.get("torch") or {}
 
 
 def _shown(name):
