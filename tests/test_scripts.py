@@ -1,5 +1,6 @@
 """Somebody's own training script as a run: unmodified, timed from outside, its claims held against what was seen."""
 
+import gzip
 import json
 import os
 import shutil
@@ -232,6 +233,21 @@ def _takes_anyway():
     return "--anyway" in real_runs.bench(".", "race", "--help").stdout
 
 
+def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tmp_path):
+    folder = scripted.run(tmp_path, scripted.MODDED, "profile=window", *TWO)
+    run, rows = real_runs.run_json(folder), step_files.read(folder)
+    assert [row["step"] for row in rows if row["flags"] == "profiled"] == [5, 6, 7, 8, 9]
+    assert run["metrics"]["num_flagged_steps"] == 5
+    (trace,) = (folder / "traces").iterdir()
+    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert {"ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"} <= names and "ProfilerStep#9" not in names
+    assert any(name and "SGD.step" in name for name in names)
+    assert run["instrument_summaries"]["window"]["window"]["status"] == "recorded"
+    assert of_script(run) == [] and faults(folder) == []
+    done = real_runs.bench(tmp_path, "analyze", str(folder))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_cheat_is_not_compared(planted, tmp_path):
     a, b = planted("good")["folder"], planted("claims_less")["folder"]
     done = real_runs.bench(tmp_path, "compare", str(a), str(b))
@@ -252,7 +268,7 @@ def test_a_script_is_never_compared_with_our_own_runs(planted, finished_run, tmp
         (["script=ODD", "model=modern"], "model=modern: script="),
         (["script=ODD", "optim.lr=1"], "has its own model and optimizer: remove it"),
         (["script=ODD", "instruments=[regions]"], "a script is measured from outside"),
-        (["script=ODD", "profile=modded"], "a script is measured from outside"),
+        (["script=ODD", "profile=stages"], "use profile=window or profile=modded"),
         (["script.args=[3]"], "there is no script"),
         (["script=ODD", "script.python=no-python"], "there is no such interpreter"),
         (["script=ODD", "script.data=/tmp/data"], "give a folder below the script's own"),

@@ -123,6 +123,15 @@ def read_yaml(path: str, where: str) -> Console:
     return Console("patterns", lambda: Patterns(patterns, first_step))
 
 
+def edge(path: str) -> tuple[str, int]:
+    """Of a yaml of patterns that can be read: the pattern of a step's line, its number the first group, and what is to
+    be added to it.
+    """
+    with open(path) as file:
+        found = yaml.safe_load(file)
+    return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", found["step"]), 1 - found.get("first_step", 1)
+
+
 def _pattern(where, text):
     try:
         pattern = re.compile(text)

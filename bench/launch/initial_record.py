@@ -10,7 +10,7 @@ from bench import atomic, instruments, private, utc
 from bench.config import groups, schema
 from bench.data import sources
 from bench.exporters import dashboards
-from bench.launch import script, script_folder
+from bench.launch import script, script_folder, script_profile
 from bench.machine import code_state, environment
 from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
@@ -124,6 +124,7 @@ def write_inputs(folder, job, env, started_s, pipes=()):
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     if job.script:
         work = script_folder.make(folder, job.script, job.dataset, sources.data_root())
-        launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), [])
+        profile = script_profile.asked(job.config.instruments, job.script.dialect)
+        launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
     step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "init_start"})

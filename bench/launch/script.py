@@ -15,10 +15,11 @@ from pathlib import Path, PurePosixPath
 from bench import private, script_files
 from bench.config import schema
 from bench.importers import dialects
+from bench.launch import script_profile
 from bench.machine import environment
 from bench.paths import REPO, of_user
 
-INSTRUMENTS = ("telemetry",)  # those that see a run from outside
+INSTRUMENTS = ("telemetry", *script_profile.NAMES)  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
 # What a script gets of the shell's variables, beside those that a record keeps (environment.env_variables).
 PASSED = (
@@ -114,8 +115,8 @@ def _set_instruments(config, overrides):
         if key == "instruments" and not set(names) <= set(INSTRUMENTS):
             remedy = f"choose from {', '.join(INSTRUMENTS)}, or none: instruments=[]"
             raise ValueError(f"{word}: a script is measured from outside, where those do not see: {remedy}")
-        if key == "profile" and value != "null":
-            raise ValueError(f"{word}: a script is measured from outside: profile it with its own profiler")
+        if key == "profile" and value not in ("null", "window", "modded"):
+            raise ValueError(f"{word}: a script is measured from outside: use profile=window or profile=modded")
     config.instruments = {name: settings for name, settings in config.instruments.items() if name in INSTRUMENTS}
 
 
@@ -146,7 +147,7 @@ def environment_of(script: Script, env: Mapping[str, str]) -> dict[str, str]:
     return passed | dict(script.env)
 
 
-def dumped(script: Script, work: Path, seed: int, pipes: list[str], hooks: list[str]) -> dict:
+def dumped(script: Script, work: Path, seed: int, pipes: list[str], profile: dict | None) -> dict:
     """What bench/training/script_worker.py reads of the launch file."""
     return {
         "path": str(work / script.path.name),
@@ -154,5 +155,5 @@ def dumped(script: Script, work: Path, seed: int, pipes: list[str], hooks: list[
         "work": str(work),
         "beside": str(script.path.parent),
         "pipes": pipes,
-        "hooks": hooks,
+        "profile": profile,
     }

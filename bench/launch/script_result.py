@@ -15,7 +15,7 @@ from bench.importers import dialects
 from bench.importers.foreign_run import Run
 from bench.importers.modded_nanogpt import MEANINGS
 from bench.importers.records import rows_of
-from bench.launch import script_data, script_folder
+from bench.launch import script_data, script_folder, script_profile
 from bench.launch.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.paths import REPO
 from bench.record import failures, printed_times, run_folder, step_files
@@ -47,6 +47,7 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
         return failures.failure("no_metric_lines", NO_LINES.format(run["script"]["dialect"]))
     foreign = runs[-1]
     rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
+    telemetry["profiles"] = script_profile.conclude(folder, job.config.instruments, rows)
     is_wall = foreign.train_time_ms is None
     if is_wall:
         count_wall(rows)
@@ -198,7 +199,8 @@ def _write_result(folder, facts, measured, said, telemetry):
     result = {
         "measured": measured | {"peak_mem_gib_by_rank": peaks},
         "torch_facts": _torch_facts(first) | ({"python": first["python"]} if "python" in first else {}),
-        "instrument_summaries": {"telemetry": telemetry["summary"]} if telemetry["summary"] else {},
+        "instrument_summaries": telemetry.get("profiles", {})
+        | ({"telemetry": telemetry["summary"]} if telemetry["summary"] else {}),
         "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
         + telemetry["doubts"],
         "warnings": telemetry["warnings"],

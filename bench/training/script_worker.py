@@ -47,8 +47,9 @@ def main(folder):
         os.environ[name] = os.path.join(folder, "logs", "flight_rank")
     os.chdir(script["work"])
     watch_opened(os.path.join(folder, f".rank{rank}.opened.tmp"), (script["work"], script["beside"]))
-    for hook in script["hooks"]:
-        install(hook, folder, rank)
+    if script["profile"] and rank == 0:
+        profiler = os.path.join(os.path.dirname(os.path.abspath(__file__)), "script_profiler.py")
+        runpy.run_path(profiler)["install"](folder, script["profile"])
     exit_code = 0
     try:
         run(script["path"], script["args"])
@@ -166,11 +167,6 @@ def watch_opened(path, beside):
 
     beside = tuple(os.path.realpath(folder) + os.sep for folder in beside)
     sys.addaudithook(hook)
-
-
-def install(path, folder, rank):
-    """A file of the harness's that looks inside: its install(folder, rank) is called before the script runs."""
-    runpy.run_path(path)["install"](folder, rank)
 
 
 # ---- how it ended
