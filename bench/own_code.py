@@ -139,7 +139,8 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
     found = {}
     for import_path in import_paths:
         if import_path.endswith(script_files.MAIN):
-            found |= script_files.sources(of_user(import_path.removesuffix(script_files.MAIN)).absolute())
+            path = of_user(import_path.removesuffix(script_files.MAIN)).absolute()
+            found |= script_files.sources(Path(os.path.normpath(path)))
             continue
         name = import_path.partition(":")[0]
         path = _file(name)

@@ -88,7 +88,7 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     if asked is None:
         return None
     _set_instruments(config, overrides)
-    path, python = of_user(asked.path).absolute(), _python(asked.python)
+    path, python = Path(os.path.normpath(of_user(asked.path).absolute())), _python(asked.python)
     if not path.is_file():
         raise ValueError(f"script={asked.path}: there is no such file: give the training script, e.g. train_gpt.py")
     asked.env = {name: _value(name, value) for name, value in (asked.env or {}).items()} or None

@@ -196,6 +196,8 @@ def _write_result(folder, facts, measured, said, telemetry):
     for kind in ("allocated", "reserved"):
         if any(kind in (one.get("peak_mem_gib") or {}) for one in by_rank):
             peaks[kind] = [(one.get("peak_mem_gib") or {}).get(kind) for one in by_rank]
+    if any(peak is not None for peak in telemetry.get("device_peak_mem_gib", ())):
+        peaks["device"] = telemetry["device_peak_mem_gib"]
     result = {
         "measured": measured | {"peak_mem_gib_by_rank": peaks},
         "torch_facts": _torch_facts(first) | ({"python": first["python"]} if "python" in first else {}),

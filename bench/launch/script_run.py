@@ -78,7 +78,7 @@ class Watched:
             sampling.close()
 
     def tick(self):
-        """steps.csv and .progress.tmp as far as the script has printed; on a full disk they wait."""
+        """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
         new = self._output.lines[self._num_read :]
         self._num_read += len(new)
         if self._reader is None:
@@ -86,14 +86,12 @@ class Watched:
             if name is None:
                 return
             self._reader = dialects.of_name(name)
-        rows = [(t_ns, row) for t_ns, text in new if (row := self._reader.row(text))]
-        if not rows:
-            return
-        columns = ("step", "train_loss", "val_loss", "step_ms")
-        with contextlib.suppress(OSError):
-            kept = [{"flags": "", **{name: row.get(name) for name in columns}} for _, row in rows]
+        rows = [row for _, text in new if (row := self._reader.row(text))]
+        if rows:
+            columns = ("step", "train_loss", "val_loss", "step_ms")
+            kept = [{"flags": "", **{name: row.get(name) for name in columns}} for row in rows]
             step_files.append(self._folder, kept)
-            for _, row in rows:
+            for row in rows:
                 self._last |= row
             self._write_progress()
 
@@ -126,14 +124,31 @@ class Watched:
             return found
         timed = printed_times.events(script_result.rows_of_output(self._output, self._job.script.dialect))
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
-        joined = join.summary(samples.read(self._folder / "telemetry.csv"), spans, self._started, self._stopped)
+        rows = samples.read(self._folder / "telemetry.csv")
+        joined = join.summary(rows, spans, self._started, self._stopped)
         summary = join.whole(joined, self._started, self._stopped)
         said = [
             {"rank": None, "instrument": "telemetry", "edge": "run end", "error": words}
             for words in join.warnings(joined, self._stopped["report"])
         ]
         doubts = [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in throttling.doubts(summary)]
-        return found | {"summary": summary, "doubts": doubts, "warnings": self._warnings + said}
+        peaks = (
+            [max(used, default=None) for used in _used_gib(rows)] if self._job.config.hardware.device == "cuda" else []
+        )
+        return found | {
+            "device_peak_mem_gib": peaks,
+            "summary": summary,
+            "doubts": doubts,
+            "warnings": self._warnings + said,
+        }
+
+
+def _used_gib(rows):
+    """GiB in use at every sample, of each GPU."""
+    return [
+        [row["mem_gib"] for row in of_one if row.get("mem_gib") is not None]
+        for of_one in samples.by_device(rows).values()
+    ]
 
 
 def end_what_is_left(folder: Path) -> None:
