@@ -5,13 +5,18 @@ import json
 import os
 import shutil
 import signal
+import statistics
 
 import pytest
 import real_runs
 import scripted
 
+from bench.compare import eligibility
 from bench.importers import dialects
+from bench.machine import code_state
+from bench.race import arm_process
 from bench.record import ledger, run_folder, step_files, verification
+from bench.record.rows import row_of
 
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
@@ -41,7 +46,9 @@ def test_a_script_of_modded_nanogpts_habits_runs_unmodified_on_two_ranks(modded)
     assert (run["model"], run["optim"], run["world_size"]) == ({"arch": "train_gpt.py"}, "unknown", 2)
     assert [row["step"] for row in rows] == list(range(21))
     assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 10, 20]
-    assert run["metrics"]["train_s"] == max(row["train_time_at_val_ms"] or row["train_time_ms"] for row in rows) / 1e3
+    assert (
+        run["metrics"]["train_s"] == max(row.get("train_time_at_val_ms") or row["train_time_ms"] for row in rows) / 1e3
+    )
     assert "batch_tokens" not in run["measured"] and run["metrics"]["tokens_per_s"] is None
     assert run["environment"]["torch"] is not None
     assert of_script(run) == []
@@ -53,9 +60,9 @@ def test_its_lines_are_timed_from_outside(modded):
     first, last = rows[0]["val_line_t_ns"], rows[-1]["val_line_t_ns"]
     assert measured["wall_of_lines_s"] == pytest.approx((last - first) / 1e9)
     assert measured["counted_s"] == pytest.approx(
-        (rows[-1]["train_time_at_val_ms"] or rows[-1]["train_time_ms"]) / 1e3 - (rows[0]["train_time_ms"]) / 1e3
+        (rows[-1].get("train_time_at_val_ms") or rows[-1]["train_time_ms"]) / 1e3 - (rows[0]["train_time_ms"]) / 1e3
     )
-    assert all(row["wall_ms"] >= 20 for row in rows[1:])  # each step sleeps 20 ms
+    assert statistics.median(row["wall_ms"] for row in rows[1:]) >= 20  # each step sleeps 20 ms
 
 
 def test_its_source_is_kept_and_is_its_identity(modded):
@@ -253,6 +260,39 @@ def test_a_cheat_is_not_compared(planted, tmp_path):
     done = real_runs.bench(tmp_path, "compare", str(a), str(b))
     assert done.returncode == 2
     assert "1 run of B cannot be trusted: it claims less time than its lines took" in " ".join(done.stdout.split())
+
+
+def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(planted):
+    a = row_of(planted("good"))
+    b = a | {"run_id": "other", "script_doubt": None}
+    setting = json.loads(a["setting"])
+    others = [b | {"setting": json.dumps(setting | {"torch": "1.13"}), "comparability_id": "f" * 16}]
+    found = eligibility.judge([a], others)
+    assert found.refusals == [] and "software-differs" in found.flags
+    assert any("torch differ: " in one and one.endswith("part of what is raced") for one in found.remarks)
+    others = [b | {"setting": json.dumps(setting | {"world_size": 2}), "comparability_id": "f" * 16}]
+    assert any("world size differ" in one for one in eligibility.judge([a], others).refusals)
+
+
+def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_writes_is_none(tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(scripted.MODDED.parent, folder)
+    own = [f"{folder / 'train_gpt.py'}:__main__"]
+
+    def identity():
+        code_state._sha256_of_syntax.cache_clear()
+        return arm_process.source_sha256(real_runs.REPO, own)
+
+    before = identity()
+    (folder / "logs").mkdir()
+    (folder / "logs" / "old.py").write_text("1")
+    (folder / "weights.pt").write_bytes(b"1")
+    assert identity() == before
+    (folder / "helper.py").write_text((folder / "helper.py").read_text() + "\nx = 1\n")
+    edited = identity()
+    assert edited != before
+    (folder / "settings.json").write_text("{}")
+    assert identity() not in (before, edited)
 
 
 def test_a_script_is_never_compared_with_our_own_runs(planted, finished_run, tmp_path):

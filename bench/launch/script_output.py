@@ -20,7 +20,7 @@ from bench.units import KIB, MIB
 HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
 TAIL_LINES = 200
 MAX_LINE_BYTES = 4 * KIB
-MAX_METRIC_BYTES = 64 * MIB
+MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
 PIPE_BYTES = MIB
 F_SETPIPE_SZ = 1031  # linux/fcntl.h
 

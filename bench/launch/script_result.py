@@ -37,33 +37,28 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
     run["script"] |= {"dialect": _shown(name), "num_unkept_lines": output.num_unkept_lines}
     run["script"] |= {"opened": script_data.shown(folder, job, facts["opened"])}
-    if name is None:
-        _write_result(folder, facts, {}, [], telemetry)
-        return failures.failure("no_metric_lines", NO_LINES.format(f"a dialect ({', '.join(dialects.NAMES)})"))
-    texts = [text for _, text in output.lines]
-    runs, of_file = dialects.read(name, texts)
+    runs, of_file = dialects.read(name, [text for _, text in output.lines]) if name else ([], {})
     if not runs:
         _write_result(folder, facts, {}, [], telemetry)
-        return failures.failure("no_metric_lines", NO_LINES.format(run["script"]["dialect"]))
+        which = run["script"]["dialect"] or f"a dialect ({', '.join(dialects.NAMES)})"
+        return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
     rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
     telemetry["profiles"] = script_profile.conclude(folder, job.config.instruments, rows)
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
     is_wall = foreign.train_time_ms is None
     if is_wall:
         count_wall(rows)
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
     measured = _measured(foreign, rows, is_wall)
-    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
-    said += [*_of_lines(foreign, runs), *script_data.doubts(folder, job, facts["opened"])]
-    said += [f"{one} changed while it ran" for one in script_folder.changed(job.script, folder / script_folder.WORK)]
-    if math.log(job.dataset.vocab_size) * TRAINED_FRAC > (_first_loss(rows) or math.inf):
-        said.append(f"its loss at step 0 is already {_first_loss(rows):.3f}: it trained before its clock")
-    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
-    _write_steps(folder, rows)
-    _write_result(folder, facts, measured, said, telemetry)
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "declared_steps": foreign.declared_steps}
+    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
+    said += [*_of_lines(foreign, runs, rows, job.dataset.vocab_size), *script_data.doubts(folder, job, facts["opened"])]
+    said += [f"{one} changed while it ran" for one in script_folder.changed(job.script, folder / script_folder.WORK)]
+    _write_steps(folder, rows)
+    _write_result(folder, facts, measured, said, telemetry)
     return _failure(foreign, rows)
 
 
@@ -129,17 +124,16 @@ def unmatched(of_file, dialect):
         yield {"rank": 0, "instrument": "import", "doubt": f"{words}: {text[:80]!r}"}
 
 
-def _of_lines(foreign, runs):
+def _of_lines(foreign, runs, rows, vocab_size):
     """What the lines themselves give to doubt."""
     if len(runs) > 1:
         yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
     last = foreign.declared_steps or foreign.num_steps
     if not foreign.complete and foreign.diverged_step is None:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
-
-
-def _first_loss(rows):
-    return rows[0].get("val_loss") if rows[0]["step"] == 0 else None
+    first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
+    if first_loss is not None and first_loss < TRAINED_FRAC * math.log(vocab_size):
+        yield f"its loss at step 0 is already {first_loss:.3f}: it trained before its clock"
 
 
 def _failure(foreign, rows):

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench import private
 from bench.config import schema
 from bench.paths import REPO
-from bench.record import printed_times, run_folder, step_files
+from bench.record import run_folder, script_rules, step_files
 from bench.record.metrics import metrics
 
 SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
@@ -178,60 +178,6 @@ def losses_are_finite(folder: Path, run: dict) -> tuple[bool, str]:
     return rows[-1]["val_loss"] is not None, f"{len(losses)} losses, the last val_loss {rows[-1]['val_loss']}"
 
 
-def steps_are_those_that_the_script_printed(folder: Path, run: dict) -> tuple[bool, str]:
-    """Rows in order, each with the time at which its line came; how many steps a script makes is its own choice."""
-    rows = step_files.read(folder, strict=True)
-    silent = [row["step"] for row in rows if row["line_t_ns"] is None and row["val_line_t_ns"] is None]
-    last, num_steps = rows[-1]["step"], run["metrics"]["num_steps"]
-    if silent or last != num_steps:
-        return False, f"no line of steps {silent[:5]}" if silent else f"the last row is {last}, num_steps {num_steps}"
-    return True, f"{len(rows)} rows of {num_steps} steps"
-
-
-def printed_times_are_accounted_for(folder: Path, run: dict) -> tuple[bool, str]:
-    """What passed and what the script counted follow from the rows, and the record has every doubt that they give."""
-    rows, measured = step_files.read(folder), run["measured"]
-    if run["timing_protocol"]["id"] != "script-1":
-        return True, "the wall time of the lines is the time: nothing is claimed"
-    found = printed_times.account(rows, measured["num_untimed_steps"])
-    wrong = [
-        f"{name}: {value}, recorded {measured.get(name)}"
-        for name, value in found.items()
-        if not _same(value, measured.get(name))
-    ]
-    reported = {doubt["doubt"] for doubt in run.get("doubts", ())}
-    wrong += [
-        f"not recorded: {doubt}"
-        for doubt in printed_times.doubts(rows, measured["num_untimed_steps"])
-        if doubt not in reported
-    ]
-    return not wrong, "; ".join(wrong) or f"{found['uncounted_s'] or 0:.3f} s uncounted"
-
-
-def the_last_step_was_validated(folder: Path, run: dict) -> tuple[bool, str]:
-    """The last validation is of the last step, or before it (nanoGPT counts one iteration more); or it is doubted."""
-    last = max(row["step"] for row in step_files.read(folder) if row["val_loss"] is not None)
-    evidence = f"step {last} of {run['metrics']['num_steps']}"
-    return last >= run["metrics"]["num_steps"] - 1 or bool(run.get("doubts")), evidence
-
-
-def the_claimed_time_fits_into_the_wall_time(folder: Path, run: dict) -> tuple[bool, str]:
-    """What the script says that its training took is no longer than the whole run; or the record doubts it."""
-    passed, evidence = times_fit_into_the_wall_time(folder, run)
-    return passed or any(doubt.get("instrument") == "script" for doubt in run.get("doubts", ())), evidence
-
-
-def the_source_is_kept(folder: Path, run: dict) -> tuple[bool, str]:
-    """code/ has every source of the script, byte for byte as it ran."""
-    sha256_by_file = run["script"]["sha256_by_file"]
-    wrong = [
-        name
-        for name, sha256 in sha256_by_file.items()
-        if hashlib.sha256((folder / "code" / name).read_bytes()).hexdigest() != sha256
-    ]
-    return not wrong and bool(sha256_by_file), ", ".join(wrong) or f"{len(sha256_by_file)} files"
-
-
 def metrics_follow_from_the_facts(folder: Path, run: dict) -> tuple[bool, str]:
     """Every derived number is what bench/record/metrics.py computes from the raw ones."""
     found, recorded = metrics(run, step_files.read(folder)), run["metrics"]
@@ -294,15 +240,7 @@ RULES_OF_A_COMPLETE_RUN = [
     steps_fit_into_the_time,
     times_fit_into_the_wall_time,
 ]
-# A script has its own model, batch and number of steps: instead of those it is held to what was seen of it.
-RULES_OF_A_COMPLETE_SCRIPT = [
-    steps_are_those_that_the_script_printed,
-    printed_times_are_accounted_for,
-    the_last_step_was_validated,
-    the_source_is_kept,
-    steps_fit_into_the_time,
-    the_claimed_time_fits_into_the_wall_time,
-]
+RULES_OF_A_COMPLETE_SCRIPT = [*script_rules.RULES, steps_fit_into_the_time]
 
 
 def _same(one, other):
