@@ -5,13 +5,12 @@ import sys
 from pathlib import Path
 
 from bench import private
-from bench.data import sources
 from bench.launch import script_folder
 from bench.paths import REPO
+from bench.training import script_worker
 
-DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
-# Where programs keep what they have compiled or downloaded of themselves.
-CACHES = (".cache", ".triton", "torchinductor", "site-packages", "dist-packages")
+# Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
+CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
 MAX_SHOWN = 200
 
 
@@ -47,7 +46,7 @@ def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
 
 
 def _is_data(one):
-    return one["path"].endswith(DATA) or one["real"].endswith(DATA)
+    return one["path"].endswith(script_worker.DATA) or one["real"].endswith(script_worker.DATA)
 
 
 def _of_split(folder, job, split):
@@ -67,8 +66,7 @@ def _known(job, work):
 
 def _is_cache(path):
     parts = Path(path).parts
-    inside = (sys.prefix, sys.base_prefix, os.path.realpath(sources.data_root() / ".hub"))
-    return path.startswith(inside) or any(part.startswith(CACHES) for part in parts)
+    return path.startswith((sys.prefix, sys.base_prefix)) or any(part.startswith(CACHES) for part in parts)
 
 
 def _short(path, work, job):

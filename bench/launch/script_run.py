@@ -111,7 +111,8 @@ class Watched:
         except OSError as error:
             found = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
-            (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
+            with contextlib.suppress(OSError):
+                (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
             words = f"what the script printed cannot be read: {type(error).__name__}: {error}"
             found = failures.failure("exception", words)
         if failure and failure["step"] is None:

@@ -130,13 +130,15 @@ def end_what_is_left(folder):
 
 
 def exists(pid):
+    """A zombie, which nobody has waited for, has ended too."""
     try:
         os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass
-    return True
+    except OSError:  # of another user, or no /proc here
+        return True
 
 
 def watch_opened(path, beside):
