@@ -264,8 +264,9 @@ def test_a_cheat_is_not_compared(planted, tmp_path):
 
 def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(planted):
     a = row_of(planted("good"))
+    setting = json.loads(a["setting"]) | {"torch": "2.13"}  # the planted script imports none
+    a |= {"setting": json.dumps(setting)}
     b = a | {"run_id": "other", "script_doubt": None}
-    setting = json.loads(a["setting"])
     others = [b | {"setting": json.dumps(setting | {"torch": "1.13"}), "comparability_id": "f" * 16}]
     found = eligibility.judge([a], others)
     assert found.refusals == [] and "software-differs" in found.flags
