@@ -270,9 +270,9 @@ def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(plante
     others = [b | {"setting": json.dumps(setting | {"torch": "1.13"}), "comparability_id": "f" * 16}]
     found = eligibility.judge([a], others)
     assert found.refusals == [] and "software-differs" in found.flags
-    assert any("torch differ: " in one and one.endswith("part of what is raced") for one in found.remarks)
+    assert any("torch differs: " in one and one.endswith("part of what is raced") for one in found.remarks)
     others = [b | {"setting": json.dumps(setting | {"world_size": 2}), "comparability_id": "f" * 16}]
-    assert any("world size differ" in one for one in eligibility.judge([a], others).refusals)
+    assert any("world size differs" in one for one in eligibility.judge([a], others).refusals)
 
 
 def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_writes_is_none(tmp_path):
@@ -299,7 +299,7 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
 def test_a_script_is_never_compared_with_our_own_runs(planted, finished_run, tmp_path):
     done = real_runs.bench(tmp_path, "compare", str(planted("good")["folder"]), str(finished_run))
     assert done.returncode == 2
-    assert "timing protocol differ: script-1 in A, tp-1 in B" in " ".join(done.stdout.split())
+    assert "timing protocol differs: script-1 in A, tp-1 in B" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks, script, script_run
+from bench.launch import finish, initial_record, ranks, script
 from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
@@ -54,7 +54,7 @@ def launch(
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
         folder = initial_record.folder_of(job.config, run, results)
-        watched = script_run.Watched(folder, job) if job.script else None
+        watched = _watched(folder, job) if job.script else None
         try:
             initial_record.write_inputs(folder, job, env, started_s, watched.pipes if watched else ())
             run["preflight"] = _preflight(job, env, results, meter, quiet=series is not None)
@@ -71,6 +71,12 @@ def launch(
         dashboards.after_run(folder, job.config.exporters)
     run["folder"] = str(folder.absolute())
     return run
+
+
+def _watched(folder, job):
+    from bench.launch import script_run  # numpy, which a launcher of our own runs does not need
+
+    return script_run.Watched(folder, job)
 
 
 def _preflight(job, env, results, meter, quiet):

@@ -14,12 +14,10 @@ from pathlib import Path, PurePosixPath
 
 from bench import private, script_files
 from bench.config import schema
-from bench.importers import dialects
-from bench.launch import script_profile
 from bench.machine import environment
 from bench.paths import REPO, of_user
 
-INSTRUMENTS = ("telemetry", *script_profile.NAMES)  # those that need nothing of a script but its lines
+INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"
 # What a script gets of the shell's variables, beside those that a record keeps (environment.env_variables).
 PASSED = (
@@ -96,6 +94,8 @@ def of(config: schema.Config, overrides: list[str]) -> Script | None:
     if data.is_absolute() or ".." in data.parts or not data.name:
         raise ValueError(f"script.data={asked.data}: give a folder below the script's own, e.g. {DATA}")
     dialect = asked.dialect
+    from bench.importers import dialects  # numpy, which a launcher of our own runs does not need
+
     if dialect is not None and dialect not in dialects.NAMES:
         dialect = str(of_user(dialect).absolute())
         dialects.read_yaml(dialect, f"script.dialect={asked.dialect}")

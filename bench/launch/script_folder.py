@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import atomic, script_files
-from bench.data import shards as shard_files
 
 WORK = "work"
 COPY_BYTES = 2**24
@@ -63,6 +62,8 @@ def _link_all(source, work, below, copies, data):
 
 def _raw(files, data_root):
     """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
+    from bench.data import shards as shard_files  # numpy, which a launcher of our own runs does not need
+
     digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
     raw = data_root / f"raw-{digest.hexdigest()[:12]}.bin"
     if not raw.exists():

@@ -27,10 +27,10 @@ DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
 HINTS = {
-    "out_of_memory": "a smaller batch, in the script or by its arguments (script.args=[...])",
+    "out_of_memory": "make the batch smaller, in the script or by its arguments (script.args=[...])",
     "disk_full": "free space where results/ is, then run again",
-    "collective_timeout": "a rank stalled or died: see the other ranks' logs",
-    "exception": "the traceback is in the rank's log",
+    "collective_timeout": "read the other ranks' logs: one of them stalled or died",
+    "exception": "read the traceback at the end of the rank's log",
 }
 
 
