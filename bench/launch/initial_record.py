@@ -105,12 +105,12 @@ def _data(job):
     }
 
 
-def write_inputs(folder, job, env, started_s, pipes=()):
+def write_inputs(folder, job, env, started_s, code, pipes=()):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
-    pipes: of a script's ranks, into which they print.
-    started_s: when the launcher began, seconds since 1970.  The shards' true paths stand only in the launch file, which
-    the end of the run removes: run.json holds no private path.
+    started_s: when the launcher began, seconds since 1970.  code: record_of()["code"].  pipes: of a script's ranks, into
+    which they print.  The shards' true paths stand only in the launch file, which the end of the run removes: run.json
+    holds no private path.
     """
     (folder / "logs").mkdir()
     config = schema.to_dict(job.config)
@@ -119,7 +119,7 @@ def write_inputs(folder, job, env, started_s, pipes=()):
     overrides = [private.redact(override, REPO) for override in job.overrides]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    code_state.write(REPO, folder / "code", job.own_sources)
+    code_state.write(REPO, folder / "code", job.own_sources, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     if job.script:

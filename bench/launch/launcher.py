@@ -56,7 +56,8 @@ def launch(
         folder = initial_record.folder_of(job.config, run, results)
         watched = _watched(folder, job) if job.script else None
         try:
-            initial_record.write_inputs(folder, job, env, started_s, watched.pipes if watched else ())
+            pipes = watched.pipes if watched else ()
+            initial_record.write_inputs(folder, job, env, started_s, run["code"], pipes)
             run["preflight"] = _preflight(job, env, results, meter, quiet=series is not None)
             exit_code, failure = _watch(folder, job, run, child_env, series, watched)
         except Interrupted as error:
