@@ -109,8 +109,8 @@ def write_inputs(folder, job, env, started_s, code, pipes=()):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
     started_s: when the launcher began, seconds since 1970.  code: record_of()["code"].  pipes: of a script's ranks,
-    into which they print.  The shards' true paths stand only in the launch file, which the end of the run removes: run.json
-    holds no private path.
+    into which they print.  The shards' true paths stand only in the launch file, which the end of the run removes:
+    run.json holds no private path.
     """
     (folder / "logs").mkdir()
     config = schema.to_dict(job.config)
