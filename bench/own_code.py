@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bench import script_files
 from bench.paths import REPO, of_user, working_folder
 
 OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
@@ -35,6 +36,8 @@ def short(name: str) -> str:
 
 def of_config(config: dict[str, Any]) -> list[str]:
     """The import paths in a config's nested values, sorted."""
+    if config.get("script"):
+        return []
     optim = config["optim"]
     schedule = optim.get("schedule") or {}
     names = [config["model"]["arch"], config["data"]["source"], optim["name"], schedule.get("name")]
@@ -127,9 +130,14 @@ def sources(import_paths: Iterable[str]) -> dict[str, Path]:
 
     A module of the user's lies in their folder, beside the file named, or in the package named.  An import by a name
     that the program computes is not seen; a kernel's source is, where its file name stands in the Python file.
+    Of a training script (script=PATH) it is {"script/train_gpt.py": its path}, as bench/script_files.py has them.
     """
     found = {}
     for import_path in import_paths:
+        if import_path.endswith(script_files.MAIN):
+            path = of_user(import_path.removesuffix(script_files.MAIN)).absolute()
+            found |= script_files.sources(Path(os.path.normpath(path)))
+            continue
         name = import_path.partition(":")[0]
         path = _file(name)
         roots = [Root(Path(working_folder()))] + ([] if path is None else [Root(path.parent)])

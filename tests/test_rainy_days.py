@@ -8,6 +8,7 @@ import time
 
 import pytest
 import real_runs
+import scripted
 
 from bench.record import run_folder, step_files
 
@@ -193,6 +194,15 @@ def test_a_full_disk_still_gets_its_record(small_disk):
     assert (run["status"], run["failure"]["kind"]) == ("failed", "disk_full")
     assert run["failure"]["rank"] == 0
     assert "free space" in out
+
+
+def test_a_full_disk_ends_a_script_and_its_record_says_so(small_disk):
+    with scripted.hanging(small_disk) as (launcher, folder):
+        fill(small_disk / "other_program.bin")
+        assert launcher.wait(60) == 1
+        assert scripted.all_gone(small_disk)
+        run = real_runs.run_json(folder)
+    assert (run["status"], run["failure"]["kind"]) == ("failed", "disk_full")
 
 
 def fill(path):

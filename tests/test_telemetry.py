@@ -585,12 +585,12 @@ def test_a_lost_gpu_is_a_warning_of_the_record_and_the_run_goes_on(seen, tmp_pat
 
 def test_a_sampler_that_hangs_costs_its_counters_and_not_the_record(seen, monkeypatch):
     watch, telemetry, context = seen({"GPU-a": {}})
-    monkeypatch.setattr(sys.modules["bench.instruments.telemetry"], "ANSWER_S", 1.0)
+    monkeypatch.setattr(sys.modules["bench.telemetry.sampling"], "ANSWER_S", 1.0)
     process = []
 
     def hang(step):
         if step == 3:
-            process.append(telemetry._process)
+            process.append(telemetry._sampling._process)
             telemetry.pause()
 
     train(watch, context, after_step=hang)

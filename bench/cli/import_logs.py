@@ -1,4 +1,4 @@
-"""./run.sh import FORMAT PATH... [--json]      logs of modded-nanogpt, nanochat, nanogpt or kempnerforge -> run folders
+"""./run.sh import FORMAT PATH... [--json]      logs of modded-nanogpt, nanochat, nanogpt, kempnerforge, llm.c -> runs
 
 Every run of a log becomes a record under results/<track>/ with provenance "imported"; what a log does not say is
 unknown.  Importing again changes nothing.  --dry-run only counts.  A line that looks like a metric line and could not

@@ -31,6 +31,7 @@ NAMES = {
     "world_size": "world size",
 }
 
+OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
 
@@ -64,7 +65,7 @@ def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = (
         return answer._replace(loss_refusals=refusals)
     kinds = {"refusal": [refusals, of_losses], "of time": [refusals], "remark": [remarks], "flag": [flags]}
     kinds["of losses"] = [loss_remarks]
-    for rule in (_arms, _code, _disturbed, _setting, _session, _finish_line):
+    for rule in (_arms, _code, _disturbed, _trusted, _setting, _session, _finish_line):
         for kind, word in rule(a, b, names):
             for words in kinds[kind]:
                 words.append(word)
@@ -130,6 +131,14 @@ def _disturbed(a, b, names):
             yield "of time", f"{runs} {words}; race again without it"
 
 
+def _trusted(a, b, names):
+    """What a script prints of itself is a claim: where what was seen of it contradicts that, it is no measurement."""
+    for name, rows in zip(names, (a, b), strict=True):
+        doubted = [row["script_doubt"] for row in rows if row["script_doubt"]]
+        if doubted:
+            yield "refusal", f"{counted(len(doubted), 'run')} of {name} cannot be trusted: {doubted[0]}"
+
+
 def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
     texts = {row["setting"] for row in a + b}
@@ -142,6 +151,10 @@ def _setting(a, b, names):
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not found:
         found = {None: f"comparability_id differs: {_some(ids)}"}
+    if all(str(setting["timing_protocol"]).startswith("script-") for setting in settings):
+        own = [found.pop(key) for key in OF_A_SCRIPT if key in found]
+        yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
+        yield from (("flag", "software-differs") for _ in own)
     yield from (("of time", sentence) for sentence in found.values())
     if of_losses := [key for key in CHANGE_LOSSES if key in found]:
         yield "of losses", f"{_differ(of_losses)}, which may change losses"

@@ -24,6 +24,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "no-spread": "identical times in each arm: not measured? no verdict",
     "runs-without-a-time": "some started runs failed, are invalid or still run",
     "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
+    "software-differs": "the arms' scripts have their own interpreters, with another torch, CUDA or NCCL",
     "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",

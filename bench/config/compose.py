@@ -39,6 +39,7 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     for group in LISTS:
         _check_settings(group, composed[group])
     _check_track(composed["track"])
+    _check_script(composed, overrides)
     return schema.build(schema.Config, composed)
 
 
@@ -108,6 +109,7 @@ def _check_group(override):
 def _set(values, override):
     """Put the value of one setting into the composed values, in place; a dict only over what it names."""
     word, key, value = override.input_line, override.key_or_group, override.value()
+    key = "script.path" if key == "script" and not isinstance(value, dict) else key
     for free in FREE:
         if key.startswith(f"{free}."):
             for part in reversed(key.removeprefix(f"{free}.").split(".")):
@@ -209,6 +211,20 @@ def _check_track(track):
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"
             raise ValueError(f"track.{key}={track[key]}: track {name} says {rule}; {remedy}")
+
+
+def _check_script(composed, overrides):
+    """Without a script there are no settings of one; with one, in place, no model and no optimizer of ours."""
+    if composed["script"]["path"] is None:
+        given = next((word for word in overrides if word.startswith("script.")), None)
+        if given:
+            raise ValueError(f"{given}: there is no script: give script=PATH/train_gpt.py too")
+        composed["script"] = None
+        return
+    for word in overrides:
+        if word.partition("=")[0].replace("/", ".").split(".")[0] in ("model", "optim"):
+            raise ValueError(f"{word}: script={composed['script']['path']} has its own model and optimizer: remove it")
+    composed["model"] = composed["optim"] = None
 
 
 def _check_settings(group, chosen):

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bench.config import compose, meanings, schema
-from bench.config.typed import KINDS, MISSING, allowed, default_of, variant, variants
+from bench.config.typed import KINDS, MISSING, allowed, default_of, plain_of, variant, variants
 from bench.paths import CONF, project_folder
 
 UNITS = {  # the last part of a setting's name: its unit
@@ -66,11 +66,11 @@ def _of_class(cls, path, brought_by=(), known=()):
     """Of a dataclass and of those within; known: names of fields that another class has shown already."""
     hints, comments = typing.get_type_hints(cls, include_extras=True), meanings.of_class(cls)
     for one in dataclasses.fields(cls):
-        key, hint = path + one.name, hints[one.name]
+        key, hint = path + one.name, plain_of(hints[one.name])
         if one.name in known or key in compose.LISTS:
             continue
         if not dataclasses.is_dataclass(hint):
-            yield Setting(key, comments[one.name], allowed(hint), default_of(one), brought_by)
+            yield Setting(key, comments[one.name], allowed(hints[one.name]), default_of(one), brought_by)
             continue
         yield from _of_class(hint, f"{key}.")
         shared = {field.name for field in dataclasses.fields(hint)}

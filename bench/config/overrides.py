@@ -8,7 +8,8 @@ import re
 
 from bench.config.groups import GROUPS, choices
 
-PATH_KEYS = ("data.train_glob", "data.val_glob")
+PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
+PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
 NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 
@@ -93,7 +94,8 @@ def _two_values(override):
 def _quoted(override):
     """A path may hold ~, spaces, brackets and quotes, which Hydra's grammar reads as its own: quote it for the user."""
     key, _, value = override.partition("=")
-    if key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
+    is_plain = key.startswith("script") and PLAIN_PATHS.fullmatch(value)
+    if key not in PATH_KEYS or is_plain or value in ("", "null") or value[0] in "'\"":
         return override
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

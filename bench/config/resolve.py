@@ -3,6 +3,9 @@
 Every refusal is a ValueError that names the setting, its value and what to try.
 """
 
+import re
+from pathlib import Path
+
 from bench import own_code
 from bench.config import schema
 
@@ -11,12 +14,24 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
     config = schema.build(schema.Config, schema.to_dict(config))
     resolve_hardware(config.hardware, machine)
+    if config.script is not None:
+        _resolve_script(config, vocab_size)
+        return config
     _resolve_batch(config)
     _resolve_model(config, vocab_size)
     _check_goal(config)
     if config.name is None:
         config.name = f"{own_code.short(config.model.arch)}-{own_code.short(config.optim.name)}"
     return config
+
+
+def _resolve_script(config, vocab_size):
+    """Of what a script decides itself, dtype and compilation among it, nothing is known."""
+    config.data.vocab_size = vocab_size
+    config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
+    if config.name is None:
+        path = Path(config.script.path)
+        config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{path.parent.name}-{path.stem}").strip("-.") or "script"
 
 
 def _refuse(what, value, remedy):

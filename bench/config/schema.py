@@ -138,13 +138,25 @@ class TrackConfig:
 
 
 @dataclass(kw_only=True)
+class ScriptConfig:
+    path: str | None = None  # somebody's own training program, script=train_gpt.py; null: train a model of ours
+    args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
+    python: str | None = None  # the interpreter that runs it; null: this program's own
+    env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
+    dialect: str | None = None  # how its lines read: a name, or a yaml of patterns; null: found in what it prints
+    data: str | None = None  # folder in which it looks for shards; null: data/fineweb10B
+    raw_data: bool | None = None  # give it nanoGPT's train.bin and val.bin there, without a header; null: shards
+
+
+@dataclass(kw_only=True)
 class Config:
     name: Name | None = None  # for people, in the run's id; null: arch-optim
     # of the initial weights and of torch's random numbers
     seed: Annotated[int, Range(lambda value: 0 <= value < 2**63, "of 0 or more, below 2**63")] = 0
-    model: ModelConfig  # what is trained
+    script: ScriptConfig | None = None  # somebody's own training script in the place of ours; null: ours
+    model: ModelConfig | None  # what is trained; null: a script's own
     data: DataConfig  # what it is trained on, and in which portions
-    optim: optimizers.Config  # how weights are updated
+    optim: optimizers.Config | None  # how weights are updated; null: a script's own way
     goal: GoalConfig  # when a run ends and what it should reach
     hardware: HardwareConfig = field(default_factory=HardwareConfig)  # where and how it runs
     track: TrackConfig  # the rules that a run keeps
@@ -212,11 +224,17 @@ def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
+    if values["optim"] is None:
+        return _digest(values)
     schedule = values["optim"].pop("schedule")
     shared = schedule.keys() & values["optim"].keys() - {"name"}
     if shared:  # of the user's own classes
         raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
     values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
+    return _digest(values)
+
+
+def _digest(values):
     text = json.dumps(_without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
@@ -230,6 +248,8 @@ def _without_none(values):
 def get(config: Config | dict, dotted: str) -> Any:
     """Value of a dotted key, of a Config or of its dict."""
     for part in dotted.split("."):
+        if config is None:  # a group that the run does not have: script, or of a script model and optim
+            return None
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
 

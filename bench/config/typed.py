@@ -46,11 +46,12 @@ def filled(cls, values):
     cls, whole = _variant(cls, values), dict(values)
     hints = typing.get_type_hints(cls)
     for one in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[one.name]):
+        plain, _, _ = _parts(hints[one.name])
+        if dataclasses.is_dataclass(plain):
             group = values.get(one.name) or {}
             if not isinstance(group, dict):
                 raise ValueError(f"{one.name}={group}: use {GROUP}")
-            whole[one.name] = filled(hints[one.name], group)
+            whole[one.name] = filled(plain, group)
         else:
             whole.setdefault(one.name, default_of(one))
     return whole
@@ -147,6 +148,11 @@ def allowed(hint: typing.Any) -> str:
     if kind is list:
         words.append(f"of {allowed(*typing.get_args(plain)).removeprefix('a ')}s")
     return " ".join(words + [one.words for one in ranges]) + (", or null" if may_be_none else "")
+
+
+def plain_of(hint: typing.Any) -> typing.Any:
+    """A field's type without None and without Ranges."""
+    return _parts(hint)[0]
 
 
 def _parts(hint):

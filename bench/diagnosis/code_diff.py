@@ -2,7 +2,7 @@
 
 Nothing is checked out and nothing is written into the repository: trees are made in an index and an object store of
 their own.  What a record says is data for git, which refuses paths that lead outside.  The files of the user's own
-classes, which each record holds whole (code/own/), are compared without git.
+classes and of a training script, which each record holds whole (code/own/, code/script/), are compared without git.
 """
 
 import difflib
@@ -17,6 +17,7 @@ from bench.machine import code_state, git
 from bench.paths import REPO
 
 MAX_PATCH_CHARS = 200_000
+WHOLE = ("own", "script")  # folders of code/ with the user's files
 SHOWN = ("--", ".", ":(exclude)results")
 
 
@@ -51,7 +52,7 @@ def _found(files, patch, unknown):
 
 def _own_change(a_folder, b_folder):
     """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
-    a, b = _own_files(a_folder / "code"), _own_files(b_folder / "code")
+    a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
     found = []
     for name in sorted(a.keys() | b.keys()):
         texts = [side[name].read_text(errors="replace").splitlines() if name in side else [] for side in (a, b)]
@@ -63,16 +64,17 @@ def _own_change(a_folder, b_folder):
     return found
 
 
-def _own_files(code):
+def _whole_files(code):
     """{own/my_model.py: its path in the record}."""
-    return {path.relative_to(code).as_posix(): path for path in (code / "own").rglob("*") if path.is_file()}
+    paths = (path for part in WHOLE for path in (code / part).rglob("*") if path.is_file())
+    return {path.relative_to(code).as_posix(): path for path in paths}
 
 
 def _same_but_own(*folders):
     """Whether the records say that nothing of the harness differs."""
     codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
     differing = code_state.differing_files(*codes) if all(codes) else None
-    return differing is not None and all(name.startswith("own/") for name in differing)
+    return differing is not None and all(name.partition("/")[0] in WHOLE for name in differing)
 
 
 def _counted(line):

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.importers import consoles, modded_nanogpt, records
 from bench.units import GIB, gib_from_bytes
 
-FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge")
+FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge", "llm.c")
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
 MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
 

@@ -36,9 +36,9 @@ class NanoGpt:
 
     def row(self, line):
         if match := self.step.search(line):
-            return {"step": int(match[1]) + 1, "train_loss": _number(match[2]), "step_ms": _number(match[3])}
+            return {"step": int(match[1]) + 1, "train_loss": as_number(match[2]), "step_ms": as_number(match[3])}
         if match := self.val.search(line):
-            return {"step": int(match[1]), "val_loss": _number(match[3])}
+            return {"step": int(match[1]), "val_loss": as_number(match[3])}
         return None
 
     def clock(self, by_step):
@@ -48,7 +48,7 @@ class NanoGpt:
         """
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
-        _summed(by_step, untimed=0)
+        summed(by_step, untimed=0)
         return "sum of the iterations' times, validations included", 0
 
 
@@ -80,12 +80,12 @@ class NanoChat:
     def row(self, line):
         if match := self.step.search(line):
             row = {"step": int(match[1]) + 1, "total": int(match[2])} if match[2] else {"step": int(match[1])}
-            row |= {"train_loss": _number(match[3]), "step_ms": _number(match[4])}
-            return row | ({"train_time_ms": 60e3 * _number(match[5])} if match[5] else {})
+            row |= {"train_loss": as_number(match[3]), "step_ms": as_number(match[4])}
+            return row | ({"train_time_ms": 60e3 * as_number(match[5])} if match[5] else {})
         if match := self.old_sft.search(line):
-            return {"step": int(match[1]) + 1, "total": int(match[2]) - 1, "train_loss": _number(match[3])}
+            return {"step": int(match[1]) + 1, "total": int(match[2]) - 1, "train_loss": as_number(match[3])}
         if match := self.val.search(line):
-            return {"step": int(match[1]), "val_loss" if match[2] == "loss" else "val_bpb": _number(match[3])}
+            return {"step": int(match[1]), "val_loss" if match[2] == "loss" else "val_bpb": as_number(match[3])}
         return {"step": int(match[1])} if (match := self.other.search(line)) else None
 
     def clock(self, by_step):
@@ -95,7 +95,7 @@ class NanoChat:
         """
         is_sft = not any("total" in row for row in by_step.values())
         untimed = NUM_UNTIMED_SFT if is_sft else NUM_UNTIMED
-        _summed(by_step, untimed)
+        summed(by_step, untimed)
         return f"time of the steps, the first {untimed} untimed", untimed
 
 
@@ -122,28 +122,62 @@ class KempnerForge:
             return None
         row, words = {"step": int(match[1])}, [word.strip().partition("=") for word in match[2].split("|")]
         for key, equals, text in words:
-            if not equals or (key in self.keys and _number(text) is None):
+            if not equals or (key in self.keys and as_number(text) is None):
                 return None
             if key in self.keys:
-                row[self.keys[key]] = _number(text)
+                row[self.keys[key]] = as_number(text)
             elif key == "step_time" and text.endswith("s"):
-                row["step_ms"] = _number(text[:-2]) if text.endswith("ms") else 1e3 * _number(text[:-1])
+                row["step_ms"] = as_number(text[:-2]) if text.endswith("ms") else 1e3 * as_number(text[:-1])
             elif key == "mem" and "/" in text:
-                row["peak_mib"] = GIB_MIB * _number(text.split("/")[0])
+                row["peak_mib"] = GIB_MIB * as_number(text.split("/")[0])
         return row
 
     def clock(self, by_step):
         """Their sum, where every step was printed (log_interval 1); in hundredths of a second each."""
-        _summed(by_step, untimed=0)
+        summed(by_step, untimed=0)
         return "sum of the steps' times, printed in hundredths of a second", 0
 
 
-FORMS = {"nanogpt": NanoGpt(), "nanochat": NanoChat(), "kempnerforge": KempnerForge()}
+class LlmC:
+    """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", before
+    it "val loss 10.9", which names no step: it is of the weights after the last step that was printed.
+    """
+
+    looks_like = re.compile(r"^\s*(?:step\s+\d+/\d+ \||val loss )")
+    step = re.compile(
+        rf"step\s+(\d+)/(\d+) \| train loss {FLOAT}(?: \| norm {FLOAT})?(?: \| lr {FLOAT})? \| \({FLOAT} ms"
+    )
+    val = re.compile(rf"^\s*val loss {FLOAT}")
+    facts = {"batch_tokens": re.compile(r"total desired batch size: ([\d,]+)")}
+
+    def __init__(self):
+        self._latest = 0
+
+    def row(self, line):
+        if match := self.step.search(line):
+            self._latest = int(match[1])
+            names = ("train_loss", "grad_norm", "lr", "step_ms")
+            row = {name: as_number(text) for name, text in zip(names, match.groups()[2:]) if text}
+            return {"step": self._latest, "total": int(match[2])} | row
+        if match := self.val.search(line):
+            return {"step": self._latest, "val_loss": as_number(match[1])}
+        return None
+
+    def clock(self, by_step):
+        """Their sum, where every step was printed."""
+        summed(by_step, untimed=0)
+        return "sum of the steps' times", 0
 
 
-def read(data, form):
-    """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them)."""
-    text, reader = COLOUR.sub("", data.decode("utf-8", "replace")), FORMS[form]
+FORMS = {"nanogpt": NanoGpt, "nanochat": NanoChat, "kempnerforge": KempnerForge, "llm.c": LlmC}
+
+
+def read(data: bytes, form: str, reader: object = None) -> tuple[list[Run], dict]:
+    """The bytes of a console log -> (list of Run, facts of the file, as modded_nanogpt.read has them).
+
+    reader: of the form; None is that of FORMS.
+    """
+    text, reader = COLOUR.sub("", data.decode("utf-8", "replace")), reader or FORMS[form]()
     runs, unmatched, latest = [], [], 0
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -159,12 +193,12 @@ def read(data, form):
         latest = row["step"]
         runs[-1].setdefault(latest, {}).update(_finite(row))  # a run that was resumed did this step again
     facts = {name: match[match.re.groups] for name, pattern in reader.facts.items() if (match := pattern.search(text))}
-    made = [_run(by_step, number, form, facts if len(runs) == 1 else {}) for number, by_step in enumerate(runs)]
+    made = [_run(by_step, number, form, facts if len(runs) == 1 else {}, reader) for number, by_step in enumerate(runs)]
     counts = {"num_repeated": 0, "num_tail_lines": 0, "format_id": form if runs else "not_a_run"}
     return made, {"unmatched": unmatched} | counts
 
 
-def _number(text):
+def as_number(text: str) -> float | None:
     """ "1,234" -> 1234.0; None for what is not a number."""
     try:
         return float(text.replace(",", ""))
@@ -178,7 +212,7 @@ def _finite(row):
     return kept | ({"diverged": 1} if len(kept) < len(row) else {})
 
 
-def _summed(by_step, untimed):
+def summed(by_step: dict[int, dict], untimed: int) -> None:
     """train_time_ms of each step by adding up step_ms after the untimed ones, if every step was printed."""
     last = max(by_step)
     times_ms = [by_step.get(step, {}).get("step_ms") for step in range(1, last + 1)]
@@ -191,8 +225,8 @@ def _summed(by_step, untimed):
             by_step[step]["train_time_ms"] = total_ms
 
 
-def _run(by_step, number, form, facts):
-    meaning, num_untimed = FORMS[form].clock(by_step)
+def _run(by_step, number, form, facts, reader):
+    meaning, num_untimed = reader.clock(by_step)
     rows = [by_step[step] for step in sorted(by_step)]
 
     def of_rows(name):
@@ -204,13 +238,13 @@ def _run(by_step, number, form, facts):
     total = int(facts["max_iters"]) + 1 if "max_iters" in facts else next(iter(of_rows("total")), total)
     timed, validated = of_rows("train_time_ms"), [row for row in rows if "val_loss" in row or "val_bpb" in row][-1:]
     if "total_min" in facts and ("train_time_ms" not in rows[-1] or len(timed) < last):
-        timed.append(60e3 * _number(facts["total_min"]))
+        timed.append(60e3 * as_number(facts["total_min"]))
     val_step = validated[0]["step"] if validated else None
     diverged = next((row["step"] for row in rows if "diverged" in row), None)
-    peaks_mib = of_rows("peak_mib") + [_number(facts[name]) for name in ("peak_mib",) if name in facts]
-    batch_tokens = _number(facts["batch_tokens"]) if "batch_tokens" in facts else None
+    peaks_mib = of_rows("peak_mib") + [as_number(facts[name]) for name in ("peak_mib",) if name in facts]
+    batch_tokens = as_number(facts["batch_tokens"]) if "batch_tokens" in facts else None
     if "num_tokens" in facts:
-        batch_tokens = _number(facts["num_tokens"]) / last
+        batch_tokens = as_number(facts["num_tokens"]) / last
     known = {"gpu_name": facts.get("gpu_name"), "peak_mib": max(peaks_mib, default=None)}
     return Run(
         number=number,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.importers.foreign_run import Run
 from bench.record.metrics import metrics
 from bench.record.run_folder import SCHEMA_VERSION
 from bench.units import MIB, gib_from_bytes, s_from_ms
@@ -27,7 +28,7 @@ def of_run(run, path, form, facts, part_of=None):
     path: of the log; facts: of the file, as importers.read has them; part_of: the folder that it was under, or None.
     """
     track, name = _track_and_name(Path(path), part_of)
-    rows, doubts = _rows(run), _doubts(facts["unmatched"])
+    rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
     record = _unknown() | {
@@ -131,7 +132,7 @@ def _failure(run):
     return unknown | {"kind": kind, "step": step, "message": message, "hint": hint}
 
 
-def _rows(run):
+def rows_of(run: Run) -> list[dict]:
     """Rows by step; step_ms as printed, or else the difference of printed times of neighbouring steps.
 
     Nothing synchronised those.  The first steps of some programs are in no clock: flagged, with a step_ms only where

@@ -1,4 +1,6 @@
-"""torchrun for one run: starts N ranks, waits, writes how they ended.  python -m bench.launch.agent FOLDER N [MODULE]
+"""torchrun for one run: starts N ranks, waits, writes how they ended.  python -m bench.launch.agent FOLDER N WORD...
+
+A rank is the program WORD... with FOLDER as its last word: by default python -m bench.training.worker.
 
 The same elastic agent as torchrun --standalone; called as a library, because only so does it say which rank ended
 with which exit code.  Its answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
@@ -35,7 +37,7 @@ class NoLogs(LogsSpecs):
         return LogsDest(stdouts=none, stderrs=none, error_files=none)
 
 
-def main(folder, num_processes, module="bench.training.worker"):
+def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.worker")):
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     config = LaunchConfig(
         min_nodes=1,
@@ -51,7 +53,7 @@ def main(folder, num_processes, module="bench.training.worker"):
     )
     threading.Thread(target=_hurry, args=(Path(folder) / "logs",), name="hurry", daemon=True).start()
     try:
-        elastic_launch(config, sys.executable)("-m", module, str(folder))
+        elastic_launch(config, program[0])(*program[1:], str(folder))
     except ChildFailedError as error:
         failures = [
             {"rank": rank, "exit_code": failure.exitcode, "failed_at_s": failure.timestamp}
@@ -85,4 +87,4 @@ def _signal_children(number):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *([sys.argv[3:]] if sys.argv[3:] else [])))

@@ -10,6 +10,7 @@ from bench import atomic, instruments, private, utc
 from bench.config import groups, schema
 from bench.data import sources
 from bench.exporters import dashboards
+from bench.launch import script, script_folder
 from bench.machine import code_state, environment
 from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
@@ -57,20 +58,18 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "comparability_id": None,
         "session_id": environment.session_id(env),
         "world_size": config.hardware.num_processes,
-        "model": {"arch": config.model.arch},
-        "optim": config.optim.name,
+        "model": {"arch": job.script.path.name if job.script else config.model.arch},
+        "optim": "unknown" if job.script else config.optim.name,
         "goal": {
             "target_val_loss": config.goal.target_val_loss,
             "target_gap_nats": config.goal.target_gap_nats,
-            "stop_at_target": config.goal.stop_at_target,
+            "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does
             "val_tokens": config.goal.val_tokens,
         },
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
-        "timing_protocol": TIMING_PROTOCOL
-        | gc_policy.protocol(config.hardware.gc, config.hardware.gc_every_steps)
-        | {"instruments": instruments.in_timed_region(config.instruments)},
+        "timing_protocol": _timing_protocol(job) | {"instruments": instruments.in_timed_region(config.instruments)},
         "code": code_state.state(REPO, job.own_sources),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
@@ -78,7 +77,14 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "measured": {},
         "metrics": {},
         "artifacts": [],
-    }
+    } | ({"script": job.script.facts()} if job.script else {})
+
+
+def _timing_protocol(job):
+    hardware = job.config.hardware
+    if job.script:
+        return script.TIMING_PROTOCOL
+    return TIMING_PROTOCOL | gc_policy.protocol(hardware.gc, hardware.gc_every_steps)
 
 
 def _data(job):
@@ -99,11 +105,12 @@ def _data(job):
     }
 
 
-def write_inputs(folder, job, env, started_s, code):
+def write_inputs(folder, job, env, started_s, code, pipes=()):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
-    started_s: when the launcher began, seconds since 1970.  code: record_of()["code"].  The shards' true paths stand
-    only in the launch file, which the end of the run removes: run.json holds no private path.
+    started_s: when the launcher began, seconds since 1970.  code: record_of()["code"].  pipes: of a script's ranks,
+    into which they print.  The shards' true paths stand only in the launch file, which the end of the run removes:
+    run.json holds no private path.
     """
     (folder / "logs").mkdir()
     config = schema.to_dict(job.config)
@@ -115,5 +122,11 @@ def write_inputs(folder, job, env, started_s, code):
     code_state.write(REPO, folder / "code", job.own_sources, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
+    if job.script:
+        from bench.launch import script_profile  # numpy, as below script_run
+
+        work = script_folder.make(folder, job.script, job.dataset, sources.data_root())
+        profile = script_profile.asked(job.config.instruments, job.script.dialect)
+        launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
     step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "init_start"})

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks, ready, summary
+from bench.launch import finish, initial_record, ranks, ready, script, summary
 from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
@@ -38,24 +38,30 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
+    if job.script:
+        child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
         folder = initial_record.folder_of(job.config, run, results_root())
+        watched = _watched(folder, job) if job.script else None
         try:
-            initial_record.write_inputs(folder, job, env, started_s, run["code"])
+            pipes = watched.pipes if watched else ()
+            initial_record.write_inputs(folder, job, env, started_s, run["code"], pipes)
             checks = ready.checks(job, env, meter.foreign_cpu_cores())
             if series is None:  # else they were shown before the first
                 ready.show_odd(checks)
             run["preflight"] = [asdict(check) for check in checks]
-            exit_code, failure = _watch(folder, job, run, child_env, series)
+            exit_code, failure = _watch(folder, job, run, child_env, series, watched)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
             exit_code, failure = None, failures.failure(failures.kind_of(error), str(error))
         ignore_signals()  # the record is being finished, and once is enough
+        if watched:
+            failure = watched.conclude(run, exit_code, failure)
         finish.finish(folder, run, exit_code, failure, time.time() - started_s)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)
@@ -82,22 +88,39 @@ def launch_each(
                 return
 
 
+def _watched(folder, job):
+    from bench.launch import script_run  # numpy, which a launcher of our own runs does not need
+
+    return script_run.Watched(folder, job)
+
+
 def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, series):
+def _watch(folder, job, run, child_env, series, watched):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     with (
         open(folder / "logs" / "agent.log", "wb") as log,
-        ranks.agent(folder, hardware.num_processes, child_env, log) as process,
+        watched.watching() if watched else contextlib.nullcontext(),
+        ranks.agent(
+            folder,
+            hardware.num_processes,
+            watched.environment(child_env) if watched else child_env,
+            log,
+            watched.program if watched else ranks.WORKER,
+        ) as process,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
     ):
+        if watched:
+            watched.started(process.pid)
         beat_s = time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not has_ended(process.pid, TICK_S):
+            if watched:
+                watched.tick()
             progress.show()
             if series:
                 series.tick()

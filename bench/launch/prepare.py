@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import instruments, own_code, private
+from bench import instruments, own_code, private, script_files
 from bench.config import compose, resolve, schema, windows
 from bench.data import sources
 from bench.exporters import dashboards
-from bench.launch import own_model
+from bench.launch import own_model, script
+from bench.launch.script import Script
 from bench.machine import code_state, environment, gpus
 from bench.paths import REPO, of_user
 
@@ -25,6 +26,7 @@ class Job:
     dataset: sources.Dataset
     overrides: list[str]
     deviations: list[str]  # from the track's rules; not empty: open division
+    script: Script | None = None  # what runs in the place of our own training
 
     @property
     def config_id(self) -> str:
@@ -32,7 +34,9 @@ class Job:
 
     @property
     def own(self) -> list[str]:
-        """Import paths of the user's own classes in the config."""
+        """Import paths of the user's own classes in the config, or of the script."""
+        if self.script:
+            return [f"{self.script.typed}{script_files.MAIN}"]
         return own_code.of_config(schema.to_dict(self.config))
 
     @property
@@ -60,15 +64,19 @@ def this_machine() -> schema.Machine:
 def asked(overrides: list[str]) -> schema.Config:
     """What is asked of this machine, not resolved.  Raises ValueError for the user."""
     config = compose.compose(overrides, this_machine())
-    arch = config.model.arch
+    if config.script is None:
+        _check_arch(config.model.arch)
+    instruments.check(config.instruments)
+    dashboards.check(config.exporters)
+    return config
+
+
+def _check_arch(arch):
     ours = [name for name in compose.choices("model") if importlib.util.find_spec(f"models.{name}")]
     if arch not in ours and not own_code.is_import_path(arch):
         raise ValueError(
             f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
         )
-    instruments.check(config.instruments)
-    dashboards.check(config.exporters)
-    return config
 
 
 def prepare(
@@ -79,7 +87,8 @@ def prepare(
     check_own: whether a model of the user's own is tried first, which takes seconds.
     """
     config = asked(overrides)
-    if check_own:
+    its_script = script.of(config, overrides)
+    if check_own and its_script is None:
         own_model.check(config)
     data = config.data
     for name in GLOBS:
@@ -92,4 +101,4 @@ def prepare(
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
-    return Job(config, dataset, list(overrides), compose.deviations(config))
+    return Job(config, dataset, list(overrides), compose.deviations(config), its_script)

@@ -8,6 +8,7 @@ import json
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
         (folder / "probe.json").write_text(json.dumps({"device": hardware.device, "timeout_s": timeout_s}))
         with (
             open(folder / "logs" / "agent.log", "wb") as log,
-            ranks.agent(folder, num_ranks, env, log, "bench.launch.probe_rank") as process,
+            ranks.agent(folder, num_ranks, env, log, (sys.executable, "-m", "bench.launch.probe_rank")) as process,
         ):
             try:
                 exit_code = process.wait(START_S + 4 * timeout_s)

@@ -1,5 +1,6 @@
 """What a person sees of a run while it runs: a bar on a terminal, some twenty lines in a pipe."""
 
+import re
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bench.training.step_writer import NOTE
 from bench.units import format_about_s
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
+STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that prints as they do
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
 
@@ -62,6 +64,7 @@ class Progress:
     def _measured(self, progress):
         if "step_avg_ms" in progress:
             yield f"step_avg {progress['step_avg_ms']:.2f} ms"
+        if progress.get("tokens_per_s") is not None:  # not of a script
             yield f"{progress['tokens_per_s']:,.0f} tokens/s"
         if progress.get("mfu") is not None:
             yield f"MFU {100 * progress['mfu']:.1f} %"
@@ -75,12 +78,13 @@ class Progress:
         for line, after in zip(lines, [*lines[1:], ""], strict=False):
             if line.startswith(NOTE):
                 yield line.removeprefix(NOTE)
-            if not line.startswith("step:"):
+            match = STEP.match(line)
+            if match is None:
                 continue
             is_validation = "val_loss:" in line
             if not is_validation and (self._brief or self._bars.are_live):
                 continue
-            step = int(line[len("step:") : line.index("/")])
+            step = int(match[1])
             if step >= min(self._next[is_validation], self._num_steps) or self._bars.are_live:
                 self._next[is_validation] = (step // every + 1) * every
                 if not after.startswith(line.partition(" ")[0] + " "):  # a validation of this step, which says it too

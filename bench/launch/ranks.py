@@ -7,6 +7,7 @@ from bench.machine import processes
 from bench.paths import REPO, working_folder
 from bench.training import flight_recorder
 
+WORKER = (sys.executable, "-m", "bench.training.worker")
 GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
 
 
@@ -24,10 +25,10 @@ def environment(hardware):
     return env
 
 
-def agent(folder, num_processes, env, log, module="bench.training.worker"):
-    """A context that yields the agent's Popen: num_processes ranks of  python -m MODULE folder,  ended with the block.
+def agent(folder, num_processes, env, log, program=WORKER):
+    """A context that yields the agent's Popen: num_processes ranks of  PROGRAM folder,  ended with the block.
 
     log: a file for what the agent itself prints.
     """
-    words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), module]
+    words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), *program]
     return processes.child(words, REPO, env, log, GRACE_S)

@@ -21,12 +21,15 @@ KEYS = (  # of run.json, and the folder that it is in, absolute
 def first_words(job: Job, known_s: float | None) -> str:
     """What is going to run, and about how long, known_s seconds; None: unknown."""
     config = job.config
-    hardware, model = config.hardware, config.model
-    processes = counted(hardware.num_processes, "process")
+    hardware = config.hardware
+    about = "" if known_s is None else f", {format_about_s(known_s)}"
+    where = f"on {hardware.device}, {counted(hardware.num_processes, 'process')}{about}"
+    if job.script:
+        words = [job.script.typed, *job.script.args]
+        return f"script {' '.join(words)}, seed {config.seed}, track {config.track.name}, {where}"
+    model = config.model
     what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"
-    how_long = "" if known_s is None else f", {format_about_s(known_s)}"
-    where = f"track {config.track.name}, {config.goal.num_steps} steps on {hardware.device}, {processes}"
-    return f"{what}, {where}{how_long}"
+    return f"{what}, track {config.track.name}, {config.goal.num_steps} steps {where}"
 
 
 def last_words(run: dict) -> str:

@@ -33,6 +33,8 @@ RACED = (
     "bench/memory/recording.py",
     "bench/launch/agent.py",
     "bench/launch/ranks.py",
+    "bench/launch/script_output.py",
+    "bench/launch/script_run.py",
     "bench/machine/environment.py",
     "bench/machine/gpus.py",
     "bench/machine/processes.py",

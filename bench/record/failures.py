@@ -35,6 +35,8 @@ HINTS = {  # what to do
     "interrupted": "start it again; a sweep skips what is complete",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
+    "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
+    "docs/SCRIPTS.md",
     "exception": "read the traceback at the end of the rank's log",
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds

@@ -141,9 +141,12 @@ def _telemetry(run):
 
 
 def peak_mem_gib(by_rank):
-    """{kind: [GiB of each rank]} -> the ranks' peaks: what torch allocated on a GPU, the resident set on a CPU."""
+    """{kind: [GiB of each rank]} -> the ranks' peaks: what torch allocated on a GPU, the resident set on a CPU.
+
+    Of a script that did not live to say the first: what was in use on each of its GPUs, as NVML has it.
+    """
     by_rank = by_rank or {}
-    found = by_rank.get("allocated") or by_rank.get("rss") or ()
+    found = by_rank.get("allocated") or by_rank.get("device") or by_rank.get("rss") or ()
     return [gib for gib in found if gib is not None]
 
 

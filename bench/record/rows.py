@@ -71,6 +71,7 @@ class Counted(TypedDict):
     val_tokens: int | None
     setting: str  # JSON of setting()
     machine_doubts: list[str]
+    script_doubt: str | None  # the first reason not to trust what a script printed of itself
     headline: str | None
     log_id: str | None
     identity_version: int | None
@@ -129,6 +130,9 @@ def _counted(run, complete) -> Counted:
         "val_tokens": goal.get("val_tokens"),
         "setting": ENCODE(setting(run)),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
+        "script_doubt": next(
+            (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script"), None
+        ),
         "headline": ", ".join(imported.get("headline") or ()) or None,
         "log_id": imported.get("same_run_id")
         or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
@@ -148,7 +152,7 @@ def setting(run):
         **cpu,
         **{name: env.get(name) for name in ("driver", "cuda", "nccl", "torch")},
         "timing_protocol": protocol.get("id"),
-        "timed_steps": _timed_steps(run.get("imported") or {}),
+        "timed_steps": _timed_steps(run.get("imported") or run.get("script") or {}),
         "instruments": protocol.get("instruments"),
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,

@@ -43,8 +43,17 @@ ROLES = {
     "logs": "log",
     "traces": "trace",
     "memory": "memory",
+    "work": "work",
 }
-OUTPUT_ROLES = ("steps", "telemetry", "events", "log", "trace", "memory")  # written by the workers, the rest before
+OUTPUT_ROLES = (
+    "steps",
+    "telemetry",
+    "events",
+    "log",
+    "trace",
+    "memory",
+    "work",
+)  # written by the workers, the rest before
 
 
 # ---- where records are

@@ -12,7 +12,13 @@ from bench import atomic
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
-INT_COLUMNS = ("step", "tokens", "t_ns")  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+INT_COLUMNS = (
+    "step",
+    "tokens",
+    "t_ns",
+    "line_t_ns",
+    "val_line_t_ns",
+)  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
 BY_RANK = "steps_by_rank.csv"
 
 

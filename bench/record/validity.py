@@ -10,7 +10,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
-    if floor_nats is not None and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
+    if None not in (floor_nats, val_loss) and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
         return "invalid", [
             f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"
         ]

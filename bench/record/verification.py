@@ -13,7 +13,7 @@ from pathlib import Path
 from bench import private
 from bench.config import schema
 from bench.paths import REPO
-from bench.record import run_folder, step_files
+from bench.record import run_folder, script_rules, step_files
 from bench.record.metrics import metrics
 
 SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
@@ -23,7 +23,7 @@ MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little mor
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
 DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze and report: anyone can make them again
-LOCAL_ROLES = ("log", "trace", "memory")  # folders that git ignores: a clone lacks them as a whole
+LOCAL_ROLES = ("log", "trace", "memory", "work")  # folders that git ignores: a clone lacks them as a whole
 
 
 def report(folder: Path | str) -> dict:
@@ -35,7 +35,8 @@ def report(folder: Path | str) -> dict:
 
 def check(folder: Path | str, run: dict) -> Iterator[tuple[str, bool, str]]:
     """A record as written, in its folder -> (rule, passed, evidence) of every rule, also after one that failed."""
-    rules = RULES + (RULES_OF_A_COMPLETE_RUN if run.get("status") == "complete" else [])
+    of_complete = RULES_OF_A_COMPLETE_SCRIPT if run.get("script") else RULES_OF_A_COMPLETE_RUN
+    rules = RULES + (of_complete if run.get("status") == "complete" else [])
     if run.get("provenance") == "imported":
         rules = RULES_OF_AN_IMPORTED_RUN
     for name, passed, evidence in applied(rules, Path(folder), run):
@@ -239,6 +240,7 @@ RULES_OF_A_COMPLETE_RUN = [
     steps_fit_into_the_time,
     times_fit_into_the_wall_time,
 ]
+RULES_OF_A_COMPLETE_SCRIPT = [*script_rules.RULES, steps_fit_into_the_time]
 
 
 def _same(one, other):

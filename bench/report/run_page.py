@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from bench import text_table
 from bench.record import race_folder, run_folder, step_files
-from bench.report import imported, run_charts, run_events, run_facts, run_memory
+from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 NAME = "report.html"  # in the run's folder
@@ -49,11 +49,18 @@ def html(
     body = [
         tag("p", join(ways, " · ")) if ways else "",
         tag("h1", title),
-        soft(tag("code", run["run_id"]), imported.line(run)),
+        soft(tag("code", run["run_id"]), imported.line(run), scripts.line(run)),
         _verdict(run),
         tiles(_metrics(run)),
         tag("div", *map(figure, charts), class_="columns"),
-        tag("div", *facts, run_events.section_of(run, rows, events), run_facts.where(run), class_="columns"),
+        tag(
+            "div",
+            *facts,
+            scripts.section_of(run),
+            run_events.section_of(run, rows, events),
+            run_facts.where(run),
+            class_="columns",
+        ),
         run_facts.summaries(run),
         run_facts.kernels(folder),
         memory_section,
@@ -107,8 +114,7 @@ def sentence(run: dict) -> str:
     words = f"val_loss {metrics['val_loss']:.4f} after {metrics['num_steps']} steps"
     if metrics.get("train_s") is not None:
         words += f" in {metrics['train_s']:.2f} s"
-    if imported.is_one(run):
-        words += ", as its log says"
+    words += ", as its log says" if imported.is_one(run) else scripts.words(run)
     if metrics.get("target_reached") is not None:
         loss, gap = (run["goal"].get(key) for key in ("target_val_loss", "target_gap_nats"))
         target = f"{loss:.6g}" if loss is not None else f"{gap} above the floor"

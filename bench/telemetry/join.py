@@ -116,6 +116,30 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
     }
 
 
+def whole(joined: dict, started: dict, stopped: dict) -> dict:
+    """summary() with the sampler's own report, for the record."""
+    report, run_s = stopped["report"], (stopped["t_ns"] - started["t_ns"]) / 1e9
+    cpu_s = report.get("sampler_cpu_s")
+    return {
+        **joined,
+        **{name: value for name, value in report.items() if name != "warnings"},
+        "sampler_cpu_frac": cpu_s / run_s if cpu_s is not None and run_s > 0 else None,
+    }
+
+
+def warnings(joined: dict, report: dict) -> list[str]:
+    """Sentences: what the sampler could not read, counters that disagree, memory that fails."""
+    found = list(report["warnings"])
+    if joined["energy_agrees"] is False:
+        apart = f"{joined['energy_disagreement_pct']:.1f} % apart (limit {MAX_DISAGREEMENT_PCT:g} %)"
+        found.append(f"the energy counter and integrated power are {apart}")
+    for name, device in joined["by_device"].items():
+        for column in ("ecc_uncorrected", "remapped_rows"):
+            if device.get(f"new_{column}"):
+                found.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
+    return found
+
+
 def _mean_of_devices(rows_of_each, column):
     """Every device counts alike, also one that was lost early or not sampled as often."""
     means = [found for rows in rows_of_each if (found := mean(rows, column)) is not None]

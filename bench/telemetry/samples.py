@@ -33,7 +33,7 @@ def _cell(name, text):
     return text if name in TEXT else float(text)
 
 
-def by_device(samples):
+def by_device(samples: list[dict]) -> dict[str, list[dict]]:
     """{device: its samples, in time}."""
     found = {}
     for row in sorted(samples, key=lambda row: row["read_ns"]):

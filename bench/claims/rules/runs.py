@@ -2,6 +2,7 @@
 
 from bench.compare import target
 from bench.machine import code_state
+from bench.record import step_files
 from bench.record.rows import row_of
 from bench.text_table import counted
 
@@ -34,7 +35,22 @@ def every_run_has_its_own_seed(claim):
     for run in claim.runs:
         by_seed.setdefault(run.record["seed"], []).append(run.name)
     twice = [f"seed {seed}: {', '.join(names)}" for seed, names in by_seed.items() if len(names) > 1]
-    return not twice, "; ".join(twice) or f"seeds {_numbers(by_seed)}"
+    evidence = f"seeds {_numbers(by_seed)}"
+    if any(run.record.get("script") for run in claim.runs):
+        evidence += ", labels alone: a script draws its own; no two runs printed the same losses"
+        twice += _same_losses(claim.runs)
+    return not twice, "; ".join(twice) or evidence
+
+
+def _same_losses(runs):
+    """Of scripts: runs whose every printed loss is the same, which are one run with two labels."""
+    by_losses = {}
+    for run in runs:
+        rows = step_files.read(run.folder)
+        losses = tuple((row["step"], row["train_loss"], row["val_loss"]) for row in rows)
+        by_losses.setdefault(losses, []).append(run.name)
+    words = "printed the same losses throughout, as one seed gives them (script.args=['--seed={seed}'] may set it)"
+    return [f"{', '.join(names)} {words}" for names in by_losses.values() if len(names) > 1]
 
 
 def _numbers(values):

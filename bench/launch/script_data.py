@@ -1,0 +1,76 @@
+"""What data a script really opened, and whether those are the track's."""
+
+import os
+import sys
+from pathlib import Path
+
+from bench import private
+from bench.launch import script_folder
+from bench.paths import REPO
+from bench.training import script_worker
+
+# Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
+CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
+MAX_SHOWN = 200
+
+
+def shown(folder: Path, job, opened: list[dict]) -> list[str]:
+    """Data files that the script opened, each once, as the record names them."""
+    work = str((folder / script_folder.WORK).absolute())
+    names = {one["path"].replace(work, "work") for one in opened if _is_data(one)}
+    return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
+
+
+def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
+    """Sentences: it read other data than the track's, never the track's, or code that its identity lacks."""
+    ours = {split: _of_split(folder, job, split) for split in ("train", "val")}
+    work = (folder / script_folder.WORK).absolute()
+    real = {one["real"] for one in opened if _is_data(one)}
+    written = {one["real"] for one in opened if one["writes"]}
+    others = sorted(real - ours["train"] - ours["val"] - written - {path for path in real if _is_cache(path)})
+    found = []
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        found.append(f"it opened data that are not the track's: {_short(others[0], work, job)}{more}")
+    for split, words in (("train", "it trained on others"), ("val", "its val_loss is not of the track's tokens")):
+        if not real & ours[split]:
+            found.append(f"it never opened the track's {split} shards: {words}, or opened them unseen")
+    overwritten = sorted(written & (ours["train"] | ours["val"]))
+    if overwritten:
+        found.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
+    unknown = sorted({one["real"] for one in opened if not _is_data(one) and not one["writes"]} - _known(job, work))
+    unknown = [path for path in unknown if path not in written and not _is_cache(path)]
+    if unknown:
+        found.append(f"it read a source that its identity lacks: {_short(unknown[0], work, job)}")
+    return found
+
+
+def _is_data(one):
+    return one["path"].endswith(script_worker.DATA) or one["real"].endswith(script_worker.DATA)
+
+
+def _of_split(folder, job, split):
+    """True paths of the shards, and of what was made of them."""
+    paths = {os.path.realpath(shard.path) for shard in getattr(job.dataset, split)}
+    data = folder / script_folder.WORK / job.script.data / f"{split}.bin"
+    return paths | ({os.path.realpath(data)} if job.script.raw_data and data.is_symlink() else set())
+
+
+def _known(job, work):
+    """True paths of the identity's files, as copies and at home."""
+    names = [name.removeprefix("script/") for name in job.script.sources]
+    return {os.path.realpath(work / name) for name in names} | {
+        os.path.realpath(job.script.path.parent / name) for name in names
+    }
+
+
+def _is_cache(path):
+    parts = Path(path).parts
+    return path.startswith((sys.prefix, sys.base_prefix)) or any(part.startswith(CACHES) for part in parts)
+
+
+def _short(path, work, job):
+    for folder, name in ((str(work), "work"), (os.path.realpath(job.script.path.parent), "beside the script")):
+        if path.startswith(folder + os.sep):
+            return f"{name}/{path[len(folder) + 1 :]}"
+    return path

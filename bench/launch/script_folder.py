@@ -1,0 +1,105 @@
+"""The folder that a script runs in: copies of its sources, links to what else lies beside it, and the track's shards.
+
+Sources are copies, so that what runs is what the record keeps and what a script writes into itself shows.  After the
+run what it wrote stays in work/; copies and links are removed.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import atomic, script_files
+
+WORK = "work"
+COPY_BYTES = 2**24
+
+
+def make(folder: Path, script, dataset, data_root: Path) -> Path:
+    """FOLDER/work, as script (launch/script.py's Script) and its dataset need it.  Returns its absolute path."""
+    work = (folder / WORK).absolute()
+    copies = {name.removeprefix("script/"): path for name, path in script.sources.items()}
+    _link_all(script.path.parent, work, Path(), copies, script.data)
+    for name, path in copies.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, work / name)
+    data = work / script.data
+    data.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val"):
+        files = [shard.path for shard in getattr(dataset, split)]
+        if script.raw_data:
+            (data / f"{split}.bin").symlink_to(_raw(files, data_root))
+        else:
+            for name, path in zip(shard_names(files, split, script.data.name), files, strict=True):
+                (data / name).symlink_to(path.resolve())
+    return work
+
+
+def shard_names(files: Sequence[Path], split: str, folder_name: str) -> list[str]:
+    """Names that scripts look for: fineweb_train_000001.bin in fineweb10B, whatever the source calls its shards."""
+    prefix = re.sub(r"[\d.]*[BMK]?$", "", folder_name) or "tokens"
+    first = split == "train"  # as the hub numbers them: training shards from 1, the validation shard is 0
+    named = [file.name if f"_{split}_" in file.name else None for file in files]
+    return [name or f"{prefix}_{split}_{number:06d}.bin" for number, name in enumerate(named, first)]
+
+
+def _link_all(source, work, below, copies, data):
+    """Links in work/below to all in source/below, but sources, the data folder and what earlier runs wrote."""
+    (work / below).mkdir(parents=True, exist_ok=True)
+    parents = {parent for name in (*map(Path, copies), data) for parent in Path(name).parents}
+    for entry in sorted(os.scandir(source / below), key=lambda entry: entry.name):
+        name = below / entry.name
+        if name == Path(data) or name.as_posix() in copies or not script_files.is_linked(Path(entry.path)):
+            continue
+        if name in parents and entry.is_dir():
+            _link_all(source, work, name, copies, data)
+        else:
+            (work / name).symlink_to(Path(entry.path).absolute())
+
+
+def _raw(files, data_root):
+    """The tokens of all shards without their headers, as nanoGPT reads them; made once."""
+    from bench.data import shards as shard_files  # numpy, which a launcher of our own runs does not need
+
+    digest = hashlib.sha256("\n".join(f"{path.resolve()} {path.stat().st_mtime_ns}" for path in files).encode())
+    raw = data_root / f"raw-{digest.hexdigest()[:12]}.bin"
+    if not raw.exists():
+        with atomic.replacing(raw) as out:
+            for path in files:
+                with open(path, "rb") as shard:
+                    shard.seek(shard_files.HEADER_BYTES)
+                    shutil.copyfileobj(shard, out, COPY_BYTES)
+    return raw.resolve()
+
+
+def changed(script, work: Path) -> list[str]:
+    """Sources of the script that are no longer what they were when the run began, sorted."""
+    return sorted(
+        name for name, sha256 in script.sha256_by_name.items() if _sha256(work / name.removeprefix("script/")) != sha256
+    )
+
+
+def _sha256(path):
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def tidy(script, work: Path) -> list[str]:
+    """Removes links, unchanged copies and empty folders; what the script wrote stays.  Returns its files, sorted."""
+    kept = {name.removeprefix("script/") for name in changed(script, work)}
+    for name in script.sha256_by_name:
+        if name.removeprefix("script/") not in kept:
+            (work / name.removeprefix("script/")).unlink(missing_ok=True)
+    for parent, folders, names in os.walk(work, topdown=False):
+        for name in (*names, *folders):
+            path = Path(parent, name)
+            if path.is_symlink():
+                path.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            Path(parent).rmdir()
+    return sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())

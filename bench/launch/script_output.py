@@ -1,0 +1,127 @@
+"""What a script prints, read by the launcher while it runs: each line gets the time at which it came, from outside.
+
+Every rank prints into a pipe of its own.  rank 0's metric lines are kept with their times; logs/rankN.log gets the
+beginning, every metric line and the end of what a rank prints, so that a script which prints a gigabyte fills no disk.
+"""
+
+import collections
+import contextlib
+import fcntl
+import os
+import re
+import select
+import threading
+import time
+from pathlib import Path
+
+from bench.importers import dialects
+from bench.units import KIB, MIB
+
+HEAD_BYTES = MIB  # of a rank's log, and of rank 0's lines that are no metric lines
+TAIL_LINES = 200
+MAX_LINE_BYTES = 4 * KIB
+MAX_METRIC_BYTES = 16 * MIB  # 200,000 lines
+PIPE_BYTES = MIB
+F_SETPIPE_SZ = 1031  # linux/fcntl.h
+
+
+class Output:
+    """with Output(folder, num_ranks, dialect) as output: ... ; .lines: [(t_ns, text)] of rank 0 that may be metrics.
+
+    dialect: a name or a yaml's path; None: any of dialects.NAMES.
+    """
+
+    def __init__(self, folder: Path, num_ranks: int, dialect: str | None):
+        self.pipes = [str(folder.absolute() / f".rank{rank}.pipe.tmp") for rank in range(num_ranks)]
+        names = dialects.NAMES if dialect is None else (dialect,)
+        self.looks_like = re.compile("|".join(f"(?:{dialects.of_name(name).looks_like.pattern})" for name in names))
+        self.lines = []
+        self._ranks = []
+        self._folder, self._stop = folder, threading.Event()
+        self._thread = threading.Thread(target=self._read, name="script-output", daemon=True)
+
+    @property
+    def num_unkept_lines(self) -> int:
+        """Of rank 0: lines that its log lacks."""
+        return self._ranks[0].num_unkept if self._ranks else 0
+
+    def __enter__(self):
+        for rank, pipe in enumerate(self.pipes):
+            os.mkfifo(pipe)
+            log = self._folder / "logs" / f"rank{rank}.log"
+            self._ranks.append(_Rank(pipe, log, self.looks_like, self.lines if rank == 0 else None))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        """All that was printed has been read."""
+        self._stop.set()
+        self._thread.join()
+        for rank in self._ranks:
+            rank.close()
+
+    def _read(self):
+        poller, of_fd = select.poll(), {rank.fd: rank for rank in self._ranks}
+        for fd in of_fd:
+            poller.register(fd, select.POLLIN)
+        while True:
+            ready = poller.poll(200)
+            t_ns = time.perf_counter_ns()
+            for fd, _ in ready:
+                of_fd[fd].take(os.read(fd, PIPE_BYTES), t_ns)
+            if not ready and self._stop.is_set():
+                return
+
+
+class _Rank:
+    """One rank's pipe and log.  lines: where its metric lines and the beginning go; None: nowhere."""
+
+    def __init__(self, pipe, log, looks_like, lines):
+        # Read and write: there is no end of file while the script, or a child of its, is still to open it.
+        self.fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.fd, F_SETPIPE_SZ, PIPE_BYTES)  # a script that prints much is not to wait for us
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._looks_like, self._lines = looks_like, lines
+        self._num_bytes = self._metric_bytes = 0
+        self._tail, self.num_unkept = collections.deque(maxlen=TAIL_LINES), 0
+        self._rest, self._rest_ns = b"", 0
+
+    def take(self, data, t_ns):
+        """Some bytes that came at t_ns.  A line's time is that of its end."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        kept = bytearray()
+        for line in whole:
+            self._line(line[:MAX_LINE_BYTES], t_ns, kept)
+        self._rest = rest[:MAX_LINE_BYTES]
+        self._write(kept)
+
+    def _line(self, line, t_ns, kept):
+        text = line.rpartition(b"\r")[2].decode("utf-8", "replace") if line else ""  # a bar overwrites its line
+        is_head = self._num_bytes + len(kept) < HEAD_BYTES
+        is_metric = self._metric_bytes < MAX_METRIC_BYTES and self._looks_like.search(text) is not None
+        if is_metric:
+            self._metric_bytes += len(line)
+        if not (is_head or is_metric):
+            if len(self._tail) == TAIL_LINES:
+                self.num_unkept += 1
+            self._tail.append(line)
+            return
+        kept += line + b"\n"
+        if self._lines is not None:
+            self._lines.append((t_ns, text))
+
+    def _write(self, data):
+        self._num_bytes += len(data)
+        if data:
+            with contextlib.suppress(OSError):  # a full disk: what was printed is still known, and others say it
+                os.write(self._log, data)
+
+    def close(self):
+        if self._rest:
+            self.take(b"\n", time.perf_counter_ns())
+        if self.num_unkept:
+            self._write(f"[{self.num_unkept} lines more were printed here]\n".encode())
+        self._write(b"".join(line + b"\n" for line in self._tail))
+        os.close(self.fd)
+        os.close(self._log)

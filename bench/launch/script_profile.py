@@ -1,0 +1,77 @@
+"""Profiler windows on a script: what its worker is asked to record, and the traces that come of it."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench import instruments
+from bench.config import profiler_windows
+from bench.importers import dialects
+from bench.profiling import files
+
+NAMES = ("trace", "window")  # instruments whose windows a script can have: profile=modded, profile=window
+# A line that says that a step is done: its pattern, and what is to be added to the number in it.
+EDGES = {
+    "modded-nanogpt": (r"^step:(\d+)/\d+ ", 0),
+    "nanogpt": (r"^iter (\d+): loss", 1),
+    "nanochat": (r"^step (\d+)/\d+ \(", 1),
+    "kempnerforge": (r"\[step (\d+)\] loss=", 0),
+    "llm.c": (r"^step\s+(\d+)/\d+ \|", 0),
+}
+
+
+def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
+    """What bench/training/script_profiler.py reads of the launch file; None without a window."""
+    windows = [
+        window for name in NAMES if name in chosen for window in instruments.kind(name).profiler_windows(chosen[name])
+    ]
+    if not windows:
+        return None
+    edges = (
+        [EDGES[dialect]] if dialect in EDGES else list(EDGES.values()) if dialect is None else [dialects.edge(dialect)]
+    )
+    found = []
+    for window in windows:
+        facts = {name: getattr(window, name) for name in ("name", "first_step", "last_step", "begin_step")}
+        found.append(facts | {"options": dataclasses.asdict(window.options)})
+    return {"windows": found, "edges": edges}
+
+
+@dataclasses.dataclass
+class _Written:
+    """A trace that another process has exported, as a profile."""
+
+    raw: str
+
+    def export_chrome_trace(self, path):
+        shutil.move(self.raw, path)
+
+
+def conclude(folder: Path, chosen: Mapping[str, dict], rows: list[dict]) -> dict:
+    """The traces into traces/, and in place the flag of every row that was disturbed.  Returns instrument summaries."""
+    summaries = {}
+    try:
+        recorded = {one["name"]: one for one in json.loads((folder / ".rank0.profiled.tmp").read_text())}
+    except (OSError, ValueError):
+        recorded = {}
+    for name in NAMES:
+        for window in instruments.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
+            one = recorded.get(window.name)
+            facts = {
+                "status": "recorded" if one else "not reached",
+                "steps_asked": [window.first_step, window.last_step],
+            }
+            if one and os.path.exists(one.get("raw") or ""):
+                suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
+                saved = files.save(
+                    _Written(one["raw"]), folder / "traces" / f"{window.name}_rank0{suffix}", window.max_mib
+                )
+                facts |= {"files": [saved.path.relative_to(folder / "traces").as_posix()], "rank0": saved.facts()}
+                for row in rows:
+                    if one["disturbed"][0] <= row["step"] <= one["disturbed"][1]:
+                        row["flags"] = ";".join(filter(None, [row.get("flags"), profiler_windows.FLAG]))
+            summaries.setdefault(name, {})[window.name] = facts
+    return summaries

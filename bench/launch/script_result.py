@@ -1,0 +1,221 @@
+"""What a script printed -> its rows of steps.csv, its half of the record, and every reason to doubt it.
+
+Called by the launcher once the ranks have ended: the script's lines with their times (script_output.py), what it opened
+and how it ended (training/script_worker.py).
+"""
+
+import contextlib
+import json
+import math
+import time
+from pathlib import Path
+
+from bench import atomic, private, utc
+from bench.importers import dialects
+from bench.importers.foreign_run import Run
+from bench.importers.modded_nanogpt import MEANINGS
+from bench.importers.records import rows_of
+from bench.launch import script_data, script_folder, script_profile
+from bench.launch.script import TIMING_PROTOCOL, WALL_PROTOCOL
+from bench.paths import REPO
+from bench.record import failures, printed_times, run_folder, step_files
+from bench.units import ms_from_ns, s_from_ms
+
+TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
+LOWER = "lower the script's learning rate"
+NO_LINES = "the script printed no line that {} reads"
+NO_VALIDATION = "the script printed no validation loss in nats a token"
+NO_STEPS = "the script printed no step after step 0"
+
+
+def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
+    """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
+
+    output: script_output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler.
+    """
+    name = _dialect(output, job.script.dialect)
+    facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
+    run["script"] |= {"dialect": _shown(name), "num_unkept_lines": output.num_unkept_lines}
+    run["script"] |= {"opened": script_data.shown(folder, job, facts["opened"])}
+    runs, of_file = dialects.read(name, [text for _, text in output.lines]) if name else ([], {})
+    if not runs:
+        _write_result(folder, facts, {}, [], telemetry)
+        which = run["script"]["dialect"] or f"a dialect ({', '.join(dialects.NAMES)})"
+        return failures.failure("no_metric_lines", NO_LINES.format(which))
+    foreign = runs[-1]
+    rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
+    telemetry["profiles"] = script_profile.conclude(folder, job.config.instruments, rows)
+    telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
+    is_wall = foreign.train_time_ms is None
+    if is_wall:
+        count_wall(rows)
+    protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
+    run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
+    measured = _measured(foreign, rows, is_wall)
+    meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
+    run["script"] |= {"step_avg_meaning": meaning, "declared_steps": foreign.declared_steps}
+    said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
+    said += [*_of_lines(foreign, runs, rows, job.dataset.vocab_size), *script_data.doubts(folder, job, facts["opened"])]
+    said += [f"{one} changed while it ran" for one in script_folder.changed(job.script, folder / script_folder.WORK)]
+    _write_steps(folder, rows)
+    _write_result(folder, facts, measured, said, telemetry)
+    return _failure(foreign, rows)
+
+
+def _dialect(output, asked):
+    return asked or dialects.detect(text for _, text in output.lines)
+
+
+def rows_of_output(output, asked: str | None) -> list[dict]:
+    """The stamped rows of what a script printed; asked: its script.dialect.  [] where no line is read."""
+    name = _dialect(output, asked)
+    runs = dialects.read(name, [text for _, text in output.lines])[0] if name else []
+    return stamped(rows_of(runs[-1]), output.lines, dialects.of_name(name)) if runs else []
+
+
+def stamped(rows: list[dict], lines: list[tuple[int, str]], reader) -> list[dict]:
+    """rows with line_t_ns and val_line_t_ns, when the last line of a step's training and of its validation came.
+
+    t_ns, as of our own runs, is when the step began: when the line before came.
+    """
+    came = {}
+    for t_ns, text in lines:
+        row = reader.row(text)
+        if row is not None:
+            came[row["step"], row.get("val_loss") is not None or "val_bpb" in row] = t_ns
+    before_ns = None
+    for row in rows:
+        row["line_t_ns"], row["val_line_t_ns"] = came.get((row["step"], False)), came.get((row["step"], True))
+        row["t_ns"] = before_ns
+        if row["line_t_ns"] is not None and before_ns is not None:
+            row["wall_ms"] = ms_from_ns(row["line_t_ns"] - before_ns)
+        ends = [t_ns for t_ns in (row["line_t_ns"], row["val_line_t_ns"]) if t_ns is not None]
+        before_ns = max(ends, default=before_ns)
+    return rows
+
+
+def count_wall(rows: list[dict]) -> None:
+    """In place: where the script prints no total, the wall time of its lines stands for it, from the first one on."""
+    ends_ns = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
+    first_ns = next((t_ns for t_ns in ends_ns if t_ns is not None), None)
+    for row, t_ns in zip(rows, ends_ns, strict=True):
+        if t_ns is not None:
+            row["train_time_ms"] = ms_from_ns(t_ns - first_ns)
+            row["step_ms"] = row.pop("wall_ms", None)
+
+
+def _measured(foreign: Run, rows, is_wall):
+    untimed = foreign.num_untimed_steps or printed_times.restarted_at(rows)
+    if is_wall:
+        untimed = next((row["step"] for row in rows if row.get("train_time_ms") is not None), 0)
+    train_ms = rows[-1].get("train_time_ms") if is_wall else foreign.train_time_ms
+    found = {} if train_ms is None else {"train_s_by_rank": [s_from_ms(train_ms)]}
+    vals = [row for row in rows if row.get("val_loss") is not None]
+    found |= {"num_untimed_steps": untimed, "num_validations": len(vals)}
+    found |= printed_times.account(rows, untimed)
+    return found | ({"batch_tokens": foreign.batch_tokens} if foreign.batch_tokens else {})
+
+
+def unmatched(of_file, dialect):
+    """A doubt of what was read, not of the script."""
+    if of_file["unmatched"]:
+        number, text = of_file["unmatched"][0]
+        words = f"{len(of_file['unmatched'])} lines look like metric lines of {dialect} and are none; the first"
+        yield {"rank": 0, "instrument": "import", "doubt": f"{words}: {text[:80]!r}"}
+
+
+def _of_lines(foreign, runs, rows, vocab_size):
+    """What the lines themselves give to doubt."""
+    if len(runs) > 1:
+        yield f"its lines are of {len(runs)} runs (steps or their number went back): the last one is recorded"
+    last = foreign.declared_steps or foreign.num_steps
+    if not foreign.complete and foreign.diverged_step is None:
+        yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
+    first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
+    if first_loss is not None and first_loss < TRAINED_FRAC * math.log(vocab_size):
+        yield f"its loss at step 0 is already {first_loss:.3f}: it trained before its clock"
+
+
+def _failure(foreign, rows):
+    if foreign.diverged_step is not None:
+        words = f"the script printed a loss that is not a number at step {foreign.diverged_step}"
+        return failures.failure("non_finite_loss", words, None, foreign.diverged_step) | {"hint": LOWER}
+    if not rows[-1]["step"]:
+        return failures.failure("no_metric_lines", NO_STEPS)
+    return None if foreign.val_loss is not None else failures.failure("no_metric_lines", NO_VALIDATION)
+
+
+def _facts_of_ranks(folder, num_ranks):
+    found = {"by_rank": [], "opened": []}
+    for rank in range(num_ranks):
+        found["by_rank"].append(_json(folder / f".rank{rank}.facts.tmp"))
+        with contextlib.suppress(OSError):
+            for line in (folder / f".rank{rank}.opened.tmp").read_text().splitlines():
+                with contextlib.suppress(ValueError):
+                    found["opened"].append(json.loads(line))
+    return found
+
+
+def _json(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_steps(folder, rows):
+    columns = [*step_files.CORE_COLUMNS, "t_ns", "train_time_ms", "line_t_ns", "val_line_t_ns", "wall_ms"]
+    columns += ["train_time_at_val_ms"] * any("train_time_at_val_ms" in row for row in rows)
+    columns += ["grad_norm"] * any("grad_norm" in row for row in rows)
+    rows = [{name: row.get(name) for name in columns} | {"flags": row.get("flags") or ""} for row in rows]
+    step_files.write(folder, rows, columns)
+    timed = printed_times.events(rows)
+    now = (time.perf_counter_ns(), time.time())
+    for t_ns, name, facts in [
+        *((timed[0][0], "run_start", {}) for _ in timed[:1]),
+        *(
+            (row["val_line_t_ns"], "eval_stop", {"step": row["step"], "val_loss": row["val_loss"]})
+            for row in rows
+            if row["val_line_t_ns"] is not None and row["val_loss"] is not None
+        ),
+        *((timed[-1][0], "run_stop", {"step": timed[-1][1]}) for _ in timed[:1]),
+    ]:
+        event = {"t_ns": t_ns, "utc": utc.now((now[0] - t_ns) / 1e9), "event": name, **facts}
+        step_files.append_event(folder, event)
+
+
+def _write_result(folder, facts, measured, said, telemetry):
+    first, by_rank = (facts["by_rank"] or [{}])[0], facts["by_rank"]
+    peaks = {"rss": [one.get("peak_rss_gib") for one in by_rank]}
+    for kind in ("allocated", "reserved"):
+        if any(kind in (one.get("peak_mem_gib") or {}) for one in by_rank):
+            peaks[kind] = [(one.get("peak_mem_gib") or {}).get(kind) for one in by_rank]
+    if any(peak is not None for peak in telemetry.get("device_peak_mem_gib", ())):
+        peaks["device"] = telemetry["device_peak_mem_gib"]
+    result = {
+        "measured": measured | {"peak_mem_gib_by_rank": peaks},
+        "torch_facts": _torch_facts(first) | ({"python": first["python"]} if "python" in first else {}),
+        "instrument_summaries": telemetry.get("profiles", {})
+        | ({"telemetry": telemetry["summary"]} if telemetry["summary"] else {}),
+        "doubts": [{"rank": 0, "instrument": "script", "doubt": private.redact(one, REPO)} for one in said]
+        + telemetry["doubts"],
+        "warnings": telemetry["warnings"],
+    }
+    if telemetry.get("foreign_cpu_cores") is not None:
+        result["measured"]["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
+    atomic.write_json(folder / run_folder.RESULT, result)
+    if first.get("packages"):  # of the script's own interpreter
+        env = _json(folder / "environment.json")
+        packages = dict(sorted((name, version) for name, version in first["packages"].items() if name))
+        atomic.write_json(folder / "environment.json", env | {"packages": packages, "python": first["python"]})
+
+
+def _torch_facts(first):
+    """The script's own torch; None of all where it ended well and imported none; {} where nothing is known."""
+    if not first.get("torch") and "python" in first:
+        return dict.fromkeys(("torch", "cuda", "cudnn", "nccl"))
+    return first.get("torch") or {}
+
+
+def _shown(name):
+    return None if name is None else name if name in dialects.NAMES else private.redact(name, REPO)

@@ -1,0 +1,161 @@
+"""A script's run as the launcher sees it: its output, its telemetry, its progress, and what is made of them at the end.
+
+In the place of what bench/training/ does for our own runs: with Watched(...) around the agent, tick() twice a second,
+conclude() once the ranks have ended.
+"""
+
+import contextlib
+import os
+import signal
+import traceback
+from pathlib import Path
+
+from bench import atomic
+from bench.importers import dialects
+from bench.launch import script_folder, script_result
+from bench.launch.script_output import Output
+from bench.machine import environment
+from bench.paths import REPO
+from bench.record import failures, printed_times, run_folder, step_files
+from bench.telemetry import join, samples, throttling
+from bench.telemetry.sampling import Sampling
+
+WORKER = REPO / "bench" / "training" / "script_worker.py"
+MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts
+NO_TELEMETRY = {"summary": {}, "doubts": [], "warnings": []}
+
+
+class Watched:
+    """The run of a job with a script, in its folder."""
+
+    def __init__(self, folder: Path, job):
+        self._folder, self._job = folder, job
+        self._output = Output(folder, job.config.hardware.num_processes, job.script.dialect)
+        self.pipes = self._output.pipes
+        self.program = (job.script.python, str(WORKER))  # that the agent starts as each rank
+        self._reader = None  # of the dialect, once it is known
+        self._num_read, self._last, self._foreign = 0, {}, None
+        self._sampling = self._started = self._stopped = None
+        self._warnings = []
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Around the agent.  Afterwards nothing that the run started is left."""
+        step_files.write(self._folder, [], step_files.RUN_COLUMNS)
+        self._meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))
+        try:
+            with self._output:
+                yield
+        finally:
+            self._foreign = self._meter.foreign_cpu_cores()
+            self._stop_sampling()
+            end_what_is_left(self._folder)
+
+    def environment(self, env: dict[str, str]) -> dict[str, str]:
+        """env with the mark by which all that the run starts is found again."""
+        return env | {MARK: str(self._folder.resolve())}
+
+    def started(self, agent_pid):
+        """The agent runs: begin to sample."""
+        settings = self._job.config.instruments.get("telemetry")
+        if settings is None:
+            return
+        hardware = self._job.config.hardware
+        num_devices = hardware.num_processes if hardware.device == "cuda" else 0
+        try:
+            self._sampling = Sampling(self._folder / "telemetry.csv", settings, [], num_devices, agent_pid)
+            self._sampling.wait()
+            self._started = self._sampling.start()
+        except (OSError, RuntimeError, TimeoutError) as error:
+            words = f"{type(error).__name__}: {error}"
+            self._warnings.append({"rank": None, "instrument": "telemetry", "edge": "start", "error": words})
+
+    def _stop_sampling(self):
+        sampling, self._sampling = self._sampling, None
+        if sampling is not None:
+            if self._started is not None:
+                self._stopped = sampling.stop()
+            sampling.close()
+
+    def tick(self):
+        """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
+        new = self._output.lines[self._num_read :]
+        self._num_read += len(new)
+        if self._reader is None:
+            name = self._job.script.dialect or dialects.detect(text for _, text in new)
+            if name is None:
+                return
+            self._reader = dialects.of_name(name)
+        rows = [row for _, text in new if (row := self._reader.row(text))]
+        if rows:
+            columns = ("step", "train_loss", "val_loss", "step_ms")
+            kept = [{"flags": "", **{name: row.get(name) for name in columns}} for row in rows]
+            step_files.append(self._folder, kept)
+            for row in rows:
+                self._last |= row
+            self._write_progress()
+
+    def _write_progress(self):
+        step, time_ms = self._last["step"], self._last.get("train_time_ms")
+        progress = {"step": step, "num_steps": self._last.get("total") or self._job.config.goal.num_steps}
+        if time_ms and step:
+            progress["step_avg_ms"] = time_ms / step
+        atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
+
+    def conclude(self, run: dict, exit_code: int | None, failure: dict | None) -> dict | None:
+        """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
+        failure = failure or failures.classify(self._folder, exit_code)
+        try:
+            found = script_result.write(self._folder, self._job, run, self._output, self._telemetry())
+            run["script"]["files_written"] = script_folder.tidy(self._job.script, self._folder / script_folder.WORK)
+        except OSError as error:
+            found = failures.failure(failures.kind_of(error), str(error))
+        except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
+            with contextlib.suppress(OSError):
+                (self._folder / "logs" / "reading.log").write_text(traceback.format_exc())
+            words = f"what the script printed cannot be read: {type(error).__name__}: {error}"
+            found = failures.failure("exception", words)
+        if failure and failure["step"] is None:
+            failure["step"] = self._last.get("step")
+        return failure or found
+
+    def _telemetry(self):
+        found = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign, "warnings": self._warnings}
+        if self._stopped is None:
+            return found
+        timed = printed_times.events(script_result.rows_of_output(self._output, self._job.script.dialect))
+        spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
+        rows = samples.read(self._folder / "telemetry.csv")
+        joined = join.summary(rows, spans, self._started, self._stopped)
+        summary = join.whole(joined, self._started, self._stopped)
+        said = [
+            {"rank": None, "instrument": "telemetry", "edge": "run end", "error": words}
+            for words in join.warnings(joined, self._stopped["report"])
+        ]
+        doubts = [{"rank": 0, "instrument": "telemetry", "doubt": one} for one in throttling.doubts(summary)]
+        peaks = (
+            [max(used, default=None) for used in _used_gib(rows)] if self._job.config.hardware.device == "cuda" else []
+        )
+        return found | {
+            "device_peak_mem_gib": peaks,
+            "summary": summary,
+            "doubts": doubts,
+            "warnings": self._warnings + said,
+        }
+
+
+def _used_gib(rows):
+    """GiB in use at every sample, of each GPU."""
+    return [
+        [row["mem_gib"] for row in of_one if row.get("mem_gib") is not None]
+        for of_one in samples.by_device(rows).values()
+    ]
+
+
+def end_what_is_left(folder: Path) -> None:
+    """Kills what a script started and left behind: its own children, in sessions of their own.  Linux only."""
+    mark = f"{MARK}={folder.resolve()}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError, ValueError):
+            if mark in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                os.kill(int(path.parent.name), signal.SIGKILL)

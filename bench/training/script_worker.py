@@ -1,0 +1,259 @@
+"""One rank of somebody's own training script, unmodified.  Started by bench/launch/agent.py as  PYTHON THIS_FILE FOLDER
+
+PYTHON may be another interpreter than the harness's, with another torch: this file needs the standard library of
+Python 3.8 and nothing of ours, and imports no torch.  FOLDER/.launch.tmp says what to run.  All that the script prints
+goes into a pipe that the launcher reads, who stamps each line: no clock of this process is believed.  Which files it
+opens, and how it ended, go to FOLDER/.rankN.*.tmp and logs/rankN.failure.json.
+"""
+
+import atexit
+import contextlib
+import errno
+import faulthandler
+import json
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+
+STARTED_S = time.time()
+MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts
+WATCH_EVERY_S = 1.0
+DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
+SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
+OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
+HINTS = {
+    "out_of_memory": "make the batch smaller, in the script or by its arguments (script.args=[...])",
+    "disk_full": "free space where results/ is, then run again",
+    "collective_timeout": "read the other ranks' logs: one of them stalled or died",
+    "exception": "read the traceback at the end of the rank's log",
+}
+
+
+def main(folder):
+    rank = int(os.environ.get("RANK", 0))
+    with open(os.path.join(folder, ".launch.tmp")) as file:
+        launch = json.load(file)
+    end_with_agent(launch["launcher_pid"])
+    script = launch["script"]
+    redirect(script["pipes"][rank])
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)  # a rank that is ended leaves its stacks
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        os.environ[name] = os.path.join(folder, "logs", "flight_rank")
+    os.chdir(script["work"])
+    watch_opened(os.path.join(folder, f".rank{rank}.opened.tmp"), (script["work"], script["beside"]))
+    if script["profile"] and rank == 0:
+        profiler = os.path.join(os.path.dirname(os.path.abspath(__file__)), "script_profiler.py")
+        runpy.run_path(profiler)["install"](folder, script["profile"])
+    exit_code = 0
+    try:
+        run(script["path"], script["args"])
+    except BaseException as error:
+        if write_failure(folder, rank, error):
+            traceback.print_exc()
+            exit_code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    write_facts(os.path.join(folder, f".rank{rank}.facts.tmp"), rank)
+    if not exit_code:
+        threading._shutdown()  # what the interpreter does at its end: threads, then exit functions
+        atexit._run_exitfuncs()
+    flush()
+    os._exit(exit_code)  # DDP over gloo aborts in its static destructors in about 1 exit of 20
+
+
+def run(path, args):
+    """As `python PATH ARGS` runs it, in the working folder, by its name there as torchrun is given it."""
+    sys.dont_write_bytecode = True  # what lies beside the script is its own, and what it writes is kept
+    sys.argv[:] = [path, *args]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def redirect(pipe):
+    """Standard output and error, also those of its children, into the pipe; a line leaves when it is printed."""
+    fd = os.open(pipe, os.O_WRONLY)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def flush():
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the script closed it
+            stream.flush()
+
+
+def end_with_agent(launcher_pid):
+    """Killed when the agent is gone, with all that the script has started: a process that watches sees to that."""
+    agent_pid = os.getppid()
+    start_watch(agent_pid, os.getpid())
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+    if os.getppid() != agent_pid or not exists(launcher_pid):  # one that went while this started
+        os._exit(1)
+
+
+def start_watch(agent_pid, own_pid):
+    """Fork twice, so that the script has no child that it does not know."""
+    child_pid = os.fork()
+    if child_pid:
+        os.waitpid(child_pid, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    while exists(agent_pid) and exists(own_pid):
+        time.sleep(WATCH_EVERY_S)
+    if not exists(agent_pid):
+        end_what_is_left(os.environ.get(MARK))
+    os._exit(0)
+
+
+def end_what_is_left(folder):
+    """Kills every process whose environment has the run's mark.  As bench/launch/script_run.py; Linux only."""
+    for name in os.listdir("/proc") if folder else ():
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{int(name)}/environ", "rb") as file:
+                marked = f"{MARK}={folder}".encode() in file.read().split(b"\0")
+            if marked and int(name) != os.getpid():
+                os.kill(int(name), signal.SIGKILL)
+
+
+def exists(pid):
+    """A zombie, which nobody has waited for, has ended too."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user, or no /proc here
+        return True
+
+
+def watch_opened(path, beside):
+    """Each data file that this process and its forks open, and each source beside the script: a line, once.
+
+    Python's own open() alone is seen, which torch.from_file, memory maps of C++ and other programs go around.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    seen = set()
+
+    def hook(event, args):
+        if event != "open":
+            return
+        name, mode = args[0], args[1]
+        if not isinstance(name, (str, bytes)) or name in seen:
+            return
+        text = os.fsdecode(name)
+        is_data = text.endswith(DATA)
+        if not is_data and not text.endswith(SOURCES):
+            return
+        real = os.path.realpath(text)
+        if is_data or real.startswith(beside):
+            seen.add(name)
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(args[2] & os.O_ACCMODE)
+            line = json.dumps({"path": os.path.abspath(text), "real": real, "writes": writes})
+            with contextlib.suppress(OSError):
+                os.write(fd, line.encode() + b"\n")
+
+    beside = tuple(os.path.realpath(folder) + os.sep for folder in beside)
+    sys.addaudithook(hook)
+
+
+# ---- how it ended
+
+
+def write_failure(folder, rank, error):
+    """False where it ended well: sys.exit() and sys.exit(0)."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return False
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        code = error.code
+        message = f"the script ended with exit code {code}" if isinstance(code, int) else str(code)
+    kind = kind_of(error, message)
+    found = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
+    found.update(message=message[:2000], hint=HINTS[kind], failed_at_s=time.time(), traceback=traceback.format_exc())
+    try:
+        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
+    except OSError:
+        os.unlink(os.path.join(folder, ".reserve"))  # the disk is full: this file matters more
+        write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
+    return True
+
+
+def kind_of(error, message):
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(message):
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    is_collective = "torch" in type(error).__module__ or isinstance(error, RuntimeError)
+    return "collective_timeout" if is_collective and re.search("timed out|timeout", message, re.I) else "exception"
+
+
+def write_facts(path, rank):
+    """What only this process knows: its torch, its packages (rank 0's), its memory."""
+    found = {"python": sys.version.split()[0], "started_s": STARTED_S, "peak_rss_gib": peak_rss_gib()}
+    try:
+        found["torch"] = torch_facts()
+        found["peak_mem_gib"] = torch_peaks()
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    if rank == 0:
+        from importlib import metadata
+
+        found["packages"] = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+    with contextlib.suppress(OSError):
+        write(path, found)
+
+
+def write(path, found):
+    with open(path, "w") as file:
+        json.dump(found, file)
+
+
+def torch_facts():
+    """As bench/machine/environment.py has them; {} where the script imported no torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    cuda = torch.version.cuda
+    nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else None
+    return {
+        "torch": torch.__version__,
+        "cuda": cuda,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+    }
+
+
+def torch_peaks():
+    """GiB of this rank's GPU by torch's own count, since the script last reset it; {} without a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    gib = 2.0**30
+    return {"allocated": torch.cuda.max_memory_allocated() / gib, "reserved": torch.cuda.max_memory_reserved() / gib}
+
+
+def peak_rss_gib():
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) / 2.0**20 for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,132 @@
+"""Scripts that no torch is needed for, good and bad: python train.py WHAT.  For tests/test_scripts.py."""
+
+import glob
+import os
+import subprocess
+import sys
+import time
+
+WHAT = sys.argv[1]
+NUM_STEPS, STEP_S, VAL_EVERY = 6, 0.06, 3
+rank = int(os.environ.get("RANK", 0))
+
+
+def read(pattern):
+    for path in sorted(glob.glob(pattern)):
+        with open(path, "rb") as file:
+            file.read(1024)
+
+
+def say(step, train_s, val_loss=None):
+    val = "" if val_loss is None else f" val_loss:{val_loss:.4f}"
+    print(
+        f"step:{step}/{NUM_STEPS}{val} train_time:{1e3 * train_s:.0f}ms step_avg:{1e3 * train_s / max(step, 1):.2f}ms"
+    )
+
+
+def train(step_s=STEP_S, counted_frac=1.0, validate_s=0.05, first_loss=6.0, offset_s=0.0):
+    """Steps that take step_s, of which counted_frac is counted; validations are not counted."""
+    train_s = offset_s
+    for step in range(NUM_STEPS + 1):
+        if step % VAL_EVERY == 0:
+            time.sleep(validate_s)
+            say(step, train_s, first_loss - 0.4 * step)
+        if step < NUM_STEPS:
+            started_s = time.perf_counter()
+            time.sleep(step_s)
+            train_s += counted_frac * (time.perf_counter() - started_s)
+            say(step + 1, train_s)
+
+
+def untimed_first_steps():
+    """As modded-nanogpt did in 2024: the clock begins after ten steps, which are compiled meanwhile."""
+    train_s = 0.0
+    for step in range(31):
+        if step == 10:
+            train_s = 0.0
+        if step % 10 == 0:
+            time.sleep(0.02)
+            average = f"{1e3 * train_s / (step - 10):.2f}" if step > 10 else "nan"
+            print(f"step:{step}/30 val_loss:{6 - 0.1 * step:.4f} train_time:{1e3 * train_s:.0f}ms step_avg:{average}ms")
+        if step < 30:
+            started_s = time.perf_counter()
+            time.sleep(0.1 if step < 2 else 0.03)
+            train_s += time.perf_counter() - started_s
+            average = f"{1e3 * train_s / (step - 9):.2f}" if step > 9 else "nan"
+            print(f"step:{step + 1}/30 train_time:{1e3 * train_s:.0f}ms step_avg:{average}ms")
+
+
+def main():
+    if WHAT == "silent":
+        return
+    if WHAT == "garbage":
+        os.write(1, bytes(range(256)) * 40 + b"\nstep:nan/x loss\nstep:3/\x00 train_time:ms\n")
+        return
+    if WHAT == "raises":
+        raise KeyError("planted")
+    if WHAT == "exits":
+        sys.exit(3)
+    if WHAT == "out_of_memory":
+        raise MemoryError("planted")
+    if WHAT == "hangs":
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        for step in range(6000):
+            say(step, 0.1 * step, 6.0)
+            time.sleep(0.1)
+    if WHAT != "other_data":
+        read("data/fineweb10B/*_train_*.bin")
+        read("data/fineweb10B/*_val_*.bin")
+    if WHAT == "other_data":
+        with open("other_train.bin" if os.path.exists("other_train.bin") else sys.argv[2], "rb") as file:
+            file.read(1)
+        read("data/fineweb10B/*_train_*.bin")
+    if WHAT == "claims_less":
+        train(counted_frac=0.5)
+    elif WHAT == "claims_more":  # a log of another run, printed at once
+        for step in range(NUM_STEPS + 1):
+            say(step, 91.0 * step / NUM_STEPS, 6.0 - 0.4 * step)
+    elif WHAT == "hides_steps":  # no line of a step, and half of the time uncounted
+        for step in range(0, NUM_STEPS + 1, VAL_EVERY):
+            say(step, 0.1 * step, 6.0 - 0.4 * step)
+            time.sleep(0.1 * VAL_EVERY + 0.5)
+    elif WHAT == "trained_before":
+        train(first_loss=2.6)
+    elif WHAT == "goes_back":
+        train()
+        train(first_loss=5.0)
+    elif WHAT == "diverges":
+        say(0, 0.0, 6.0)
+        say(1, 0.1, float("nan"))
+    elif WHAT == "stops_early":
+        for step in range(3):
+            say(step, 0.06 * step, 6.0 if step < 2 else None)
+            time.sleep(0.06)
+    elif WHAT == "untimed_first_steps":
+        untimed_first_steps()
+    elif WHAT == "edits_itself":
+        train()
+        with open(__file__, "a") as file:
+            file.write("# edited\n")
+    elif WHAT == "prints_much":
+        line = "x" * 1000 + "\n"
+        for _ in range(64):
+            sys.stdout.write(line * 1000)
+        train()
+    elif WHAT == "own_words":
+        for number in range(NUM_STEPS):
+            if number % 3 == 0:
+                print(f"eval at {number}: {6.0 - number:.3f}")
+            time.sleep(STEP_S)
+            print(f"it {number} of {NUM_STEPS}: nll {6.0 - number:.3f} after {STEP_S * (number + 1):.3f} s")
+        print(f"eval at {NUM_STEPS}: 3.5")
+    elif WHAT == "a_child_prints":
+        subprocess.run([sys.executable, "-c", "print('a child was here')"], check=True)
+        train()
+    else:
+        train()
+
+
+if rank == 0 or WHAT in ("raises", "hangs"):
+    main()
+else:
+    read("data/fineweb10B/*.bin")

@@ -1,0 +1,88 @@
+"""Runs of the scripts in tests/planted/scripts/, as their user starts them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import real_runs
+
+SCRIPTS = real_runs.REPO / "tests" / "planted" / "scripts"
+MODDED, NANO, ODD = SCRIPTS / "modded" / "train_gpt.py", SCRIPTS / "nano" / "train.py", SCRIPTS / "odd" / "train.py"
+TRACK = ["track=cpu_nano", "hardware=cpu"]
+
+
+def run(results, script, *overrides, expect=0, **env):
+    """One run of a script -> its folder; expect: the exit code."""
+    before = set(real_runs.folders(results))
+    done = real_runs.bench(results, "run", *TRACK, f"script={script}", *overrides, **env)
+    assert done.returncode == expect, done.stdout + done.stderr + real_runs.logs(results)
+    (folder,) = set(real_runs.folders(results)) - before
+    return folder
+
+
+def odd(results, what, *overrides, expect=0):
+    """What of tests/planted/scripts/odd/train.py -> the record, with its folder as "folder"."""
+    folder = run(results, ODD, f"script.args=[{what}]", *overrides, expect=expect)
+    return real_runs.run_json(folder) | {"folder": folder}
+
+
+@contextlib.contextmanager
+def hanging(results, *overrides):
+    """The script that trains for ten minutes and has a child in a session of its own -> (launcher, run folder)."""
+    words = [sys.executable, "-m", "bench", "run", *TRACK, f"script={ODD}", "script.args=[hangs]", *overrides]
+    launcher = subprocess.Popen(
+        words, cwd=real_runs.REPO, env=real_runs.environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        deadline_s = time.monotonic() + 60
+        while not _step(results):
+            assert time.monotonic() < deadline_s and launcher.poll() is None, real_runs.logs(results)
+            time.sleep(0.05)
+        yield launcher, real_runs.folders(results)[0]
+    finally:
+        for pid in pids(results):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launcher.kill()
+        launcher.communicate()
+
+
+def _step(results):
+    for path in Path(results).glob("*/*/.progress.tmp"):
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text())["step"]
+    return None
+
+
+def pids(results):
+    """All that runs of this results folder have started and that still lives, by the mark in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            marks = [word for word in path.read_bytes().split(b"\0") if word.startswith(b"SPEEDRUN_RUN=")]
+            if any(str(results).encode() in mark for mark in marks) and _lives(path.parent):
+                found.append(int(path.parent.name))
+    return found
+
+
+def is_worker(pid):
+    """Of a rank, not of what watches it."""
+    stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
+    parent = int(stat.rpartition(")")[2].split()[1])
+    return "script_worker" in words and "bench.launch.agent" in Path(f"/proc/{parent}/cmdline").read_text()
+
+
+def _lives(process):
+    return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+def all_gone(results, timeout_s=20):
+    deadline_s = time.monotonic() + timeout_s
+    while pids(results) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return not pids(results)

@@ -1,0 +1,363 @@
+"""Somebody's own training script as a run: unmodified, timed from outside, its claims held against what was seen."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import statistics
+
+import pytest
+import real_runs
+import scripted
+
+from bench.compare import eligibility
+from bench.importers import dialects
+from bench.machine import code_state
+from bench.race import arm_process
+from bench.record import ledger, run_folder, step_files, verification
+from bench.record.rows import row_of
+
+TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
+NANO = ["script.raw_data=true", "script.data=data/toy", "script.args=['--seed={seed}','--max_iters=20']"]
+
+
+def of_script(run):
+    """What is doubted of the script itself, not of a busy machine."""
+    return [one["doubt"] for one in run["doubts"] if one["instrument"] != "telemetry"]
+
+
+def faults(folder):
+    return [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]
+
+
+@pytest.fixture(scope="module")
+def modded(tmp_path_factory):
+    return scripted.run(tmp_path_factory.mktemp("results"), scripted.MODDED, *TWO)
+
+
+def test_a_script_of_modded_nanogpts_habits_runs_unmodified_on_two_ranks(modded):
+    run, rows = real_runs.run_json(modded), step_files.read(modded)
+    assert (run["status"], run["script"]["dialect"], run["timing_protocol"]["id"]) == (
+        "complete",
+        "modded-nanogpt",
+        "script-1",
+    )
+    assert (run["model"], run["optim"], run["world_size"]) == ({"arch": "train_gpt.py"}, "unknown", 2)
+    assert [row["step"] for row in rows] == list(range(21))
+    assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 10, 20]
+    assert (
+        run["metrics"]["train_s"] == max(row.get("train_time_at_val_ms") or row["train_time_ms"] for row in rows) / 1e3
+    )
+    assert "batch_tokens" not in run["measured"] and run["metrics"]["tokens_per_s"] is None
+    assert run["environment"]["torch"] is not None
+    assert of_script(run) == []
+    assert faults(modded) == []
+
+
+def test_its_lines_are_timed_from_outside(modded):
+    measured, rows = real_runs.run_json(modded)["measured"], step_files.read(modded)
+    first, last = rows[0]["val_line_t_ns"], rows[-1]["val_line_t_ns"]
+    assert measured["wall_of_lines_s"] == pytest.approx((last - first) / 1e9)
+    assert measured["counted_s"] == pytest.approx(
+        (rows[-1].get("train_time_at_val_ms") or rows[-1]["train_time_ms"]) / 1e3 - (rows[0]["train_time_ms"]) / 1e3
+    )
+    assert statistics.median(row["wall_ms"] for row in rows[1:]) >= 20  # each step sleeps 20 ms
+
+
+def test_its_source_is_kept_and_is_its_identity(modded):
+    run = real_runs.run_json(modded)
+    assert sorted(run["script"]["sha256_by_file"]) == ["script/helper.py", "script/train_gpt.py"]
+    assert {"script/helper.py", "script/train_gpt.py"} < set(run["code"]["files"])
+    assert (modded / "code/script/train_gpt.py").read_bytes() == scripted.MODDED.read_bytes()
+
+
+def test_what_it_wrote_is_kept_and_copies_and_links_are_gone(modded):
+    run = real_runs.run_json(modded)
+    (written,) = run["script"]["files_written"]
+    assert written.startswith("logs/") and (modded / "work" / written).read_text().count("val_loss:") > 3
+    assert [path.name for path in (modded / "work").iterdir()] == ["logs"]
+    assert run["script"]["opened"] == [
+        "work/data/fineweb10B/fineweb_train_000001.bin",
+        "work/data/fineweb10B/fineweb_val_000000.bin",
+    ]
+
+
+@pytest.mark.parametrize("more", [[], TWO])
+def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, more):
+    folder = scripted.run(tmp_path, scripted.NANO, *NANO, *more)
+    run, rows = real_runs.run_json(folder), step_files.read(folder)
+    assert (run["status"], run["script"]["dialect"]) == ("complete", "nanogpt")
+    assert [row["step"] for row in rows] == list(range(22))
+    assert run["metrics"]["val_loss"] == [row["val_loss"] for row in rows if row["val_loss"] is not None][-1]
+    assert run["script"]["opened"] == ["work/data/toy/train.bin", "work/data/toy/val.bin"]
+    assert run["script"]["files_written"] == ["out/ckpt.pt"]
+    assert of_script(run) == [] and faults(folder) == []
+
+
+def test_without_a_printed_total_the_wall_time_of_the_lines_counts(tmp_path):
+    args = NANO[:2] + ["script.args=['--log_interval=5','--max_iters=20']"]
+    folder = scripted.run(tmp_path, scripted.NANO, *args)
+    run, rows = real_runs.run_json(folder), step_files.read(folder)
+    ends = [row["line_t_ns"] or row["val_line_t_ns"] for row in rows]
+    assert run["timing_protocol"]["id"] == "script-wall-1"
+    assert run["metrics"]["train_s"] == pytest.approx((ends[-1] - ends[0]) / 1e9)
+    assert faults(folder) == []
+
+
+def test_a_dialect_of_ones_own_is_a_yaml_of_patterns(tmp_path):
+    yaml = scripted.ODD.with_name("own_words.yaml")
+    run = scripted.odd(tmp_path, "own_words", f"script.dialect={yaml}")
+    rows = step_files.read(run["folder"])
+    assert [row["train_loss"] for row in rows] == [None, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert [row["val_loss"] for row in rows] == [6.0, None, None, 3.0, None, None, 3.5]
+    assert run["metrics"]["train_s"] == 0.36
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("claims_less", "it claims less time than its lines took"),
+        ("claims_more", "it counts more time than passed: its lines came in 0.0"),
+        ("hides_steps", "passed uncounted between lines that are several steps apart"),
+        ("trained_before", "its loss at step 0 is already 2.600"),
+        ("goes_back", "its lines are of 2 runs"),
+        ("stops_early", "its last validation is of step 1, and its last step is 6"),
+        ("edits_itself", "script/train.py changed while it ran"),
+        ("other_data", "it opened data that are not the track's"),
+        ("other_data", "it never opened the track's val shards"),
+    ],
+)
+def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, what, words):
+    run = planted(what)
+    assert (run["status"], run["validity"]) == ("complete", "suspect")
+    assert any(words in doubt for doubt in of_script(run)), of_script(run)
+    assert any(words in reason for reason in run["validity_reasons"])
+    assert faults(run["folder"]) == []
+
+
+@pytest.mark.parametrize("what", ["good", "untimed_first_steps", "a_child_prints", "prints_much"])
+def test_an_honest_script_is_not_doubted(planted, what):
+    run = planted(what)
+    assert run["status"] == "complete" and of_script(run) == []
+    assert faults(run["folder"]) == []
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    results, ran = tmp_path_factory.mktemp("planted"), {}
+
+    def of(what):
+        if what not in ran:
+            other = results / "other.bin"
+            other.write_bytes(b"other")
+            args = f"other_data,{other}" if what == "other_data" else what
+            ran[what] = scripted.odd(results, args, f"name={what}")
+        return ran[what]
+
+    return of
+
+
+def test_the_first_steps_that_a_clock_leaves_out_are_in_no_time(planted):
+    run = planted("untimed_first_steps")
+    assert run["measured"]["num_untimed_steps"] == 10
+    assert run["metrics"]["step_avg_ms"] == pytest.approx(30, abs=8)
+
+
+def test_a_script_that_prints_64_mb_fills_no_disk(planted):
+    run = planted("prints_much")
+    assert run["script"]["num_unkept_lines"] > 50_000
+    assert (run["folder"] / "logs" / "rank0.log").stat().st_size < 2 * 2**20
+    assert [row["step"] for row in step_files.read(run["folder"])] == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("raises", "exception", "KeyError: 'planted'"),
+        ("exits", "exception", "the script ended with exit code 3"),
+        ("out_of_memory", "out_of_memory", "MemoryError: planted"),
+        ("silent", "no_metric_lines", "the script printed no line that a dialect"),
+        ("garbage", "no_metric_lines", "the script printed no line that"),
+        ("diverges", "non_finite_loss", "not a number at step 1"),
+    ],
+)
+def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what, kind, message):
+    run = scripted.odd(tmp_path, what, expect=1)
+    assert (run["status"], run["validity"], run["failure"]["kind"]) == ("failed", "invalid", kind)
+    assert message in run["failure"]["message"]
+    if what == "raises":
+        assert 'raise KeyError("planted")' in (run["folder"] / "logs" / "rank0.log").read_text()
+    assert not [path for path in run["folder"].iterdir() if path.name.startswith(".")]
+
+
+def test_a_killed_script_is_named_and_its_children_end(tmp_path):
+    with scripted.hanging(tmp_path, *TWO) as (launcher, folder):
+        workers = [pid for pid in scripted.pids(tmp_path) if scripted.is_worker(pid)]
+        os.kill(max(workers), signal.SIGKILL)
+        assert launcher.wait(60) == 1
+        assert scripted.all_gone(tmp_path)
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["failure"]["kind"], run["failure"]["signal"]) == ("failed", "rank_killed", "SIGKILL")
+    assert len(step_files.read(folder)) > 1  # what it had printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number):
+    with scripted.hanging(tmp_path) as (launcher, folder):
+        launcher.send_signal(number)
+        launcher.wait(60)
+        assert scripted.all_gone(tmp_path)
+    shown = run_folder.read(folder)
+    assert (shown["status"], shown["validity"]) == ("aborted", "invalid")
+    assert shown["failure"]["kind"] == ("interrupted" if number == signal.SIGTERM else "launcher_killed")
+
+
+@pytest.mark.slow
+def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
+    mine = tmp_path / "mine"
+    shutil.copytree(scripted.MODDED.parent, mine)
+    faster = (mine / "train_gpt.py").read_text().replace("sleep(0.02)", "sleep(0.01)").replace('"0.3"', '"0.31"')
+    (mine / "train_gpt.py").write_text(faster)
+    results = tmp_path / "results"
+    words = [f"A=script={scripted.MODDED}", f"B=script={mine / 'train_gpt.py'}", "n=2", "--json", *scripted.TRACK]
+    done = real_runs.bench(results, "race", *words, *(["--anyway"] if _takes_anyway() else []))
+    assert done.returncode == 0, done.stdout + done.stderr
+    against = json.loads(done.stdout)["result"]["against"]["B"]
+    assert against["comparable"] and against["time"]["change_pct"] < -10
+    (folder,) = (results / "races").iterdir()
+    judged = real_runs.bench(results, "judge", str(folder), "--json")
+    rules = {rule["rule"]: rule for rule in json.loads(judged.stdout)["rules"]}
+    for name in ("every record is true to itself", "no run was dropped", "the plan was made first"):
+        assert rules[name]["passed"], rules[name]
+    assert not rules["every run has its own seed"]["passed"]  # both draw the seed that stands in the script
+    assert "printed the same losses throughout" in rules["every run has its own seed"]["evidence"]
+    starts = [line["start"] for line in ledger.read(results).runs.values()]
+    assert len({start["source_sha256"] for start in starts}) == 2
+
+
+def _takes_anyway():
+    return "--anyway" in real_runs.bench(".", "race", "--help").stdout
+
+
+def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tmp_path):
+    folder = scripted.run(tmp_path, scripted.MODDED, "profile=window", *TWO)
+    run, rows = real_runs.run_json(folder), step_files.read(folder)
+    assert [row["step"] for row in rows if row["flags"] == "profiled"] == [5, 6, 7, 8, 9]
+    assert run["metrics"]["num_flagged_steps"] == 5
+    (trace,) = (folder / "traces").iterdir()
+    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert {"ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"} <= names and "ProfilerStep#9" not in names
+    assert any(name and "SGD.step" in name for name in names)
+    assert run["instrument_summaries"]["window"]["window"]["status"] == "recorded"
+    assert of_script(run) == [] and faults(folder) == []
+    done = real_runs.bench(tmp_path, "analyze", str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cheat_is_not_compared(planted, tmp_path):
+    a, b = planted("good")["folder"], planted("claims_less")["folder"]
+    done = real_runs.bench(tmp_path, "compare", str(a), str(b))
+    assert done.returncode == 2
+    assert "1 run of B cannot be trusted: it claims less time than its lines took" in " ".join(done.stdout.split())
+
+
+def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(planted):
+    a = row_of(planted("good"))
+    setting = json.loads(a["setting"]) | {"torch": "2.13"}  # the planted script imports none
+    a |= {"setting": json.dumps(setting)}
+    b = a | {"run_id": "other", "script_doubt": None}
+    others = [b | {"setting": json.dumps(setting | {"torch": "1.13"}), "comparability_id": "f" * 16}]
+    found = eligibility.judge([a], others)
+    assert found.refusals == [] and "software-differs" in found.flags
+    assert any("torch differs: " in one and one.endswith("part of what is raced") for one in found.remarks)
+    others = [b | {"setting": json.dumps(setting | {"world_size": 2}), "comparability_id": "f" * 16}]
+    assert any("world size differs" in one for one in eligibility.judge([a], others).refusals)
+
+
+def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_writes_is_none(tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(scripted.MODDED.parent, folder)
+    own = [f"{folder / 'train_gpt.py'}:__main__"]
+
+    def identity():
+        code_state._sha256_of_syntax.cache_clear()
+        return arm_process.source_sha256(real_runs.REPO, own)
+
+    before = identity()
+    (folder / "logs").mkdir()
+    (folder / "logs" / "old.py").write_text("1")
+    (folder / "weights.pt").write_bytes(b"1")
+    assert identity() == before
+    (folder / "helper.py").write_text((folder / "helper.py").read_text() + "\nx = 1\n")
+    edited = identity()
+    assert edited != before
+    (folder / "settings.json").write_text("{}")
+    assert identity() not in (before, edited)
+
+
+def test_a_script_is_never_compared_with_our_own_runs(planted, finished_run, tmp_path):
+    done = real_runs.bench(tmp_path, "compare", str(planted("good")["folder"]), str(finished_run))
+    assert done.returncode == 2
+    assert "timing protocol differs: script-1 in A, tp-1 in B" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["script=nothing.py"], "script=nothing.py: there is no such file"),
+        (["script=ODD", "model=modern"], "model=modern: script="),
+        (["script=ODD", "optim.lr=1"], "has its own model and optimizer: remove it"),
+        (["script=ODD", "instruments=[regions]"], "a script is measured from outside"),
+        (["script=ODD", "profile=stages"], "use profile=window or profile=modded"),
+        (["script.args=[3]"], "there is no script"),
+        (["script=ODD", "script.python=no-python"], "there is no such interpreter"),
+        (["script=ODD", "script.data=/tmp/data"], "give a folder below the script's own"),
+        (["script=ODD", "script.env={TOY_TOKEN: null}"], "it looks like a secret"),
+        (["script=ODD", "script.dialect=nothing.yaml"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, words, message):
+    words = [word.replace("ODD", str(scripted.ODD)) for word in words]
+    done = real_runs.bench(tmp_path, "run", *scripted.TRACK, *words)
+    assert done.returncode == 2 and message in " ".join((done.stdout + done.stderr).split())
+    assert real_runs.folders(tmp_path) == []
+
+
+def test_a_script_gets_the_variables_that_the_record_names_and_no_others(tmp_path):
+    script = tmp_path / "mine" / "train.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os\nprint({k: os.environ.get(k) for k in ('TOY', 'HIDDEN', 'RANK', 'OMP_NUM_THREADS')})\n"
+    )
+    folder = scripted.run(tmp_path / "r", script, "script.env={TOY: 3}", expect=1, HIDDEN="1")
+    printed = (folder / "logs" / "rank0.log").read_text()
+    assert "'TOY': '3', 'HIDDEN': None, 'RANK': '0'" in printed
+    assert real_runs.run_json(folder)["script"]["env"] == {"TOY": "3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "row"),
+    [
+        ("modded-nanogpt", "step:3/9 train_time:12ms step_avg:4.0ms", {"step": 3, "total": 9, "train_time_ms": 12.0}),
+        (
+            "modded-nanogpt",
+            "step:125/3250 val_loss:4.56789 train_time:0.500s step_avg:4.00ms",
+            {"step": 125, "total": 3250, "val_loss": 4.56789, "train_time_ms": 500.0},
+        ),
+        ("modded-nanogpt", "s:7 tel:3.5", {"step": 7, "val_loss": 3.5}),
+        ("nanogpt", "iter 10: loss 5.5, time 2.50ms, mfu 1.0%", {"step": 11, "train_loss": 5.5, "step_ms": 2.5}),
+        ("nanogpt", "step 20: train loss 4.1, val loss 4.2", {"step": 20, "val_loss": 4.2}),
+        (
+            "llm.c",
+            "step    7/19560 | train loss 9.5 | norm 1.5 | lr 2.00e-06 | (812.5 ms | 645280 tok/s)",
+            {"step": 7, "total": 19560, "train_loss": 9.5, "grad_norm": 1.5, "lr": 2e-6, "step_ms": 812.5},
+        ),
+        ("llm.c", "val loss 9.25", {"step": 0, "val_loss": 9.25}),
+        ("modded-nanogpt", "iter 10: loss 5.5, time 2.50ms, mfu 1.0%", None),
+        ("nanogpt", "step:3/9 train_time:12ms step_avg:4.0ms", None),
+    ],
+)
+def test_a_line_reads_as_its_dialect_has_it(name, line, row):
+    assert dialects.of_name(name).row(line) == row
+    assert row is None or dialects.detect([line, "other words"]) == name
