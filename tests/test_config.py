@@ -112,6 +112,8 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
             {"optim__schedule__warmup_frac": 0.7},
             "optim.schedule.warmup_frac=0.7: with cooldown_frac=0.4 it is more than the",
         ),
+        ({"hardware__tf32": True}, "hardware.tf32=True: a CPU has no TF32"),
+        ({"hardware__sdpa": "cudnn"}, "hardware.sdpa=cudnn: a CPU has flash and math"),
         ({"goal__num_steps": 0}, "goal.num_steps=0: use a whole number above 0"),
         ({"goal__stop_at_target": True}, "there is no target"),
         ({"goal__target_gap_nats": 0.1}, "only data=markov has a known floor, this is data=pysource"),

@@ -41,6 +41,10 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         hardware.dtype = "bfloat16" if on_gpu else "float32"
     if hardware.compile is None:
         hardware.compile = on_gpu
+    if not on_gpu and hardware.tf32 is not None:
+        _refuse("hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null")
+    if not on_gpu and hardware.sdpa in ("efficient", "cudnn"):
+        _refuse("hardware.sdpa", hardware.sdpa, "a CPU has flash and math")
     if hardware.gc == "freeze":
         hardware.gc = None  # given or not, the default is one config with one id
     if hardware.gc == "manual" and hardware.gc_every_steps is None:
