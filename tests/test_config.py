@@ -112,6 +112,7 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
             {"optim__schedule__warmup_frac": 0.7},
             "optim.schedule.warmup_frac=0.7: with cooldown_frac=0.4 it is more than the",
         ),
+        ({"model__residual_dtype": "bfloat16"}, "model.residual_dtype=bfloat16: hardware.dtype is float32"),
         ({"hardware__tf32": True}, "hardware.tf32=True: a CPU has no TF32"),
         ({"hardware__sdpa": "cudnn"}, "hardware.sdpa=cudnn: a CPU has flash and math"),
         ({"goal__num_steps": 0}, "goal.num_steps=0: use a whole number above 0"),

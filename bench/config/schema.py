@@ -62,6 +62,7 @@ class ModelConfig:
     num_heads: PositiveInt  # attention heads of a block; 2 * num_heads must divide width
     width: PositiveInt  # features of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
+    residual_dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of the residual stream; null: float32
     args: dict[str, Any] | None = None  # further arguments of your own class
 
 

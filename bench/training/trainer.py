@@ -210,6 +210,7 @@ def _build_model(config, device):
         num_layers=config.model.num_layers,
         num_heads=config.model.num_heads,
         width=config.model.width,
+        **({"residual_dtype": config.model.residual_dtype} if config.model.residual_dtype else {}),
         **(config.model.args or {}),
     )
     model.init_weights(torch.Generator().manual_seed(config.seed))
