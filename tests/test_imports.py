@@ -46,7 +46,7 @@ TABLE = {
     "race": "atomic compare data.sources instruments launch machine own_code paths record report stats text_table utc",
     "claims.rules": "compare config instruments machine race record text_table",
     "claims": "claims.rules compare config paths private race record report stats text_table",
-    "overhead": "data instruments launch machine paths stats training",
+    "overhead": "config data instruments launch machine memory paths stats training units",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
     "memory.snapshot overhead paths race record report terminal text_table trace units utc",
@@ -57,7 +57,9 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "cli/starter/my_model.py",
     "data/loader.py",
     "launch/agent.py",
+    "overhead/gpu.py",
     "overhead/loop.py",
+    "overhead/plain_loops.py",
     "profiling/allocations.py",
     "profiling/breakdown.py",
     "profiling/kempner.py",
