@@ -104,6 +104,19 @@ def test_dropout_and_random_state_are_left_as_they_were():
     assert torch.equal(torch.get_rng_state(), rng)
 
 
+def test_a_part_that_the_model_compiles_itself_is_watched_and_not_compiled_again():
+    graphs = []
+    table = nn.Embedding(64, 64)
+    part = torch.compile(lambda x_BTV: x_BTV.cumsum(1), backend=lambda graph, inputs: graphs.append(1) or graph.forward)
+    model = nn.Sequential(table)
+    model.forward = lambda tokens_BT, targets_BT: F.cross_entropy(part(table(tokens_BT)).mT, targets_BT)
+    with torch.no_grad():
+        model(torch.zeros(2, 16, dtype=torch.int64), torch.zeros(2, 16, dtype=torch.int64))
+    assert len(graphs) == 1
+    assert checked(model)["causality"] == "checked" and len(graphs) == 1
+    torch._dynamo.reset()
+
+
 LOOKS_AHEAD = """
 import torch
 from models.gpt2 import GPT2

@@ -57,7 +57,7 @@ def measure(rehearse: bool = False) -> list[tuple]:
 
     [] where this machine shows no NVIDIA GPU and nothing is rehearsed.
     """
-    gpus = nvml_facts()["gpus"]
+    gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
         return []
