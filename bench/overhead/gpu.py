@@ -67,6 +67,8 @@ def measure(rehearse: bool = False) -> list[tuple]:
         rounds = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
         rows = [_ratio(rounds, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= rounds.keys()]
         peak = None if rehearse else peak_flops(where, "bfloat16")
+        if peak is None and not rehearse:
+            print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
         rows += _rates(contest, rounds, peak, where)
         rows += contest.snapshot_rows(where)
     print(f"gpu: {len(rounds['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)

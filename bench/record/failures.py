@@ -24,7 +24,7 @@ KILLED = (
 HINTS = {  # what to do
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
-    "not_causal": "a causal mask in attention; logits that are computed from tokens alone",
+    "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
     "agent_killed": KILLED,
