@@ -13,6 +13,17 @@ from models import flops
 class LanguageModel(nn.Module):
     """A subclass adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT) and init_weights(generator)."""
 
+    def __init__(self, residual_dtype: str | None = None):
+        super().__init__()
+        self.residual_dtype = None if residual_dtype is None else getattr(torch, residual_dtype)
+
+    def stream(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The residual stream in residual_dtype, from its start on; None leaves it as the embedding is: float32.
+
+        Under autocast blocks add in bfloat16 what they compute in bfloat16, so a stream that begins so stays so.
+        """
+        return x_BTD if self.residual_dtype is None else x_BTD.to(self.residual_dtype)
+
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean nats per token, float32 also under bf16 autocast."""
         return F.cross_entropy(self.logits(tokens_BT).flatten(0, 1), targets_BT.flatten())

@@ -50,8 +50,16 @@ class Block(nn.Module):
 
 
 class GPT2(LanguageModel):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
-        super().__init__()
+    def __init__(
+        self,
+        vocab_size: int,
+        seq_len: int,
+        num_layers: int,
+        num_heads: int,
+        width: int,
+        residual_dtype: str | None = None,
+    ):
+        super().__init__(residual_dtype)
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.token_embedding = nn.Embedding(vocab_size, width)  # and the head: one matrix for both
         self.position_embedding = nn.Embedding(seq_len, width)
@@ -72,6 +80,7 @@ class GPT2(LanguageModel):
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """[B, T] -> [B, T, V], of the next token, float32."""
         x_BTD = self.token_embedding(tokens_BT) + self.position_embedding.weight[: tokens_BT.shape[1]]
+        x_BTD = self.stream(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return F.linear(self.final_norm(x_BTD), self.head_weight()).float()

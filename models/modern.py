@@ -94,8 +94,16 @@ class Block(nn.Module):
 
 
 class Modern(LanguageModel):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
-        super().__init__()
+    def __init__(
+        self,
+        vocab_size: int,
+        seq_len: int,
+        num_layers: int,
+        num_heads: int,
+        width: int,
+        residual_dtype: str | None = None,
+    ):
+        super().__init__(residual_dtype)
         self.num_heads, self.head_dim = num_heads, width // num_heads
         self.embedding = nn.Embedding(vocab_size, width)
         self.rotary = Rotary(self.head_dim, seq_len)
@@ -115,7 +123,7 @@ class Modern(LanguageModel):
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
-        x_BTD = rms_norm(self.embedding(tokens_BT))
+        x_BTD = self.stream(rms_norm(self.embedding(tokens_BT)))
         for block in self.blocks:
             x_BTD = block(x_BTD, self.rotary)
         return softcap(self.head(rms_norm(x_BTD)).float())

@@ -304,6 +304,30 @@ def test_bf16_autocast_is_close_and_its_loss_is_float32(arch):
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_bf16_stream_is_bf16_in_every_block_and_close_to_the_float32_one(arch):
+    wide, narrow = awakened(arch), awakened(arch, residual_dtype="bfloat16")
+    dtypes = {id(wide): set(), id(narrow): set()}
+    for model in (wide, narrow):
+        for block in model.blocks:
+            block.register_forward_hook(lambda block, inputs, x_BTD, model=model: dtypes[id(model)].add(x_BTD.dtype))
+    exact = wide(*batch())
+    dtypes[id(wide)].clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [model(*batch()) for model in (wide, narrow)]
+        assert narrow.logits(batch()[0]).dtype == torch.float32
+    assert dtypes == {id(wide): {torch.float32}, id(narrow): {torch.bfloat16}}
+    assert losses[0] != losses[1] and losses[1].dtype == torch.float32
+    assert losses[1].item() == pytest.approx(exact.item(), abs=0.03)  # as test_bf16_autocast has it
+    grads = []
+    for model, loss in zip((wide, narrow), losses):
+        loss.backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    for wide_grad, narrow_grad in zip(*grads, strict=True):
+        assert narrow_grad.dtype == torch.float32
+        assert torch.cosine_similarity(wide_grad.flatten(), narrow_grad.flatten(), dim=0) > 0.99
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's own modules, when inductor imports them
 @pytest.mark.parametrize("arch", ARCHS)

@@ -1,6 +1,7 @@
 """One rank's trainer: the warm-up leaves no trace, and micro-steps are the whole batch."""
 
 import copy
+import functools
 
 import pytest
 import real_runs
@@ -24,6 +25,31 @@ def trainer(request):
     one.attach(InstrumentSet(essential=log), log)
     yield one
     one.close()
+
+
+def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_overlaps_backward(monkeypatch):
+    """Dynamo cuts the graph at DDP's buckets, whose backward passes end one after the other.
+
+    One graph would hand over all gradients at its end, with nothing left to reduce them beside.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    graphs = []
+    backend = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(torch, "compile", backend)
+    job = prepare([*real_runs.SHORT, "hardware.num_threads=1", "hardware.num_processes=2", "hardware.compile=true"])
+    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # its collectives do nothing
+    try:
+        one = Trainer(job.config, distributed.Ranks(0, 2, torch.device("cpu")), files["train"], files["val"])
+        one.evaluate(max_batches=1)
+        assert len(graphs) == 1  # validation has nothing to reduce
+        one.forward(*one.loader.next())
+        assert len(graphs) >= 3  # 0.8M parameters are more than DDP's first bucket of 1 MiB
+        one.close()
+    finally:
+        torch.distributed.destroy_process_group()
+        torch._dynamo.reset()
 
 
 def tensors(state):

@@ -23,22 +23,26 @@ def main(argv):
     rows = []
     for part in args.what or PARTS:
         print(f"measuring {part} ...", file=sys.stderr, flush=True)
-        rows += [row(*one) for one in _measure(part)]
+        rows += [row(*one) for one in _measure(part, args.rehearse)]
     return show(rows, args.json)
 
 
-def _measure(part):
-    if part in ("loop", "gpu"):
+def _measure(part, rehearse):
+    if part == "loop":
         from bench.overhead import loop  # imports torch
 
-        return loop.measure() if part == "loop" else loop.measure_gpu()
+        return loop.measure()
+    if part == "gpu":
+        from bench.overhead import gpu
+
+        return gpu.measure(rehearse)
     from bench.overhead import process
 
     return getattr(process, part)()
 
 
 def row(what, measured, sign, target, ci95=None):
-    """sign: "<=" or ">="; ci95: (low, high), None without."""
+    """sign: "<=" or ">=", None with target where nothing is asked; ci95: (low, high), None without."""
     return {"what": what, "measured": measured, "ci95": ci95, "sign": sign, "target": target}
 
 
@@ -47,19 +51,25 @@ def show(rows, as_json=False):
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        cells = [
-            [row["what"], f"{row['measured']:.4g}", _interval(row), f"{row['sign']} {row['target']}", verdict(row)]
-            for row in rows
-        ]
+        cells = [[row["what"], f"{row['measured']:.4g}", _interval(row), _target(row), verdict(row)] for row in rows]
         print(text_table.render(["what", "measured", "95 %", "target", ""], cells, [False, True, False, False, False]))
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
 
 def verdict(row):
-    """met, MISSED, or unclear where the interval has the target in it: the machine is too busy to decide."""
+    """met, MISSED, or unclear where the interval has the target in it: the machine is too busy to decide.
+
+    "" without a target.
+    """
+    if row["target"] is None:
+        return ""
     low, high = row["ci95"] or (row["measured"], row["measured"])
     is_met = [value <= row["target"] if row["sign"] == "<=" else value >= row["target"] for value in (low, high)]
     return "met" if all(is_met) else "unclear" if any(is_met) else "MISSED"
+
+
+def _target(row):
+    return "" if row["target"] is None else f"{row['sign']} {row['target']}"
 
 
 def _interval(row):
@@ -69,5 +79,6 @@ def _interval(row):
 def _parser():
     parser = arguments.Parser("./run.sh bench-self", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
+    parser.add_argument("--rehearse", action="store_true", help="part gpu at nano size on a CPU: all but its figures")
     parser.add_argument("--json", action="store_true")
     return parser

@@ -56,6 +56,10 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         hardware.dtype = "bfloat16" if on_gpu else "float32"
     if hardware.compile is None:
         hardware.compile = on_gpu
+    if not on_gpu and hardware.tf32 is not None:
+        _refuse("hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null")
+    if not on_gpu and hardware.sdpa in ("efficient", "cudnn"):
+        _refuse("hardware.sdpa", hardware.sdpa, "a CPU has flash and math")
     if hardware.gc == "freeze":
         hardware.gc = None  # given or not, the default is one config with one id
     if hardware.gc == "manual" and hardware.gc_every_steps is None:
@@ -84,6 +88,11 @@ def _resolve_model(config, vocab_size):
     model = config.model
     if not own_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
         _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
+    if model.residual_dtype is not None and own_code.is_import_path(model.arch):
+        _refuse("model.residual_dtype", model.residual_dtype, "your own class chooses its dtypes: see model.args")
+    if model.residual_dtype == "bfloat16" and config.hardware.dtype != "bfloat16":
+        remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
+        _refuse("model.residual_dtype", model.residual_dtype, remedy)
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:
         model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304

@@ -57,6 +57,7 @@ class ModelConfig:
     num_heads: PositiveInt  # attention heads of a block; 2 * num_heads must divide width
     width: PositiveInt  # features of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
+    residual_dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of the residual stream; null: float32
     args: dict[str, Any] | None = None  # further arguments of your own class
 
 
@@ -100,6 +101,9 @@ class HardwareConfig:
     num_threads: AtLeast1 | None = None  # CPU threads of each process; null: an equal share of the cores
     # of activations; null: bfloat16 on a GPU, float32 on a CPU
     dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
+    tf32: bool | None = None  # float32 products on a GPU in TF32; null: as torch has it, which is not
+    # what attention may run on: flash, efficient, cudnn or math; null: what torch chooses
+    sdpa: Annotated[str, one_of("flash", "efficient", "cudnn", "math")] | None = None
     compile: bool | None = None  # torch.compile; null: on a GPU only
     micro_batch_seqs: PositiveInt | None = None  # most sequences of a rank at once; null: no limit, no accumulation
     deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU
@@ -121,6 +125,7 @@ class TrackRules:
     num_runs: int | None = None  # a claim's fewest runs, each of another seed and with a time that counts; null: any
     may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
+    implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
     # a change of run time shown to be smaller than this, either way, is called equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
 

@@ -65,6 +65,7 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
             "target_gap_nats": config.goal.target_gap_nats,
             "stop_at_target": config.goal.stop_at_target and not job.script,  # a script ends when it does
             "val_tokens": config.goal.val_tokens,
+            "implausible_val_loss": config.track.rules.implausible_val_loss,
         },
         "hardware": schema.to_dict(config.hardware),
         "instruments": config.instruments,

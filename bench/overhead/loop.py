@@ -13,20 +13,17 @@ from pathlib import Path
 import torch
 
 from bench import stats
+from bench.config.schema import num_micro_steps
 from bench.data import shards
 from bench.instruments import load
 from bench.instruments.base import PHASES, Context, InstrumentSet
 from bench.launch.prepare import prepare
-from bench.machine.gpus import nvml_facts
-from bench.machine.peak_rates import peak_flops
 from bench.training import distributed
 from bench.training.clock import Clock
 from bench.training.loop import train
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
-
-GPU_SEQS, GPU_SEQ_LEN = 64, 1024
 
 
 def measure(num_block_steps: int = 2) -> list[tuple]:
@@ -36,79 +33,64 @@ def measure(num_block_steps: int = 2) -> list[tuple]:
     SPEEDRUN_BENCH_ROUNDS=400 (of a second each; the default: 150) for a narrower interval.
     """
     num_rounds = int(os.environ.get("SPEEDRUN_BENCH_ROUNDS", 150))
-    with _Loops(["track=cpu_nano", "hardware=cpu"], num_block_steps) as loops:
+    with Loops(["track=cpu_nano", "hardware=cpu"], num_block_steps) as loops:
         started_ns, waited_ns = time.perf_counter_ns(), loops.trainer.loader.wait_ns
-        rows, _ = loops.compare(num_rounds, "CPU", 1.01, 1.005)
+        rows = loops.compare(num_rounds, "CPU", 1.01, 1.005)
         wait_pct = 100 * (loops.trainer.loader.wait_ns - waited_ns) / (time.perf_counter_ns() - started_ns)
         return [*rows, ("waiting for the loader, % of CPU steps", wait_pct, "<=", 1.0)]
 
 
-def measure_gpu(num_rounds: int = 10, num_block_steps: int = 20) -> list[tuple]:
-    """The same on one GPU with GPT-2 124M, bfloat16, compiled, 64 sequences of 1,024; and the bare loop's MFU.
+class Loops:
+    """One trainer, stepped by three loops: each block does the same number of steps and returns its seconds.
 
-    [] where this machine shows no NVIDIA GPU.
+    instrumented and plain: what train() takes; tokens: the first training shard, uint16.
     """
-    gpus = nvml_facts()["gpus"]
-    if not gpus:
-        print("gpu: skipped, this machine shows no NVIDIA GPU", file=sys.stderr)
-        return []
-    name, num_tokens = gpus[0]["name"], GPU_SEQS * GPU_SEQ_LEN
-    batch = [f"data.seq_len={GPU_SEQ_LEN}", f"data.batch_tokens={num_tokens}", f"goal.val_tokens={num_tokens}"]
-    model = ["model/size=small", "model.vocab_size=50304"]
-    with _Loops(["track=free", "hardware=cuda", "hardware.num_processes=1", *model, *batch], num_block_steps) as loops:
-        rows, bare_step_s = loops.compare(num_rounds, name, 1.002, 1.002)
-        flops_per_s = loops.trainer.model.flops_per_token(GPU_SEQ_LEN) * num_tokens / bare_step_s
-    peak = peak_flops(name, "bfloat16")
-    if peak is None:
-        print(f"gpu: no peak is known for {name}, so no MFU", file=sys.stderr)
-        return rows
-    return [*rows, ("MFU, GPT-2 124M, bfloat16, compiled", flops_per_s / peak, ">=", 0.45)]
 
-
-class _Loops:
-    """One trainer, stepped by three loops: each block does the same number of steps and returns its seconds."""
-
-    def __init__(self, overrides, num_block_steps):
+    def __init__(self, overrides: list[str], num_block_steps: int):
         job = prepare(overrides)
         config, self.num_block_steps = job.config, num_block_steps
+        self.config = config
         torch.set_num_threads(config.hardware.num_threads)
         ranks = distributed.start(config.hardware.device, 60)
-        self._device, self._marks = ranks.device, marks_for(ranks.device.type)
+        self.device, self._marks = ranks.device, marks_for(ranks.device.type)
         train_shards, val_shards = (
             [shards.check(file.path) for file in files] for files in (job.dataset.train, job.dataset.val)
         )
-        self.trainer = Trainer(config, ranks, train_shards, val_shards)
+        self.trainer, self.tokens = Trainer(config, ranks, train_shards, val_shards), train_shards[0].tokens()
         self._folder = tempfile.TemporaryDirectory()
         folder, device = Path(self._folder.name), ranks.device
         context = Context(folder, 0, 1, device.type, num_block_steps, self._marks, device.index)
         made, warnings = load(config.instruments, context)
         for warning in warnings:
             print(f"without {warning['instrument']}: {warning['error']}", file=sys.stderr)
-        self._instrumented, self._plain = InstrumentSet(made), InstrumentSet()
-        self._bare(), self._train(self._plain), self._train(self._instrumented)  # warm
-        self._instrumented.on_run_start()
+        self.instrumented, self.plain = InstrumentSet(made), InstrumentSet()
+        self.bare(), self.train(self.plain), self.train(self.instrumented)  # warm
+        self.instrumented.on_run_start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exc_info):
-        self._sample(True)
-        self._instrumented.on_run_end()
-        self._instrumented.close()
-        for warning in self._instrumented.warnings:
+        self.close()
+
+    def close(self) -> None:
+        """End the sampler, the loader and what the instruments have open."""
+        self.sample(True)
+        self.instrumented.on_run_end()
+        self.instrumented.close()
+        for warning in self.instrumented.warnings:
             print(f"{warning['instrument']} failed: {warning['error']}", file=sys.stderr)
         self.trainer.close()
         self._folder.cleanup()
 
     def compare(self, num_rounds, where, bare_target, plain_target):
-        """(rows as of measure(), median seconds of a bare step) of rounds of I P B B P I: instrumented, plain, bare."""
-        to_plain, to_bare, bare_step_s = [], [], []
+        """Rows as of measure(), of rounds of I P B B P I: instrumented, plain, bare."""
+        to_plain, to_bare = [], []
         for _ in range(num_rounds):
-            first, plain, bare = self._train(self._instrumented), self._train(self._plain), self._bare()
-            bare, plain, last = bare + self._bare(), plain + self._train(self._plain), self._train(self._instrumented)
+            first, plain, bare = self.train(self.instrumented), self.train(self.plain), self.bare()
+            bare, plain, last = bare + self.bare(), plain + self.train(self.plain), self.train(self.instrumented)
             to_plain.append((first + last) / plain)
             to_bare.append((first + last) / bare)
-            bare_step_s.append(bare / 2 / self.num_block_steps)
         ratios = (("bare loop", to_bare, bare_target), ("without", to_plain, plain_target))
         rows = [
             (f"training loop with default instruments / {what} ({where})", statistics.median(values), "<=", target)
@@ -116,7 +98,7 @@ class _Loops:
             for what, values, target in ratios
         ]
         host_row = (f"default instruments' host time, us a step ({where})", self._host_us(), "<=", 20)
-        return [*rows, host_row], statistics.median(bare_step_s)
+        return [*rows, host_row]
 
     def _host_us(self, num_steps=1000, num_repeats=9):
         """Microseconds that the instruments take of a step's host time: their edges alone, no training between them."""
@@ -132,39 +114,40 @@ class _Loops:
 
         differences = []
         for _ in range(num_repeats):
-            differences.append(spent_us(self._instrumented) - spent_us(self._plain))
-            self._sync()
+            differences.append(spent_us(self.instrumented) - spent_us(self.plain))
+            self.sync()
         return statistics.median(differences)
 
-    def _sync(self):
-        distributed.sync(self._device)
+    def sync(self):
+        distributed.sync(self.device)
 
-    def _train(self, instruments):
-        self._sample(instruments is self._instrumented)
-        log = StepLog(self._marks, self._device, self.num_block_steps)
+    def train(self, instruments):
+        self.sample(instruments is self.instrumented)
+        log = StepLog(self._marks, self.device, self.num_block_steps)
         instruments.attach(log)
         self.trainer.attach(instruments, log)
-        clock, num_steps = Clock(self._sync, lambda: None), self.num_block_steps
+        clock, num_steps = Clock(self.sync, lambda: None), self.num_block_steps
         train(self.trainer.step, lambda: 0.0, lambda loss: False, num_steps, num_steps, clock, instruments)
         instruments.attach(None)
         return clock.train_s
 
-    def _sample(self, on):
+    def sample(self, on):
         """A sampler that went on beside the blocks without it would cost both sides alike and not be seen."""
-        for instrument in self._instrumented.instruments:
+        for instrument in self.instrumented.instruments:
             if hasattr(instrument, "pause"):
                 instrument.resume() if on else instrument.pause()
 
-    def _bare(self):
+    def bare(self):
         trainer = self.trainer
-        self._sample(False)
-        self._sync()
-        started_s = time.perf_counter()
+        self.sample(False)
+        self.sync()
+        started_s, num_parts = time.perf_counter(), num_micro_steps(self.config)
         for step in range(self.num_block_steps):
-            tokens_BT, targets_BT = trainer.loader.next()
-            with trainer.autocast():
-                loss = trainer.forward(tokens_BT, targets_BT)
-            loss.backward()
+            for _ in range(num_parts):
+                tokens_BT, targets_BT = trainer.loader.next()
+                with trainer.autocast():
+                    loss = trainer.forward(tokens_BT, targets_BT)
+                (loss / num_parts).backward()
             trainer.update(step)
-        self._sync()
+        self.sync()
         return time.perf_counter() - started_s

@@ -24,6 +24,7 @@ KILLED = (
 HINTS = {  # what to do
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
+    "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
     "agent_killed": KILLED,
@@ -75,6 +76,8 @@ def kind_of(error: BaseException) -> str:
     text = str(error)
     if type(error).__name__ == "NonFiniteLoss":
         return "non_finite_loss"
+    if type(error).__name__ == "NotCausal":
+        return "not_causal"
     if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{type(error).__name__}: {text}"):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -14,6 +14,10 @@ def validity(run: dict) -> tuple[str, list[str]]:
         return "invalid", [
             f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"
         ]
+    implausible = (run.get("goal") or {}).get("implausible_val_loss")
+    if implausible is not None and val_loss < implausible:
+        words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
+        return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     foreign = run["measured"].get("foreign_cpu_cores")
     if run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:

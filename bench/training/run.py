@@ -16,7 +16,7 @@ from bench.instruments.base import Context, InstrumentSet
 from bench.machine.environment import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder
-from bench.training import distributed, gather_result, inputs, loop
+from bench.training import distributed, gather_result, inputs, kernels, loop
 from bench.training.clock import Clock
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
@@ -41,6 +41,7 @@ class Run:
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
         torch.use_deterministic_algorithms(hardware.deterministic)
+        kernels.choose(hardware)
         self.ranks = distributed.start(hardware.device, hardware.collective_timeout_s, hardware.num_processes)
         self.record = run_folder.read(folder)
         self.shards = inputs.find_shards(launch, self.record)
@@ -93,6 +94,9 @@ class Run:
         self._trainer.attach(InstrumentSet(essential=log), log)
         self.instruments.on_warmup_start()
         self.times |= self._trainer.warm_up()
+        if self.times["causality"] != "checked" and self.ranks.is_first:
+            facts = {"instrument": "causality guard", "edge": "warmup", "error": self.times["causality"]}
+            self.instruments.warnings.append(facts)
         self.instruments.on_warmup_end()
         gc.collect()
         self.peaks.reset()
@@ -157,6 +161,7 @@ class Run:
                 "batch_tokens": config.data.batch_tokens,
                 "num_micro_steps": num_micro_steps(config),
                 "dtype": config.hardware.dtype,
+                **kernels.facts(),
             },
         }
 

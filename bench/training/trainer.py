@@ -17,7 +17,7 @@ from bench import own_code
 from bench.config.schema import Config, num_micro_steps
 from bench.data.loader import Loader, val_batches
 from bench.data.shards import Shard
-from bench.training import distributed
+from bench.training import causality, distributed
 from bench.training import evaluate as evaluation
 from bench.training.step_log import StepLog
 
@@ -95,16 +95,19 @@ class Trainer:
         """Learning rate of optimizer step number step, as a fraction of the peak."""
         return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps)
 
-    def warm_up(self) -> dict[str, float | str | None]:
-        """Run every graph of the run on real batches, then restore all state bit for bit.
+    def warm_up(self) -> dict[str, float | str | list[str] | None]:
+        """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
 
-        Returns {"warmup_s", "compile_s", "compile_cache"}; compile_s is what the first call of each graph took longer
-        than the second, compile_cache "warm" where inductor had every graph already; both None without torch.compile.
+        Returns {"warmup_s", "compile_s", "compile_cache"} and what causality.check() found; compile_s is what the first
+        call of each graph took longer than the second, compile_cache "warm" where inductor had every graph already;
+        both None without torch.compile.  Raises causality.NotCausal.
         """
         started = time.perf_counter()
         saved = self._save()
         first_s = self._timed(lambda: self._warmup_pass(0))
         second_s = self._timed(lambda: self._warmup_pass(min(1, self.config.goal.num_steps - 1)))
+        data = self.config.data
+        found = causality.check(self.model, data.vocab_size, data.seq_len, self.ranks.device, self.autocast)
         self._restore(saved)
         distributed.barrier()
         compiled = self.config.hardware.compile
@@ -112,6 +115,7 @@ class Trainer:
             "warmup_s": time.perf_counter() - started,
             "compile_s": max(0.0, first_s - second_s) if compiled else None,
             "compile_cache": _compile_cache() if compiled else None,
+            **found,
         }
 
     def close(self) -> None:
@@ -206,6 +210,7 @@ def _build_model(config, device):
         num_layers=config.model.num_layers,
         num_heads=config.model.num_heads,
         width=config.model.width,
+        **({"residual_dtype": config.model.residual_dtype} if config.model.residual_dtype else {}),
         **(config.model.args or {}),
     )
     model.init_weights(torch.Generator().manual_seed(config.seed))

@@ -1,9 +1,10 @@
 """Muon (models/muon_update.py) for the matrices inside the blocks, AdamW for everything else."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from models.optimizers import adamw
-from models.settings import Momentum, NotNegative, Positive, PositiveInt
+from models.settings import Momentum, NotNegative, Positive, PositiveInt, one_of
 
 
 @dataclass(kw_only=True)
@@ -14,6 +15,9 @@ class Config(adamw.Config):
     muon_momentum: Momentum  # of Nesterov's momentum
     muon_weight_decay: NotNegative  # Muon's, times the learning rate a step
     muon_ns_steps: PositiveInt  # Newton-Schulz iterations
+    # matrices of one shape together, eager or compiled by torch.compile; null: one by one, the same bits for any
+    # number of processes
+    muon_batched: Annotated[str, one_of("eager", "compiled")] | None = None
 
     def build(self, model, rank: int, world_size: int, device_type: str):
         """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
@@ -30,5 +34,6 @@ class Config(adamw.Config):
             ns_steps=self.muon_ns_steps,
             rank=rank,
             world_size=world_size,
+            batched=self.muon_batched,
         )
         return MuonWithAdamW(self.adamw(others, device_type), muon)

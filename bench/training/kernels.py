@@ -1,0 +1,30 @@
+"""Which of torch's own kernels a run may use: precision of float32 products on a GPU, backends of attention."""
+
+import torch
+from torch.backends import cuda
+
+from bench.config.schema import HardwareConfig
+
+SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
+    "flash": (cuda.enable_flash_sdp, cuda.flash_sdp_enabled),
+    "efficient": (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled),
+    "cudnn": (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled),
+    "math": (cuda.enable_math_sdp, cuda.math_sdp_enabled),
+}
+
+
+def choose(hardware: HardwareConfig) -> None:
+    """Set what hardware asks for, for this process; null leaves torch's own choice."""
+    if hardware.tf32 is not None:
+        torch.set_float32_matmul_precision("high" if hardware.tf32 else "highest")
+    if hardware.sdpa is not None:
+        for name, (enable, _) in SDPA.items():
+            enable(name == hardware.sdpa)
+
+
+def facts() -> dict[str, str | list[str]]:
+    """What is set in this process: run.json["measured"] has it, beside the backends that attention really took."""
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),  # highest: float32; high: TF32 on a GPU
+        "sdpa_enabled": [name for name, (_, enabled) in SDPA.items() if enabled()],
+    }

@@ -1,0 +1,70 @@
+"""bench-self's part gpu: the plain loops train, rounds are counted and compared as it says, all of it runs on a CPU."""
+
+import contextlib
+import json
+import types
+
+import numpy as np
+import pytest
+import real_runs
+import torch
+
+from bench.cli import bench_self
+from bench.overhead import gpu
+from bench.overhead.plain_loops import NanoGPT, Setting, Track3
+from models.gpt2 import GPT2
+
+
+@pytest.fixture
+def setting():
+    tokens = np.tile(np.arange(16, dtype=np.uint16), 64)  # the next token is always the one above
+    return Setting(tokens, 4, 16, 2, torch.device("cpu"), False, contextlib.nullcontext)
+
+
+def loss_of(loop):
+    tokens_BT = torch.arange(17)[None] % 16
+    with torch.no_grad():
+        return loop.model(tokens_BT[:, :-1], tokens_BT[:, 1:]).item()
+
+
+@pytest.mark.parametrize("name", ["nanoGPT", "track 3"])
+def test_a_plain_loop_learns(setting, name):
+    torch.manual_seed(0)
+    model = GPT2(16, 16, 1, 2, 32)
+    model.init_weights(torch.Generator().manual_seed(0))
+    loop = NanoGPT(model, setting) if name == "nanoGPT" else Track3(1, 32, 16, setting)
+    before = loss_of(loop)
+    for _ in range(30):
+        loop.step()
+    assert loss_of(loop) < 0.8 * before
+
+
+def test_a_round_runs_all_forwards_and_backwards_and_stops_at_its_time():
+    calls, seconds = [], {"a": 1.0, "b": 2.0}
+    contest = types.SimpleNamespace(blocks=seconds, _seconds_of=lambda name: calls.append(name) or seconds[name])
+    found = gpu.Contest.rounds(contest, max_rounds=9, until_s=0.0)
+    assert found == {"a": [2.0] * 5, "b": [4.0] * 5}
+    assert calls[:4] == ["a", "b", "b", "a"]
+    assert gpu._ratio(found, "a", "b", 0.95, "X", False)[:4] == ("a / b (X)", 0.5, "<=", 0.95)
+    assert gpu._ratio(found, "a", "b", 0.95, "X", True)[2:4] == (None, None)
+
+
+@pytest.mark.parametrize("memory_gib, num_seqs", [(140, 64), (80, 64), (40, 32), (24, 8), (None, 64)])
+def test_micro_steps_fit_the_gpu_and_make_the_same_step(memory_gib, num_seqs):
+    size = gpu._small({"memory_gib": memory_gib})  # 0.6 * 32 + 15 = 34.2 < 36; 0.6 * 8 + 15 = 19.8 < 21.6
+    assert size.num_seqs == num_seqs and size.num_seqs * size.num_micro_steps * size.seq_len == 524_288
+
+
+def test_what_has_no_target_has_no_verdict(capsys):
+    assert bench_self.show([bench_self.row("x", 2.0, None, None, (1.0, 3.0))]) == 0
+    assert "MISSED" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_rehearsal_measures_everything_and_judges_nothing(tmp_path):
+    done = real_runs.bench(tmp_path, "bench-self", "gpu", "--rehearse", "--json", timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in json.loads(done.stdout)}
+    assert all("rehearsal on a CPU" in what and row["target"] is None for what, row in rows.items())
+    assert all(row["measured"] > 0 for row in rows.values()) and len(rows) == 6 + 8
+    assert "failed" not in done.stderr
