@@ -24,6 +24,7 @@ from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 
 CONFIG_ID_CHARS = 8
+GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
@@ -34,6 +35,7 @@ UNTIMED = {
         "host_interval_ms": None,
     }  # paces of a process of its own; see its in_timed_region
 }
+REPEATS = 3  # hashed in the place of track.repeats, which changes no run: what every track had when ids began
 AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
@@ -123,9 +125,10 @@ class TrackRules:
     device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
     gpu: str | None = None  # the GPU's model, as the driver names it; null: any
     num_gpus: int | None = None  # how many GPUs; null: any number
-    num_runs: int | None = None  # a claim's fewest runs, each of another seed and with a time that counts; null: any
     may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
+    # what makes a record: least time, or fewest steps whatever their time
+    judged: Annotated[str, one_of("time", "steps")] = "time"
     # a change of run time shown to be smaller than this, either way, is called equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
 
@@ -134,7 +137,7 @@ class TrackRules:
 class TrackConfig:
     name: str  # a file of conf/track/: its rules cannot be changed by a run, but for repeats
     about: str  # the track in a sentence
-    repeats: PositiveInt  # runs that ./speedrun.sh makes, each with a fresh seed
+    repeats: PositiveInt  # runs that ./speedrun.sh makes and a record takes, each with a fresh seed
     # of the one-sided t test of the mean val_loss against the target
     p_value: Annotated[float, Range(lambda value: 0 < value < 1, "between 0 and 1")]
     fixed: list[str] = field(default_factory=list)  # settings that a run must leave alone to count on this track
@@ -192,7 +195,7 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
         schedule |= {name: optim.pop(name) for name in names if name in optim}
         values = values | {"optim": optim | {"schedule": schedule}}
     if isinstance(track, dict) and isinstance(track.get("rules"), dict):
-        rules = {name: rule for name, rule in track["rules"].items() if name != "forbidden_instruments"}
+        rules = {name: rule for name, rule in track["rules"].items() if name not in GONE_RULES}
         values = values | {"track": track | {"rules": rules}}
     return values
 
@@ -209,8 +212,11 @@ def config_id(config: Config) -> str:
 def config_ids(config: Config) -> list[str]:
     """config_id() of today and those that earlier versions gave the same config, the newest first."""
     as_asked = to_dict(config)
-    values = as_asked | {"instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}}
-    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, as_asked)))
+    untimed = as_asked | {
+        "instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}
+    }
+    values = untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}
+    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, untimed, as_asked)))
 
 
 def _config_id(values):
