@@ -66,6 +66,10 @@ def test_how_often_a_run_is_repeated_changes_no_config_id():
     assert schema.config_id(once) == schema.config_id(often) == "ecc04969"
 
 
+def test_a_run_that_is_repeated_more_or_less_often_still_counts():
+    assert compose.deviations(asked("track=gpt2_small", "track.repeats=1")) == []
+
+
 def test_a_record_takes_as_many_runs_as_speedrun_makes():
     """One number: no track file has a second one."""
     for track in compose.choices("track"):

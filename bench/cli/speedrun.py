@@ -54,8 +54,8 @@ def _prepared(args):
     say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
-    num_bytes = sum(shard.num_bytes for shard in dataset.train + dataset.val)
-    say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {format_bytes(num_bytes)}, checked")
+    size = format_bytes(job.data_bytes)
+    say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {size}, checked")
     say("track", f"{config.track.name}: {config.track.about}")
     if config.track.reference_hardware:
         say("track", f"its times are compared on {config.track.reference_hardware}")
@@ -68,6 +68,7 @@ def _runs(job, args, argv):
     """The track's repeats, to the last or to an interrupt."""
     seeds, found = fresh_seeds(job, args.overrides), []
     known_s = series.earlier_s({job.config.track.name}, [job.config_id])
+    say("plan", _cost(job))
     with series.Series([job.config_id] * len(seeds), known_s) as repeats:
         for seed in seeds:
             repeats.begin(f"seed {seed}")
@@ -78,6 +79,20 @@ def _runs(job, args, argv):
             if run["status"] == "aborted":
                 break
     return found
+
+
+def _cost(job):
+    """What all runs together take, but for the time: a sentence."""
+    goal, repeats = job.config.goal, job.config.track.repeats
+    num_tokens = goal.num_steps * job.config.data.batch_tokens
+    most = "at most " * goal.stop_at_target
+    each = f"{most}{goal.num_steps:,} steps, {num_tokens:,} tokens ({job.epochs:.2f} epochs)"
+    earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
+    disk = f"data {format_bytes(job.data_bytes)}"
+    if earlier:
+        num_bytes = sum(path.stat().st_size for path in earlier[-1].rglob("*") if path.is_file())
+        disk += f", records {format_bytes(repeats * num_bytes)} by the latest run"
+    return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
 def fresh_seeds(job, overrides):

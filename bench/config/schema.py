@@ -108,13 +108,15 @@ class HardwareConfig:
     # of activations; null: bfloat16 on a GPU, float32 on a CPU
     dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
     compile: bool | None = None  # torch.compile; null: on a GPU only
-    micro_batch_seqs: PositiveInt | None = None  # most sequences of a rank at once; null: no limit, no accumulation
+    # most sequences of a rank at once; null: what is estimated to fit the GPU's memory, all of them on a CPU
+    micro_batch_seqs: PositiveInt | None = None
     deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU
     # when Python's garbage collector runs while steps are timed; null: freeze, what exists before training is never
     # collected again
     gc: Annotated[str, one_of("freeze", "on", "off", "manual")] | None = None
     gc_every_steps: AtLeast1 | None = None  # steps between collections of generation 1; with gc=manual only
-    collective_timeout_s: Positive = 120.0  # a collective that hangs longer fails the run
+    # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
+    collective_timeout_s: Positive = 120.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
 
 
@@ -166,6 +168,7 @@ class Machine:
 
     num_gpus: int
     num_cpus: int
+    gpu_memory_gib: float | None = None  # of the smallest GPU; None: unknown
 
 
 def to_dict(config: Any) -> dict[str, Any]:

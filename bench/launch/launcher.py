@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks
+from bench.launch import finish, initial_record, ranks, ready
 from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
@@ -70,8 +70,7 @@ def launch(
 
 def _preflight(job, env, results, meter, quiet):
     """The quick checks, for the record; those that are not ok are also shown, unless the caller has done so."""
-    num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
-    checks = preflight.checks(job.config.hardware, num_bytes, env, results, meter.foreign_cpu_cores())
+    checks = ready.checks(job, env, results, meter.foreign_cpu_cores())
     odd = [check for check in checks if check.status != "ok"]
     if odd and not quiet:
         print(preflight.report(odd), flush=True)
@@ -96,6 +95,7 @@ def _watch(folder, job, run, child_env, series):
         while not has_ended(process.pid, TICK_S):
             progress.show()
             if series:
+                series.paced(progress.whole_s())
                 series.tick()
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:

@@ -1,7 +1,9 @@
 """Is the machine fit?  Asked before the first of several runs; the person at the terminal decides, else the verb."""
 
+import math
 from collections.abc import Iterable
 
+from bench import text_table
 from bench.launch.console import confirmed
 from bench.machine import check_host, environment, preflight
 from bench.paths import results_root
@@ -11,11 +13,24 @@ SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer han
 ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 
-def checks(job) -> list[preflight.Check]:
-    """The quick checks for this run, now.  job: of bench/launch/prepare.py."""
-    num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
-    foreign_cores = check_host.sample_foreign_cores(SAMPLE_S)
-    return preflight.checks(job.config.hardware, num_bytes, environment.environment(), results_root(), foreign_cores)
+def checks(job, env=None, results=None, foreign_cores=None) -> list[preflight.Check]:
+    """The quick checks for this run, now.  job: of bench/launch/prepare.py.
+
+    env: environment.environment(), results: the results folder, foreign_cores: what other programs use; None: asked.
+    """
+    foreign_cores = check_host.sample_foreign_cores(SAMPLE_S) if foreign_cores is None else foreign_cores
+    env, results = env or environment.environment(), results or results_root()
+    return [*preflight.checks(job.config.hardware, job.data_bytes, env, results, foreign_cores), epochs(job)]
+
+
+def epochs(job):
+    """Whether a run sees training tokens again, which makes its loss another one."""
+    num_shards, asked = len(job.dataset.train), job.config.data.num_train_shards
+    found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
+    if job.epochs <= 1:
+        return preflight.Check("epochs", "ok", found)
+    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if asked else ""
+    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
 
 
 def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
