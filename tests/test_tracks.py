@@ -14,6 +14,7 @@ from bench.cli import race, table
 from bench.compare import target
 from bench.config import compose, resolve, schema
 from bench.paths import REPO
+from bench.report import site_records
 
 GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
 SPEEDRUNS = ("gpt2_small", "gpt2_medium", "gpt2_short")
@@ -131,6 +132,25 @@ def test_the_leaderboard_shows_steps_where_they_are_judged(results, capsys):
     out = capsys.readouterr().out
     assert "| steps" in out and "| 1,200" in out and "train_s" not in out
     assert "in fewer steps than the one before" in out
+
+
+def test_the_site_draws_steps_where_they_are_judged():
+    entry = {"name": "x", "config_id": "a" * 8, "run_ids": ["r"], "n": 3, "num_lost": 0, "sd_s": 0.1, "val_loss": 3.2}
+    entry |= {"p": 0.001, "status": "record", "last_run": "2026-11-21", "commit": None, "who": None, "measured": ""}
+    of_steps = [
+        entry | {"number": n, "since": f"2026-11-2{n}T00:00:00Z", "what": None, "change_pct": None, "score": score}
+        for n, score in ((1, 3600), (2, 3250))
+    ]
+    board = {
+        "track": "steps",
+        "device": "any device",
+        "judged": "steps",
+        "about": "",
+        "entries": [entry | {"score": 3250}],
+    }
+    html = str(site_records.leaderboard([board | {"records": [one | {"train_s": 9.0} for one in of_steps]}], ["steps"]))
+    assert "steps on any device" in html and "Record steps by date: from 3,600 to 3,250 steps in 2 records" in html
+    assert "3,250</b>" in html and "train" not in html and "9.000" not in html and "0.100" not in html
 
 
 def test_judge_counts_suspect_runs_where_steps_are_judged(results):

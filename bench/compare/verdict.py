@@ -100,8 +100,6 @@ def of_rows(
     result = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
-        "kind": None,
-        "kind_words": None,
         "time": effects.time(counted if shown else [[], []], *judged_by),
         "val_loss": effects.val_loss(
             (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer
