@@ -156,6 +156,12 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
         json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"]
         == "ZeroDivisionError: division by zero"
     )
+    broken.export = lambda exported, settings: print("their own words") or {"folder": "x"}
+    assert dashboard.main([str(run), "--to", "wandb", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "their own words\n"
+    facts = {"run_id": run.name, "exporter": "wandb", "error": None, "facts": {"folder": "x"}}
+    assert json.loads(said.out) == [facts]
     assert (run / "run.json").read_bytes() == before
     ok, words = verification.nothing_is_unrecorded(run, run_folder.read(run))
     assert ok, words

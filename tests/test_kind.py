@@ -80,15 +80,13 @@ def test_a_track_that_judges_steps_says_so(monkeypatch):
 
 def test_runs_that_stop_at_their_target_each_reach_it():
     def stopped(reached):
-        rows = [
-            {"num_steps": steps, "batch_tokens": 8, "val_loss": 2.1, "stop_at_target": True, "target_reached": reached}
-            for steps in (90, 100)
-        ]
-        return kind.of([rows, rows], "AB", 2.1, "time", True, True, 0.5)
+        row = {"batch_tokens": 8, "val_loss": 2.1, "stop_at_target": True, "target_reached": reached}
+        arms = [[row | {"num_steps": steps} for steps in of_arm] for of_arm in ((90, 100), (80,))]
+        return kind.of(arms, "AB", 2.1, "time", True, True, 0.5)
 
     assert stopped(True) == (
         "time_to_target",
-        "time to the target 2.1, which every run reaches, in 90, 100 and 90, 100 steps: not ms per step",
+        "time to the target 2.1, which every run reaches, in 90, 100 and 80 steps: not ms per step",
     )
     assert stopped(False)[0] == "ms_per_step"
 
@@ -120,3 +118,8 @@ def test_every_kind_is_in_the_docs(name):
     from bench.paths import REPO
 
     assert f"`{name}`" in (REPO / "docs/COMPARING.md").read_text()
+
+
+def test_equal_steps_of_other_batches_are_no_ms_per_step():
+    words = words_of(compared(change=lambda run: run["measured"].update(batch_tokens=512)))[1]
+    assert words.endswith("in 4 and 4 steps of other batches: not ms per step")

@@ -49,7 +49,9 @@ def of(
 def _to_target(steps, reached, judged, is_equal):
     if judged == "steps":
         return "steps_to_target", f"steps to {reached}: {_each(steps)}; this track does not judge time"
-    also = f", at {_at(steps)}: so also ms per step" if is_equal else f", in {_each(steps)} steps: not ms per step"
+    also = f", at {_at(steps)}: so also ms per step"
+    if not is_equal:
+        also = f", in {_each(steps)} steps{' of other batches' * (steps[0] == steps[1])}: not ms per step"
     return "time_to_target", f"time to {reached}{also}"
 
 
