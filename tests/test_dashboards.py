@@ -130,7 +130,7 @@ def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_passwo
     env = environment.environment()
     job = prepare([*SHORT, "exporters=[mlflow]", f"exporters.mlflow.tracking_uri={uri}"])
     record = initial_record.record_of(job, env, ["run", *job.overrides])
-    initial_record.write_inputs(tmp_path, job, env, started_s=0.0)
+    initial_record.write_inputs(tmp_path, job, env, started_s=0.0, code=record["code"])
     texts = [json.dumps(record), *((tmp_path / name).read_text() for name in ("config.yaml", "overrides.yaml"))]
     for text in texts:
         assert shown in text and uri.strip("'") not in text

@@ -40,6 +40,8 @@ def _made(args):
     if not args.words and not results_root().is_dir():
         where = shown(results_root())
         raise ValueError(f"no runs in {where}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+    if args.pages is not None and args.pages < 0:
+        raise ValueError(f"--pages {args.pages}: a number of pages, 0 for none")
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
@@ -54,7 +56,7 @@ def _made(args):
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
-    return _site(folder, of_user(args.out) if args.out else folder / "site", args.anyway)
+    return _site(folder, of_user(args.out) if args.out else folder / "site", args)
 
 
 def _curves(args):
@@ -97,20 +99,21 @@ def _one(folder, args, room, name):
     return {"page": os.path.abspath(path)}
 
 
-def _site(folder, out, anyway):
+def _site(folder, out, args):
     from bench.claims import leaderboard_rows
-    from bench.report import site, site_runs
+    from bench.report import site, site_pages, site_runs
 
     results = site_runs.read(folder)
-    if not anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
-        _ask(results, out)
+    num_pages = site_pages.NUM_PAGES if args.pages is None else args.pages
+    if not args.anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
+        _ask(folder, site_pages.chosen(results.runs, (), num_pages), out)
     boards, fault = [], None
     try:
         boards = leaderboard_rows.of_folders(results.runs, [folder])
     except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
         fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
     try:
-        return {"site": os.path.abspath(site.write(results, out, boards, fault, say=_progress))}
+        return {"site": os.path.abspath(site.write(results, out, boards, fault, _progress, num_pages))}
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
@@ -124,12 +127,12 @@ def _is_results(folder):
     )
 
 
-def _ask(results, out):
+def _ask(folder, paged, out):
     """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
     from bench.report import site_pages
 
-    size = format_bytes(site_pages.estimated_bytes(results.runs))
-    words = f"{results.folder} is not a results folder: {results.num_runs:,} pages, about {size}, would go to {out}"
+    size = format_bytes(site_pages.estimated_bytes(paged))
+    words = f"{folder} is not a results folder: {len(paged):,} pages, about {size}, would go to {out}"
     if not sys.stdin.isatty():
         raise ValueError(f"{words}: add --anyway, or name a folder of results")
     if input(f"{words}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -160,6 +163,9 @@ def _parser():
     form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
     form.add_argument(
         "--json", action="store_true", help='print {"page": PATH}, {"site": PATH} or {"pictures": [PATH]}'
+    )
+    parser.add_argument(
+        "--pages", type=int, metavar="N", help="how many runs of a folder get a page, the newest first (default 1000)"
     )
     parser.add_argument(
         "--anyway", action="store_true", help=f"more than {MAX_UNASKED} pages of a folder that is no results folder"
