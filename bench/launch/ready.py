@@ -13,17 +13,15 @@ SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer han
 ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 
-def checks(job, env=None, results=None, foreign_cores=None) -> list[preflight.Check]:
-    """The quick checks for this run, now.  job: of bench/launch/prepare.py.
-
-    env: environment.environment(), results: the results folder, foreign_cores: what other programs use; None: asked.
-    """
-    foreign_cores = check_host.sample_foreign_cores(SAMPLE_S) if foreign_cores is None else foreign_cores
-    env, results = env or environment.environment(), results or results_root()
-    return [*preflight.checks(job.config.hardware, job.data_bytes, env, results, foreign_cores), epochs(job)]
+def checks(job, env: dict | None = None, foreign_cores: float | None = None) -> list[preflight.Check]:
+    """The quick checks for this run, now.  job: of bench/launch/prepare.py; None: measured here."""
+    if env is None:
+        env, foreign_cores = environment.environment(), check_host.sample_foreign_cores(SAMPLE_S)
+    of_machine = preflight.checks(job.config.hardware, job.data_bytes, env, results_root(), foreign_cores)
+    return [*of_machine, epochs(job)]
 
 
-def epochs(job):
+def epochs(job) -> preflight.Check:
     """Whether a run sees training tokens again, which makes its loss another one."""
     num_shards, asked = len(job.dataset.train), job.config.data.num_train_shards
     found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
@@ -33,16 +31,22 @@ def epochs(job):
     return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
 
 
+def show_odd(found: Iterable[preflight.Check]) -> list[preflight.Check]:
+    """Print those that are not ok, of several with one name the last, and return them."""
+    odd = list({check.name: check for check in found if check.status != "ok"}.values())
+    if odd:
+        print(preflight.report(odd), flush=True)
+    return odd
+
+
 def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
     """Say what is not well, unless are_shown; ask before going on where other programs run or a check fails.
 
     anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:
     it goes on there.  Raises ValueError where it does not go on.
     """
-    odd = list({check.name: check for check in found if check.status != "ok"}.values())
-    if odd and not are_shown:
-        print(preflight.report(odd), flush=True)
-    stops = [check for check in odd if check.name in BUSY or check.status == "fail"]
+    odd = found if are_shown else show_odd(found)
+    stops = [check for check in odd if check.status == "fail" or (check.name in BUSY and check.status != "ok")]
     if not stops or anyway:
         return
     answer = confirmed("go on all the same?")

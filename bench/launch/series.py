@@ -8,9 +8,11 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
-from bench.launch.console import Bars, duration, say
+from bench.launch.console import Bars, say
 from bench.paths import results_root
 from bench.record import index
+from bench.text_table import counted
+from bench.units import format_about_s
 
 NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
 
@@ -42,8 +44,8 @@ class Series:
 
     def __enter__(self):
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
-        runs = f"{num_left} run{'s' * (num_left != 1)}"
-        say("plan", f"{runs}, {'how long is known after the first' if left_s is None else _about(left_s)}")
+        how_long = format_about_s(left_s) or "how long is known after the first"
+        say("plan", f"{counted(num_left, 'run')}, {how_long}")
         self.bars.__enter__()
         return self
 
@@ -68,7 +70,8 @@ class Series:
             return
         self._paced_s[self._kinds[self._num_done]] = run_s
         if is_news:
-            say("plan", f"{_about(run_s)} a run by its first steps, {_about(self.left_s())} to go for all of them")
+            each, left = format_about_s(run_s), format_about_s(self.left_s())
+            say("plan", f"about {each} a run by its first steps, about {left} to go for all of them")
 
     def end(self) -> str:
         """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known."""
@@ -96,8 +99,4 @@ class Series:
 
     def _to_go(self):
         left_s = self.left_s()
-        return "" if left_s is None or self._num_done == len(self._kinds) else f", {_about(left_s)} to go"
-
-
-def _about(seconds):
-    return f"about {duration(seconds)}"
+        return "" if left_s is None or self._num_done == len(self._kinds) else f", {format_about_s(left_s)} to go"
