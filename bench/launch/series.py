@@ -71,7 +71,7 @@ class Series:
         self._paced_s[self._kinds[self._num_done]] = run_s
         if is_news:
             each, left = format_about_s(run_s), format_about_s(self.left_s())
-            say("plan", f"about {each} a run by its first steps, about {left} to go for all of them")
+            say("plan", f"{each} a run by its first steps, {left} to go for all of them")
 
     def end(self) -> str:
         """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known."""
