@@ -89,7 +89,7 @@ def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):
 def test_help_and_the_composed_config_show_the_choices(results):
     text = real_runs.bench(results, "run", "--help").stdout
     assert "model=gpt2 | modern" in text
-    assert "track=cpu_floor | cpu_nano | free | gpt2_small" in text
+    assert "track=cpu_floor | cpu_nano | free | gpt2_medium | gpt2_short | gpt2_small" in " ".join(text.split())
     text = real_runs.bench(results, "run", "--cfg", "job", "track=cpu_nano", "model=modern").stdout
     assert "arch: modern" in text and "num_layers: 4" in text
 
@@ -217,6 +217,9 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
+    assert (
+        "plan  6 steps, 6,144 tokens (0.01 epochs) a run; on disk: data 2.5 MiB; track.repeats=1 makes" in done.stdout
+    )
     assert "     run  1 of 2: seed 0\n" in done.stdout and re.search(
         "run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout
     )

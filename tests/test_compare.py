@@ -261,9 +261,10 @@ def test_the_terminal_shows_comparability_differences_numbers_and_last_the_verdi
     shown = capsys.readouterr().out
     order = [
         "comparable: yes",
+        "compared: ",
         "what differs",
         "95 % interval",
-        "time ",
+        "\ntime ",
         "val_loss",
         "peak memory",
         "within-run",

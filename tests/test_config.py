@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from bench.config import schema
+from bench.config import compose, schema
 from bench.config.resolve import resolve
 from bench.config.schema import Config, Machine, build, config_id, to_dict
 
@@ -69,6 +69,44 @@ def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
     assert micro_steps(8) == (64, 1)
     assert micro_steps(4) == (64, 2)
     assert micro_steps(1) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_gpus", "memory_gib", "track", "micro_batch_seqs", "num_micro_steps"),
+    [
+        ("RTX 4090", 1, 23.99, "gpt2_small", 16, 32),  # (0.9 * 24 - 3.0) / 0.6 = 31 sequences
+        ("RTX 4090", 1, 23.99, "gpt2_short", 16, 8),
+        ("RTX 4090", 2, 23.99, "gpt2_medium", 8, 32),
+        ("A100 40 GB", 1, 39.5, "gpt2_small", 32, 16),
+        ("H100 80 GB", 1, 79.6, "gpt2_small", 64, 8),  # and not 128: 0.6 * 128 + 3 = 80 GiB
+        ("H100 80 GB", 8, 79.6, "gpt2_small", 64, 1),
+        ("H200", 1, 139.8, "gpt2_small", 128, 4),
+        ("H200", 1, 139.8, "gpt2_short", 128, 1),  # the whole batch
+        ("T4, 8 GiB left", 1, 8.0, "gpt2_medium", 1, 512),
+        ("silent driver", 1, None, "gpt2_small", 16, 32),
+    ],
+)
+def test_the_micro_batch_follows_the_gpus_memory(gpu, num_gpus, memory_gib, track, micro_batch_seqs, num_micro_steps):
+    machine = Machine(num_gpus, 64, memory_gib)
+    config = resolve(compose.compose([f"track={track}"], machine), machine, 50257)
+    assert (config.hardware.micro_batch_seqs, schema.num_micro_steps(config)) == (micro_batch_seqs, num_micro_steps)
+
+
+def test_what_takes_more_memory_gets_a_smaller_micro_batch():
+    def seqs(*words):
+        machine = Machine(1, 64, 79.6)
+        return resolve(compose.compose(["track=gpt2_small", *words], machine), machine, 50257).hardware.micro_batch_seqs
+
+    assert (seqs(), seqs("data.seq_len=2048"), seqs("hardware.compile=false")) == (64, 32, 32)
+    assert seqs("hardware.dtype=float32", "model/size=medium") == 16
+    assert seqs("hardware.micro_batch_seqs=4") == 4  # as asked
+    assert seqs("data.batch_tokens=98304") == 96  # all of a step: nothing is accumulated
+    assert seqs("data.batch_tokens=393216") == 64  # 384 = 3 * 128
+
+
+def test_a_cpu_takes_all_its_sequences_at_once_as_before(values):
+    assert resolved(values).hardware.micro_batch_seqs == 8
+    assert resolved(values, Machine(8, 64, 24.0), hardware__device="cpu").hardware.micro_batch_seqs == 8
 
 
 def test_a_micro_batch_that_does_not_divide_becomes_the_next_smaller_that_does(values):

@@ -449,14 +449,14 @@ def test_a_claim_is_not_written_over_something_else(results, tmp_path, capsys):
 
 def test_rules_are_data_that_a_run_cannot_change(results):
     with pytest.raises(ValueError, match="other rules are another file in conf/track/"):
-        compose.compose(["track=cpu_nano", "track.rules.num_runs=1"])
+        compose.compose(["track=cpu_nano", "track.rules.max_interrupted=9"])
 
 
 def test_rules_change_no_config_id():
     config = claimed.config()
     before = schema.config_id(config)
     changed = schema.build(schema.Config, schema.to_dict(config))
-    changed.track.rules.num_runs = 50
+    changed.track.rules.max_interrupted = 50
     assert schema.config_id(changed) == before
 
 

@@ -1,8 +1,12 @@
 """Preflight: each check at its border, and what a person reads."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bench.config import schema
+from bench.launch import ready
+from bench.launch.prepare import Job
 from bench.machine import check_gpu as gpu_checks
 from bench.machine import check_host, preflight
 
@@ -232,3 +236,20 @@ def test_a_gpu_run_that_compiles_needs_a_c_compiler(monkeypatch, tmp_path):
         for hardware in (GPU, eager)
     ]
     assert ["compiler" in of_one for of_one in names] == [True, False]
+
+
+def test_shards_that_are_seen_again_are_a_warning_with_how_many_would_do():
+    def found(num_steps, num_train_shards=3):
+        data = SimpleNamespace(batch_tokens=1000, num_train_shards=num_train_shards)
+        config = SimpleNamespace(goal=SimpleNamespace(num_steps=num_steps), data=data)
+        dataset = SimpleNamespace(train=[SimpleNamespace(num_tokens=100_000)] * 3)
+        return ready.epochs(Job(config, dataset, [], []))
+
+    assert found(300) == preflight.Check("epochs", "ok", "1.00 epochs of 3 training shards")
+    assert found(700) == preflight.Check(
+        "epochs",
+        "warn",
+        "2.33 epochs of 3 training shards: tokens are seen again",
+        "fewer steps, or data.num_train_shards=7",
+    )
+    assert found(700, None).remedy == "fewer steps"

@@ -11,6 +11,7 @@ import pytest
 import real_runs
 
 from bench.launch import console, ready, series, summary
+from bench.launch import progress as progress_module
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine.check import Check
@@ -114,6 +115,44 @@ def test_how_long_is_known_after_the_first_run_where_nothing_was_known(monkeypat
         now_s = 60.0
         assert runs.end() == ", about 8 min to go"
     assert capsys.readouterr().out == "    plan  9 runs, how long is known after the first\n"
+
+
+def test_the_first_steps_say_how_long_it_takes_where_nothing_else_does(monkeypatch, capsys):
+    now_s = 0.0
+    monkeypatch.setattr(series.time, "monotonic", lambda: now_s)
+    with series.Series(["a"] * 10, {}) as runs:
+        runs.begin()
+        runs.paced(None)  # no steps yet
+        now_s = 20.0
+        runs.paced(140.0)
+        assert runs.left_s() == 120 + 9 * 140
+        runs.paced(240.0)  # later steps know better, and nothing is said again
+        assert runs.left_s() == 220 + 9 * 240
+        now_s = 200.0
+        assert runs.end() == ", about 30 min to go"  # 9 * 200 s: what a run took
+    assert capsys.readouterr().out == (
+        "    plan  10 runs, how long is known after the first\n"
+        "    plan  about 2 min a run by its first steps, about 23 min to go for all of them\n"
+    )
+
+
+def test_earlier_runs_are_believed_rather_than_the_first_steps(capsys):
+    with series.Series(["a"], {"a": 10.0}) as runs:
+        runs.paced(99.0)
+        assert runs.left_s() == 10
+
+
+def test_a_runs_pace_is_taken_between_ten_steps(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock[0])
+    (tmp_path / "logs").mkdir()
+    seen, whole_s = Progress(tmp_path, 110, Bars()), []
+    for clock[0], step in ((130.0, None), (150.0, 5), (158.0, 13), (160.0, 15)):
+        if step:
+            (tmp_path / ".progress.tmp").write_text(json.dumps({"step": step, "num_steps": 110}))
+        seen.show()
+        whole_s.append(seen.whole_s())
+    assert whole_s == [None, None, None, 60 + 95]  # 10 steps in 10 s, 95 left, after 60 s
 
 
 def test_earlier_runs_of_the_same_config_say_how_long_it_takes(finished_run, monkeypatch):

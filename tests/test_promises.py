@@ -76,7 +76,7 @@ def judged(folders, capsys):
 
 @pytest.mark.parametrize("track", TRACKS)
 def test_every_track_asks_p_below_one_in_a_hundred(track):
-    assert compose.compose([f"track={track}"]).track.p_value == 0.01
+    assert compose.compose([f"track={track}"]).track.p_value <= 0.01
 
 
 @pytest.mark.parametrize(("spread", "passed", "p"), [(0.02, False, "p=0.025"), (0.01, True, "p=0.0065")])

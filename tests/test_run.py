@@ -30,7 +30,9 @@ def test_a_run_leaves_a_complete_record(finished_run):
     assert run["warnings"] == []
     assert set(run["costs"]) >= {"stall", "gc", "recompile", "graph_break", "non_finite_loss"}
     assert run["skew"] is None  # one rank
-    assert {check["name"] for check in run["preflight"]} >= {"disk", "memory", "cpu load", "threads"}
+    assert {check["name"] for check in run["preflight"]} >= {"disk", "memory", "cpu load", "threads", "epochs"}
+    num_tokens = run["data"]["train"][0]["num_tokens"]
+    assert run["data"]["epochs"] == pytest.approx(6 * 1024 / num_tokens)
     assert run["timing_protocol"]["garbage_collection"] == "collected and frozen before the start, left on"
     names = {artifact["path"] for artifact in run["artifacts"]}
     assert {"config.yaml", "overrides.yaml", "steps.csv", "events.jsonl", "environment.json", "logs/rank0.log"} <= names

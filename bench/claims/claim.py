@@ -69,6 +69,11 @@ class Claim:
         return self.runs + self.others
 
     @property
+    def num_runs(self) -> int | None:
+        """How many runs a record takes; None on a track without a target, which keeps no record."""
+        return self.track_rules.repeats if has_target(self.track) else None
+
+    @property
     def names(self) -> set[str]:
         return {run.name for run in self.runs}
 
@@ -164,6 +169,12 @@ def standard(track):
 def track_rules(track) -> schema.TrackConfig:
     """What conf/track/ says now."""
     return standard(track).track
+
+
+def has_target(track) -> bool:
+    """Whether there is a loss to reach, so that there are records."""
+    goal = standard(track).goal
+    return goal.target_val_loss is not None or goal.target_gap_nats is not None
 
 
 def _run(book, folder):

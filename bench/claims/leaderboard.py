@@ -27,15 +27,18 @@ class Entry:
     folders: list
     num_lost: int  # runs of the same config and code that failed or are invalid
     book: ledger.Ledger  # that has them
+    judged: str = "time"  # by which it is placed, or "steps"
     status: str = ""
     since: str | None = None  # when it had the runs that a record takes
     number: int | None = None  # of the record, among those on its device
 
     def __post_init__(self):
         self.first, self.last_run = self.rows[0], self.rows[-1]["started_at"]
-        self.counted = [row for row in self.rows if row["validity"] == "valid"]
+        self.counted = [row for row in self.rows if self.judged == "steps" or row["validity"] == "valid"]
         self.times_s = [row["train_s"] for row in self.counted]
         self.train_s = stats.mean(self.times_s) if self.times_s else None
+        self.score = max(row["num_steps"] for row in self.rows) if self.judged == "steps" else self.train_s
+        self.place = "any device" if self.judged == "steps" else self.first["device"]  # where a record stands
         self.kind = (self.first["config_id"], self.first["source_sha256"])
 
     @functools.cached_property
@@ -50,7 +53,7 @@ class Board:
 
     track: str
     track_rules: schema.TrackConfig
-    entries: list[Entry]  # best time first; those without a time that counts at the end
+    entries: list[Entry]  # best first; those without a time that counts at the end
     records: list[tuple[Entry, Entry | None, dict]]  # progression()
 
     @property
@@ -58,7 +61,9 @@ class Board:
         """What a record takes, a sentence; words between ` are commands."""
         asked = self.track_rules.rules
         device = f" on {asked.num_gpus} x {asked.gpu}" if asked.gpu else ""
-        return f"A record takes {asked.num_runs} valid runs{device}, the target, and every rule of `./run.sh judge`."
+        best = ", in fewer steps than the one before" * (asked.judged == "steps")
+        runs = f"{self.track_rules.repeats} valid runs{device}{best}"
+        return f"A record takes {runs}, the target, and every rule of `./run.sh judge`."
 
 
 def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Board]:
@@ -66,10 +71,10 @@ def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Boar
     races, made = races_of(paths), []
     for track, entries in sorted(by_track(found).items()):
         track_rules = claims.track_rules(track)
-        if track_rules.rules.num_runs is None:
-            continue  # no target there
+        if not claims.has_target(track):
+            continue
         records = progression(entries, track_rules, races)
-        entries = sorted(entries, key=lambda entry: (entry.train_s is None, entry.train_s or 0, entry.last_run))
+        entries = sorted(entries, key=lambda entry: (entry.score is None, entry.score or 0, entry.last_run))
         made.append(Board(track, track_rules, entries, records))
     return made
 
@@ -97,7 +102,9 @@ def by_track(found):
     for key, members in _without_copies(groups).items():
         members.sort(key=lambda member: member[0]["started_at"])
         rows, folders = zip(*members, strict=True)
-        tracks.setdefault(key[0], []).append(Entry(list(rows), list(folders), lost.get(key[:4], 0), read(key[3])))
+        judged = claims.track_rules(key[0]).rules.judged
+        entry = Entry(list(rows), list(folders), lost.get(key[:4], 0), read(key[3]), judged)
+        tracks.setdefault(key[0], []).append(entry)
     return tracks
 
 
@@ -118,7 +125,7 @@ def _without_copies(groups):
 
 
 def progression(entries, track_rules, races=(), judge=None):
-    """Entries of one track -> [(entry, the record before it on the same device or None, comparison())], oldest first.
+    """Entries of one track -> [(entry, the record before it at the same place or None, comparison())], oldest first.
 
     Gives every entry its status.  judge(entry) is a rule that it fails, or None.
     """
@@ -126,11 +133,11 @@ def progression(entries, track_rules, races=(), judge=None):
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
         entry.since = order(entry)[0]
-        before = best.get(entry.first["device"])
+        before = best.get(entry.place)
         entry.status = _why_no_record(entry, track_rules, before, judge or failed_rule)
         if not entry.status:
             entry.status, entry.number = "record", before.number + 1 if before else 1
-            best[entry.first["device"]] = entry
+            best[entry.place] = entry
             if before:
                 before.status = "was a record"
             records.append((entry, before, comparison(before, entry, races)))
@@ -149,7 +156,7 @@ def _order(entries, track_rules, races):
         begun[row["race_id"]] = min(row["started_at"], begun.get(row["race_id"], row["started_at"]))
 
     def order(entry):
-        row = (entry.counted or entry.rows)[: track_rules.rules.num_runs][-1]
+        row = (entry.counted or entry.rows)[: track_rules.repeats][-1]
         race_id = row["race_id"]
         return (
             (begun[race_id], row["arm"] != baselines.get(race_id)) if race_id in begun else (row["started_at"], False)
@@ -159,7 +166,7 @@ def _order(entries, track_rules, races):
 
 
 def _why_no_record(entry, track_rules, before, judge):
-    num_runs, num_counted = track_rules.rules.num_runs, len(entry.times_s)
+    num_runs, num_counted = track_rules.repeats, len(entry.counted)
     if num_counted < num_runs:
         num_suspect = len(entry.rows) - num_counted
         return f"too few runs, {num_counted} of {num_runs}" + f" ({num_suspect} suspect)" * bool(num_suspect)
@@ -167,8 +174,8 @@ def _why_no_record(entry, track_rules, before, judge):
         return "target not reached"
     if before is not None and _setting(entry) == _setting(before):
         return "repeats the record"
-    if before is not None and entry.train_s >= before.train_s:
-        return "slower than the record"
+    if before is not None and entry.score >= before.score:
+        return "no fewer steps than the record" if entry.judged == "steps" else "slower than the record"
     failed = judge(entry)
     return f"refused: {failed}" if failed else ""
 
@@ -200,6 +207,8 @@ def comparison(before, entry, races):
     """{"change_pct", "measured"}: of a race of the two in one session if there was one, else of the means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}
+    if entry.judged == "steps":
+        return {"change_pct": 100 * (entry.score / before.score - 1), "measured": "in steps"}
     for race in reversed(races):
         kinds = {name: (arm["config_id"], arm["source_sha256"]) for name, arm in race["arms"].items()}
         for name, found in race["result"]["against"].items():

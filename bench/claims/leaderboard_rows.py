@@ -19,15 +19,16 @@ def of_folders(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[
     """[(run folder, row)] of these results folders -> a board of each track that has a target, and of each device."""
     boards = []
     for board in leaderboard.boards(found, paths):
-        for device in dict.fromkeys(entry.first["device"] for entry in board.entries):
-            of_device = [one for one in board.records if one[0].first["device"] == device]
+        for device in dict.fromkeys(entry.place for entry in board.entries):
+            of_device = [one for one in board.records if one[0].place == device]
             boards.append(
                 Board(
                     track=board.track,
                     device=device,
+                    judged=board.track_rules.rules.judged,
                     about=f"{board.track_rules.about}. {board.needed}".replace("`", ""),
                     records=[_record(*one) for one in of_device],
-                    entries=[_entry(entry) for entry in board.entries if entry.first["device"] == device],
+                    entries=[_entry(entry) for entry in board.entries if entry.place == device],
                 )
             )
     return sorted(boards, key=lambda board: (board["track"], not board["records"]))
@@ -54,6 +55,7 @@ def _entry(entry):
         n=len(entry.rows),
         num_lost=entry.num_lost,
         train_s=entry.train_s,
+        score=entry.score,
         sd_s=stats.sd(entry.times_s),
         val_loss=entry.losses["mean"],
         p=entry.losses["p"],

@@ -22,7 +22,8 @@ def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[
     found = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
     for board in boards(found, paths):
-        parts += [_heading(board, form), _standing(board.entries, form), _records(board.records, form)]
+        judged = board.track_rules.rules.judged
+        parts += [_heading(board, form), _standing(board.entries, judged, form), _records(board.records, judged, form)]
     return "\n\n".join(parts) or uncounted.words([row for _, row in found], paths)
 
 
@@ -31,15 +32,23 @@ def _heading(board, form):
     return f"### {board.track}\n\n{about}" if form == "github" else f"{board.track}: {about.replace('`', '')}"
 
 
-def _standing(ordered, form):
+def _score(entry):
+    return _number(entry.score, "," if entry.judged == "steps" else ",.3f")
+
+
+def _columns(names, judged):
+    return ["steps" if name == "train_s" and judged == "steps" else name for name in names]
+
+
+def _standing(ordered, judged, form):
     more = len(ordered) - MAX_ENTRIES
     cells = [
         [
             entry.first["name"],
             entry.first["config_id"],
             f"{len(entry.rows)}" + (f", {entry.num_lost} lost" if entry.num_lost else ""),
-            _number(entry.train_s, ",.3f"),
-            _number(stats.sd(entry.times_s), ".3f"),
+            _score(entry),
+            "" if judged == "steps" else _number(stats.sd(entry.times_s), ".3f"),
             _number(entry.losses["mean"], ".4f"),
             _number(entry.losses["p"], ".2g"),
             entry.status,
@@ -48,11 +57,12 @@ def _standing(ordered, form):
         ]
         for entry in ordered[:MAX_ENTRIES]
     ]
-    shown = text_table.render(COLUMNS, cells, [one in ("n", "train_s", "sd", "val_loss", "p") for one in COLUMNS], form)
+    is_number = [name in ("n", "train_s", "sd", "val_loss", "p") for name in COLUMNS]
+    shown = text_table.render(_columns(COLUMNS, judged), cells, is_number, form)
     return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
 
 
-def _records(records, form):
+def _records(records, judged, form):
     if not records:
         return "No record yet."
     cells = [
@@ -61,7 +71,7 @@ def _records(records, form):
             entry.since[:10],
             entry.first["name"],
             entry.first["config_id"],
-            _number(entry.train_s, ",.3f"),
+            _score(entry),
             _number(against["change_pct"], "+.2f", " %"),
             against["measured"],
             str(len(entry.rows)),
@@ -69,7 +79,8 @@ def _records(records, form):
         ]
         for entry, _, against in records
     ]
-    return text_table.render(RECORDS, cells, [name in ("record", "train_s", "change", "n") for name in RECORDS], form)
+    is_number = [name in ("record", "train_s", "change", "n") for name in RECORDS]
+    return text_table.render(_columns(RECORDS, judged), cells, is_number, form)
 
 
 def _number(value, form, unit=""):

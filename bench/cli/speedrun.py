@@ -35,6 +35,7 @@ def main(argv):
         if any(check.status == "fail" for check in checks):
             return 1
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
+        say("plan", _cost(job))
         jobs = [job.with_seed(seed) for seed in fresh_seeds(job, args.overrides)]
         words = [f"seed {one.config.seed}" for one in jobs]
         runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
@@ -62,14 +63,28 @@ def _prepared(args):
     say("data", "looking for it; making it if that is possible here")
     job = prepare(args.overrides, fetch=True, say=lambda text: say("data", text))
     config, dataset = job.config, job.dataset
-    num_bytes = sum(shard.num_bytes for shard in dataset.train + dataset.val)
-    say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {format_bytes(num_bytes)}, checked")
+    size = format_bytes(job.data_bytes)
+    say("data", f"{dataset.name}, {len(dataset.train)} + {len(dataset.val)} shards, {size}, checked")
     say("track", f"{config.track.name}: {config.track.about}")
     if config.track.reference_hardware:
         say("track", f"its times are compared on {config.track.reference_hardware}")
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     return job
+
+
+def _cost(job):
+    """What all runs together take, but for the time: a sentence."""
+    goal, repeats = job.config.goal, job.config.track.repeats
+    num_tokens = goal.num_steps * job.config.data.batch_tokens
+    most = "at most " * goal.stop_at_target
+    each = f"{most}{goal.num_steps:,} steps, {num_tokens:,} tokens ({job.epochs:.2f} epochs)"
+    earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
+    disk = f"data {format_bytes(job.data_bytes)}"
+    if earlier:
+        num_bytes = sum(path.stat().st_size for path in earlier[-1].rglob("*") if path.is_file())
+        disk += f", records {format_bytes(repeats * num_bytes)} by the latest run"
+    return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
 def _judged(runs):

@@ -28,6 +28,11 @@ def margin_pct_of(track: str | None) -> float:
     return (of_track(track).get("rules") or {}).get("equivalence_margin_pct", MARGIN_PCT)
 
 
+def judged_of(track: str | None) -> str:
+    """By what a record of this track is judged: time or steps."""
+    return (of_track(track).get("rules") or {}).get("judged", TrackRules.judged)
+
+
 @functools.cache
 def of_track(track: str | None) -> dict:
     """conf/track/ of this track; for one that it does not have (a log's, None) that of OF_LOGS."""

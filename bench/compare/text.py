@@ -90,7 +90,9 @@ def _head(result, is_md):
         counts += f", {timed} counted" * (result["comparable"] and timed != started)
         counts += "" if num_steps is None else f", {num_steps} steps"
         lines.append(text_table.line(f"{name}: {about} ({counts})", is_md) + "  " * is_md)
-    lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}")
+    lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}" + "  " * is_md)
+    if result.get("kind_words"):  # an older race.json has none
+        lines.append(text_table.line(f"compared: {result['kind_words']}", is_md))
     if is_md and result["reasons"]:
         lines.append("")
     return "\n".join(lines + _bullets(result["reasons"], is_md))

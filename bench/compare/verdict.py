@@ -7,7 +7,7 @@ bench/compare/effects.py gives the numbers.
 from typing import TypedDict
 
 from bench import stats
-from bench.compare import effects, eligibility, sentences, target
+from bench.compare import effects, eligibility, kind, sentences, target
 
 DEPENDS = "verdict-depends-on-exclusions"
 
@@ -20,6 +20,8 @@ class Comparison(TypedDict, total=False):
 
     comparable: bool  # the times
     reasons: list[str]  # why the times are not, then what is unknown
+    kind: str | None  # what is compared, one of bench/compare/kind.py's KINDS; None: none of them
+    kind_words: str  # the same as a sentence
     time: effects.Time  # of the runs that count
     val_loss: effects.Loss
     verdict: str  # faster, slower, equivalent, inconclusive, not_comparable
@@ -115,6 +117,15 @@ def of_rows(
         "differences": list(differing),
     }
     result["flags"] += _flags(result, (a_rows, b_rows), arms, floor_pct) + ["unplanned-look"] * bool(unplanned_look)
+    result["kind"], result["kind_words"] = kind.of(
+        counted,
+        names,
+        target_val_loss,
+        target.judged_of(track),
+        has_times=result["comparable"],
+        has_losses=result["val_loss"]["verdict"] != "unknown" or None not in result["val_loss"]["mean"],
+        margin_pct=margin_pct,
+    )
     _decide(result)
     return result
 

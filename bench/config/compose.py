@@ -20,6 +20,7 @@ from bench.paths import CONF
 
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
+UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
@@ -67,7 +68,7 @@ def deviations(config: schema.Config) -> list[str]:
     for key, value in leaves(schema.to_dict(config)):
         if any(key == fixed or key.startswith(fixed + ".") for fixed in [*track.fixed, "track"]):
             rule = rules.get(key)
-            if rule != value and key != "data.vocab_size":  # vocab_size is derived from the data
+            if rule != value and key not in UNFIXED:
                 found.append(f"{key}: {value} instead of {rule}")
     return found
 

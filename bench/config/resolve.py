@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from bench import own_code
-from bench.config import schema
+from bench.config import micro_batch, schema
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
@@ -17,8 +17,8 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     if config.script is not None:
         _resolve_script(config, vocab_size)
         return config
-    _resolve_batch(config)
     _resolve_model(config, vocab_size)
+    _resolve_batch(config, machine.gpu_memory_gib)
     _check_goal(config)
     if config.name is None:
         config.name = f"{own_code.short(config.model.arch)}-{own_code.short(config.optim.name)}"
@@ -70,7 +70,7 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
 
 
-def _resolve_batch(config):
+def _resolve_batch(config, gpu_memory_gib):
     """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
     data, hardware = config.data, config.hardware
     step_tokens = data.seq_len * hardware.num_processes
@@ -80,6 +80,8 @@ def _resolve_batch(config):
             product = f"{data.seq_len} * {hardware.num_processes} = {step_tokens}"
             _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
     rank_seqs = data.batch_tokens // step_tokens
+    if hardware.micro_batch_seqs is None and hardware.device == "cuda":
+        hardware.micro_batch_seqs = micro_batch.largest(config, rank_seqs, gpu_memory_gib)
     limit = min(hardware.micro_batch_seqs or rank_seqs, rank_seqs)
     hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
 

@@ -24,11 +24,13 @@ from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 
 CONFIG_ID_CHARS = 8
+GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
 # found where one that it names is not installed.  Telemetry's are paces of a process of its own.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
+REPEATS = 3  # hashed in the place of track.repeats, which changes no run: what every track had when ids began
 AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
@@ -105,13 +107,15 @@ class HardwareConfig:
     # what attention may run on: flash, efficient, cudnn or math; null: what torch chooses
     sdpa: Annotated[str, one_of("flash", "efficient", "cudnn", "math")] | None = None
     compile: bool | None = None  # torch.compile; null: on a GPU only
-    micro_batch_seqs: PositiveInt | None = None  # most sequences of a rank at once; null: no limit, no accumulation
+    # most sequences of a rank at once; null: what is estimated to fit the GPU's memory, all of them on a CPU
+    micro_batch_seqs: PositiveInt | None = None
     deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU
     # when Python's garbage collector runs while steps are timed; null: freeze, what exists before training is never
     # collected again
     gc: Annotated[str, one_of("freeze", "on", "off", "manual")] | None = None
     gc_every_steps: AtLeast1 | None = None  # steps between collections of generation 1; with gc=manual only
-    collective_timeout_s: Positive = 120.0  # a collective that hangs longer fails the run
+    # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
+    collective_timeout_s: Positive = 120.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
 
 
@@ -122,10 +126,11 @@ class TrackRules:
     device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
     gpu: str | None = None  # the GPU's model, as the driver names it; null: any
     num_gpus: int | None = None  # how many GPUs; null: any number
-    num_runs: int | None = None  # a claim's fewest runs, each of another seed and with a time that counts; null: any
     may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
     max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
     implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
+    # what makes a record: least time, or fewest steps whatever their time
+    judged: Annotated[str, one_of("time", "steps")] = "time"
     # a change of run time shown to be smaller than this, either way, is called equivalent
     equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
 
@@ -134,7 +139,7 @@ class TrackRules:
 class TrackConfig:
     name: str  # a file of conf/track/: its rules cannot be changed by a run, but for repeats
     about: str  # the track in a sentence
-    repeats: PositiveInt  # runs that ./speedrun.sh makes, each with a fresh seed
+    repeats: PositiveInt  # runs that ./speedrun.sh makes and a record takes, each with a fresh seed
     # of the one-sided t test of the mean val_loss against the target
     p_value: Annotated[float, Range(lambda value: 0 < value < 1, "between 0 and 1")]
     fixed: list[str] = field(default_factory=list)  # settings that a run must leave alone to count on this track
@@ -175,6 +180,7 @@ class Machine:
 
     num_gpus: int
     num_cpus: int
+    gpu_memory_gib: float | None = None  # of the smallest GPU; None: unknown
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -204,7 +210,7 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
         schedule |= {name: optim.pop(name) for name in names if name in optim}
         values = values | {"optim": optim | {"schedule": schedule}}
     if isinstance(track, dict) and isinstance(track.get("rules"), dict):
-        rules = {name: rule for name, rule in track["rules"].items() if name != "forbidden_instruments"}
+        rules = {name: rule for name, rule in track["rules"].items() if name not in GONE_RULES}
         values = values | {"track": track | {"rules": rules}}
     return values
 
@@ -221,8 +227,11 @@ def config_id(config: Config) -> str:
 def config_ids(config: Config) -> list[str]:
     """config_id() of today and those that earlier versions gave the same config, the newest first."""
     as_asked = to_dict(config)
-    values = as_asked | {"instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}}
-    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, as_asked)))
+    untimed = as_asked | {
+        "instruments": {name: one | UNTIMED.get(name, {}) for name, one in config.instruments.items()}
+    }
+    values = untimed | {"track": as_asked["track"] | {"repeats": REPEATS}}
+    return list(dict.fromkeys(_config_id(copy.deepcopy(one)) for one in (values, untimed, as_asked)))
 
 
 def _config_id(values):

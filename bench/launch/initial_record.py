@@ -100,6 +100,7 @@ def _data(job):
     return {
         "source": dataset.name,
         "vocab_size": dataset.vocab_size,
+        "epochs": job.epochs,
         "floor_nats": sources.floor_nats(dataset, config.goal.val_tokens),
         "train": [facts(shard) for shard in dataset.train],
         "val": [facts(shard) for shard in dataset.val],

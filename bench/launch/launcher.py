@@ -123,6 +123,7 @@ def _watch(folder, job, run, child_env, series, watched):
                 watched.tick()
             progress.show()
             if series:
+                series.paced(progress.whole_s())
                 series.tick()
             now_s = time.monotonic()
             if now_s - beat_s >= HEARTBEAT_S:

@@ -33,6 +33,17 @@ class Job:
         return schema.config_id(self.config)
 
     @property
+    def data_bytes(self) -> int:
+        """Of all shards."""
+        return sum(shard.num_bytes for shard in self.dataset.train + self.dataset.val)
+
+    @property
+    def epochs(self) -> float:
+        """How often goal.num_steps go through the training data; above 1 tokens are seen again."""
+        num_tokens = self.config.goal.num_steps * self.config.data.batch_tokens
+        return num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
+
+    @property
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
@@ -58,7 +69,8 @@ class Job:
 
 def this_machine() -> schema.Machine:
     """What resolve() may ask: GPUs that this process sees, and CPUs that it may use."""
-    return schema.Machine(gpus.num_visible(), environment.usable_cpus())
+    found = gpus.visible()
+    return schema.Machine(len(found), environment.usable_cpus(), gpus.smallest_gib(found))
 
 
 def asked(overrides: list[str]) -> schema.Config:

@@ -12,6 +12,7 @@ from bench.units import format_about_s
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
 STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that prints as they do
+PACE_STEPS = 10  # between which a run's pace is taken, at least
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
 
@@ -29,7 +30,7 @@ class Progress:
         self._rest = ""  # a line that is not finished
         self._next = {False: 0, True: 0}  # step from which on the next line is shown, of steps and of validations
         self._started_s = time.monotonic()
-        self._first = None  # (seconds, step) when the first step was seen
+        self._first = self._seen = None  # (seconds, step) when the first step was seen, and the last one
         self.step = None
 
     def __enter__(self):
@@ -42,22 +43,32 @@ class Progress:
         progress = atomic.read_json(self._folder / run_folder.PROGRESS, {})
         self.step = progress.get("step")
         self._num_steps = progress.get("num_steps", self._num_steps)
+        if self.step:
+            self._seen = time.monotonic(), self.step
+            self._first = self._first or self._seen
         if not self._blind:
             show(list(self._chosen(self._new_lines())))
         if self._bars.are_live:
             self._draw(progress)
 
+    def whole_s(self) -> float | None:
+        """Seconds from launch to the last step at this run's own pace; None until it has some steps behind it."""
+        if self._first is None or self._seen[1] - self._first[1] < PACE_STEPS:
+            return None
+        return self._seen[0] - self._started_s + self._left_s()
+
+    def _left_s(self):
+        (first_s, first_step), (seen_s, step) = self._first, self._seen
+        return (seen_s - first_s) / (step - first_step) * (self._num_steps - step)
+
     def _draw(self, progress):
-        now_s = time.monotonic()
         if not self.step:
-            self._bars.draw("run", 0, None, f"loading, warming up ({now_s - self._started_s:.0f} s)")
+            self._bars.draw("run", 0, None, f"loading, warming up ({time.monotonic() - self._started_s:.0f} s)")
             return
-        first_s, first_step = self._first = self._first or (now_s, self.step)
         words = [f"step {self.step}/{self._num_steps}"]
         if not self._blind:
-            if self.step > first_step:
-                left_s = (now_s - first_s) / (self.step - first_step) * (self._num_steps - self.step)
-                words.append(f"{format_about_s(left_s)} to go")
+            if self.step > self._first[1]:
+                words.append(f"{format_about_s(self._left_s())} to go")
             words += self._measured(progress)
         self._bars.draw("run", self.step, self._num_steps, ", ".join(words))
 

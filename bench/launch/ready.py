@@ -1,7 +1,9 @@
 """Is the machine fit?  Asked before the first of several runs; the person at the terminal decides, else the verb."""
 
+import math
 from collections.abc import Iterable
 
+from bench import text_table
 from bench.launch.console import confirmed
 from bench.machine import check_host, environment, preflight
 from bench.paths import results_root
@@ -13,10 +15,20 @@ ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 def checks(job, env: dict | None = None, foreign_cores: float | None = None) -> list[preflight.Check]:
     """The quick checks for this run, now.  job: of bench/launch/prepare.py; None: measured here."""
-    num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
     if env is None:
         env, foreign_cores = environment.environment(), check_host.sample_foreign_cores(SAMPLE_S)
-    return preflight.checks(job.config.hardware, num_bytes, env, results_root(), foreign_cores)
+    of_machine = preflight.checks(job.config.hardware, job.data_bytes, env, results_root(), foreign_cores)
+    return [*of_machine, epochs(job)]
+
+
+def epochs(job) -> preflight.Check:
+    """Whether a run sees training tokens again, which makes its loss another one."""
+    num_shards, asked = len(job.dataset.train), job.config.data.num_train_shards
+    found = f"{job.epochs:.2f} epochs of {text_table.counted(num_shards, 'training shard')}"
+    if job.epochs <= 1:
+        return preflight.Check("epochs", "ok", found)
+    more = f", or data.num_train_shards={math.ceil(num_shards * job.epochs)}" if asked else ""
+    return preflight.Check("epochs", "warn", f"{found}: tokens are seen again", f"fewer steps{more}")
 
 
 def show_odd(found: Iterable[preflight.Check]) -> list[preflight.Check]:

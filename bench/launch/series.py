@@ -1,6 +1,7 @@
 """Runs that follow each other, as a person sees them: how many and how long before the first, what is left after each.
 
-How long is known from runs of the same config that were made before, else as soon as the first has ended.
+How long is known from runs of the same config that were made before, else from the first one's own first steps, in a
+race from its end.
 """
 
 import statistics
@@ -36,6 +37,7 @@ class Series:
 
     def __init__(self, kinds: Sequence[str], known_s: dict[str, float], num_done: int = 0, live: bool = True):
         self._kinds, self._known_s = list(kinds), known_s
+        self._paced_s = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s = {}  # {kind: seconds of each run of this series}
         self._num_done, self._began_s = num_done, None
         self.bars = Bars(live)
@@ -61,6 +63,16 @@ class Series:
         """Bring the bar of the series up to date."""
         self.bars.draw("runs", self._num_done, len(self._kinds), f"{self.position}{self._to_go()}")
 
+    def paced(self, run_s: float | None) -> None:
+        """What the running one will take by its own first steps, None before those; says so where nothing was known."""
+        is_news = self.left_s() is None
+        if run_s is None or self._kinds[self._num_done] in self._known_s:
+            return
+        self._paced_s[self._kinds[self._num_done]] = run_s
+        if is_news:
+            each, left = format_about_s(run_s), format_about_s(self.left_s())
+            say("plan", f"{each} a run by its first steps, {left} to go for all of them")
+
     def end(self) -> str:
         """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known."""
         self._spent_s.setdefault(self._kinds[self._num_done], []).append(time.monotonic() - self._began_s)
@@ -74,7 +86,9 @@ class Series:
 
     def left_s(self) -> float | None:
         """Seconds to the end, by this series' own runs where it has some of a kind; None: nothing is known."""
-        known_s = self._known_s | {kind: statistics.mean(spent_s) for kind, spent_s in self._spent_s.items()}
+        known_s = (
+            self._paced_s | self._known_s | {kind: statistics.mean(spent_s) for kind, spent_s in self._spent_s.items()}
+        )
         if not known_s:
             return None
         other_s = statistics.mean(known_s.values())

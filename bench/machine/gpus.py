@@ -30,9 +30,20 @@ OTHER_NAMES = {
 FUNCTION_NOT_FOUND = 13  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
+def visible() -> list[dict]:
+    """Facts of the GPUs that CUDA would show a process started here, without torch: [] without driver or GPU."""
+    return [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] is not None]
+
+
 def num_visible() -> int:
-    """How many GPUs CUDA would show a process started here, without torch: 0 without driver or GPU."""
-    return sum(gpu["visible"] is not None for gpu in nvml_facts()["gpus"])
+    """How many GPUs CUDA would show a process started here: 0 without driver or GPU."""
+    return len(visible())
+
+
+def smallest_gib(gpus: Sequence[dict]) -> float | None:
+    """Memory of the smallest of these GPUs; None without one, or where one does not say."""
+    sizes_gib = [gpu["memory_gib"] for gpu in gpus]
+    return None if None in sizes_gib else min(sizes_gib, default=None)
 
 
 def of_run(gpus: list[dict], hardware) -> list[dict]:

@@ -47,7 +47,8 @@ def _verdict(name, one):
     noted = details(f"Flags: {', '.join(name for name, _ in flags)}", table((), flags)) if flags else ""
     words = str(one.get("words")).removeprefix(f"{_plain(one.get('verdict'))}: ")  # the badge says it
     before = "" if words.startswith(f"{name} ") else tag("b", f"{name}: ")
-    return tag("div", tag("p", before, badge, words, class_="verdict"), noted)
+    kind = soft(f"Compared: {one['kind_words']}.") if one.get("kind_words") else ""  # an older race.json has none
+    return tag("div", tag("p", before, badge, words, class_="verdict"), kind, noted)
 
 
 def _plain(word):

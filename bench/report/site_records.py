@@ -31,6 +31,7 @@ class Entry(TypedDict):
     n: int
     num_lost: int
     train_s: float | None  # mean
+    score: float | None  # by which it is placed: train_s, or steps where they are judged
     sd_s: float | None
     val_loss: float | None  # mean, nats a token
     p: float | None  # of the target's test
@@ -53,6 +54,7 @@ class Board(TypedDict):
 
     track: str
     device: str | None
+    judged: str  # time or steps
     about: str
     records: list[Record]  # oldest first
     entries: list[Entry]
@@ -76,23 +78,30 @@ def linked(boards: Iterable[Board]) -> set[str]:
 
 def _board(board):
     title = tag("h3", f"{board['track']} on {board['device'] or 'an unknown device'}")
-    entries = details(
-        f"All entries ({len(board['entries'])})", table(ENTRIES, map(_entry, board["entries"][:MAX_ENTRIES]))
-    )
+    lines = [_entry(entry, board) for entry in board["entries"][:MAX_ENTRIES]]
+    entries = details(f"All entries ({len(board['entries'])})", table(_head(ENTRIES, board), lines))
     records = board["records"]
     if not records:
         return [title, soft(f"{board['about']} No record yet."), entries]
-    chart = stepped(records) if len(records) > 1 else ""
-    lines = table(HEAD, [_line(record) for record in reversed(records)], class_="records")
+    chart = stepped(records, board["judged"]) if len(records) > 1 else ""
+    lines = table(_head(HEAD, board), [_line(record, board) for record in reversed(records)], class_="records")
     return [title, soft(board["about"]), chart, lines, entries]
 
 
-def _line(record):
+def _head(names, board):
+    return ["steps" if name == "train_s" and board["judged"] == "steps" else name for name in names]
+
+
+def _score(entry, board):
+    return _number(entry["score"], "," if board["judged"] == "steps" else ",.3f")
+
+
+def _line(record, board):
     what = record["what"] or ("the first" if record["change_pct"] is None else None)
     change = None if record["change_pct"] is None else f"{record['change_pct']:+.2f} %"
     return (
         record["number"],
-        tag("b", f"{record['train_s']:,.3f}"),
+        tag("b", _score(record, board)),
         change and tag("span", change, title=record["measured"]),
         tag("span", tag("b", record["name"]), f": {what}" if what else ""),
         record["who"],
@@ -111,14 +120,14 @@ def _logs(record):
     return tag("span", *(part for link in links for part in (link, " ")))
 
 
-def _entry(entry):
+def _entry(entry, board):
     lost = f", {entry['num_lost']} lost" if entry["num_lost"] else ""
     return (
         tag("a", entry["name"], href=site_pages.link(entry["run_ids"][0])),
         entry["config_id"],
         f"{entry['n']}{lost}",
-        _number(entry["train_s"], ",.3f"),
-        _number(entry["sd_s"], ".3f"),
+        _score(entry, board),
+        _number(None if board["judged"] == "steps" else entry["sd_s"], ".3f"),
         _number(entry["val_loss"], ".4f"),
         _number(entry["p"], ".2g"),
         entry["status"],
@@ -133,41 +142,50 @@ def _number(value, form):
 # ---- the chart
 
 
-def stepped(records: list[Record]) -> Safe:
-    """Train time by date, a step at each record, each a link to its first run: an SVG that needs no script."""
-    dates_s, times_s = [utc.seconds(record["since"]) for record in records], [record["train_s"] for record in records]
+def stepped(records: list[Record], judged: str = "time") -> Safe:
+    """Train time, or steps where they are judged, by date: an SVG that needs no script.
+
+    A step at each record, each a link to its first run.
+    """
+    dates_s, scores = [utc.seconds(record["since"]) for record in records], [record["score"] for record in records]
+    what, unit, form = ("steps", "steps", ",") if judged == "steps" else ("train time", "s", ",.3f")
     across = _scale(*_padded(dates_s, HOUR_S), LEFT, WIDTH - RIGHT)
-    up = _scale(*_padded(times_s, 1e-3), HEIGHT - BOTTOM, TOP)
-    points = [(across(date_s), up(time_s)) for date_s, time_s in zip(dates_s, times_s, strict=True)]
+    up = _scale(*_padded(scores, 1e-3), HEIGHT - BOTTOM, TOP)
+    points = [(across(date_s), up(score)) for date_s, score in zip(dates_s, scores, strict=True)]
     path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
     path += "".join(f"H{x:.1f}V{y:.1f}" for x, y in points[1:]) + f"H{WIDTH - RIGHT}"
-    shapes = [*_grid(dates_s, times_s, across, up), tag("path", d=path, class_="step")]
-    shapes += [_dot(record, *point) for record, point in zip(records, points, strict=True)]
-    label = f"Record train time by date: from {times_s[0]:,.3f} to {times_s[-1]:,.3f} s in {len(records)} records"
+    axis = what if what == unit else f"{what}, {unit}"
+    shapes = [*_grid(dates_s, scores, across, up, axis), tag("path", d=path, class_="step")]
+    shapes += [
+        _dot(record, f"{score:{form}} {unit}", *point)
+        for record, score, point in zip(records, scores, points, strict=True)
+    ]
+    low_high = f"from {scores[0]:{form}} to {scores[-1]:{form}} {unit}"
+    label = f"Record {what} by date: {low_high} in {len(records)} records"
     svg = tag("svg", *shapes, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="group", aria_label=label)
     return tag("figure", svg, class_="history")
 
 
-def _dot(record, x, y):
+def _dot(record, score, x, y):
     """Its words show while the pointer or the focus is on it, on the side where there is room."""
-    words = f"#{record['number']}  {record['train_s']:,.3f} s  {record['name']}  {record['since'][:10]}"
+    words = f"#{record['number']}  {score}  {record['name']}  {record['since'][:10]}"
     side = "end" if x > WIDTH / 2 else "start"
     text = tag("text", words, x=f"{x:.1f}", y=f"{y - 12 if y > TOP + 20 else y + 24:.1f}", text_anchor=side)
     circle = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
     return tag("a", tag("title", words), circle, text, href=site_pages.link(record["run_ids"][0]), aria_label=words)
 
 
-def _grid(dates_s, times_s, across, up):
-    for time_s in ticks(*_padded(times_s, 1e-3)):
-        y = f"{up(time_s):.1f}"
+def _grid(dates_s, scores, across, up, axis):
+    for score in ticks(*_padded(scores, 1e-3)):
+        y = f"{up(score):.1f}"
         yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")
-        yield tag("text", f"{time_s:,.6g}", x=LEFT - 8, y=y, dy="0.35em", text_anchor="end")
+        yield tag("text", f"{score:,.6g}", x=LEFT - 8, y=y, dy="0.35em", text_anchor="end")
     low_s, high_s = _padded(dates_s, HOUR_S)
     for date_s, words in time_ticks(low_s, high_s):
         yield tag("text", words, x=f"{across(date_s):.1f}", y=HEIGHT - BOTTOM + 20, text_anchor="middle")
     middle = HEIGHT / 2
     words = {"class_": "axis", "text_anchor": "middle"}
-    yield tag("text", "train time, s", x=14, y=middle, transform=f"rotate(-90 14 {middle})", **words)
+    yield tag("text", axis, x=14, y=middle, transform=f"rotate(-90 14 {middle})", **words)
     yield tag("text", "date (UTC)", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, **words)
 
 

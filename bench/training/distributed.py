@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+WARMUP_TIMEOUT_S = 600.0  # at least, until set_timeout(): a cold compilation takes ranks minutes, not all equally many
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Ranks:
 def start(device_type: str, timeout_s: float, num_processes: int | None = None) -> Ranks:
     """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs.
 
-    device_type: "cuda" or "cpu"; timeout_s: of a collective.
+    device_type: "cuda" or "cpu"; timeout_s: of a collective; WARMUP_TIMEOUT_S where that is longer.
     num_processes: how many there must be, None for any number; ValueError where torchrun started another number.
     """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -41,8 +44,15 @@ def start(device_type: str, timeout_s: float, num_processes: int | None = None) 
         backend = "nccl"
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), device_id=device_id)
+        timeout = datetime.timedelta(seconds=max(timeout_s, WARMUP_TIMEOUT_S))
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     return Ranks(rank, world_size, device)
+
+
+def set_timeout(timeout_s: float) -> None:
+    """Of every collective from now on."""
+    if dist.is_initialized():
+        _set_pg_timeout(datetime.timedelta(seconds=timeout_s))
 
 
 def barrier() -> None:

@@ -100,6 +100,7 @@ class Run:
         self.instruments.on_warmup_end()
         gc.collect()
         self.peaks.reset()
+        distributed.set_timeout(self.config.hardware.collective_timeout_s)
 
     def _train(self):
         """The timed part -> RankResult."""

@@ -58,10 +58,11 @@ def _numbers(values):
 
 
 def there_are_enough_runs(claim):
-    """As many runs whose times count as the track asks of a claim."""
-    wanted = claim.track_rules.rules.num_runs
-    num_valid = sum(run.record["validity"] == "valid" for run in claim.runs)
-    evidence = f"{num_valid} valid of {counted(len(claim.runs), 'run')}" + (
+    """As many runs that count as the track's repeats; a suspect one counts only where steps are judged, not time."""
+    wanted, judged = claim.num_runs, claim.track_rules.rules.judged
+    count = ("valid", "suspect") if judged == "steps" else ("valid",)
+    num_valid = sum(run.record["validity"] in count for run in claim.runs)
+    evidence = f"{num_valid} {' or '.join(count)} of {counted(len(claim.runs), 'run')}" + (
         f", the track needs {wanted}" if wanted else ", the track needs none"
     )
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]

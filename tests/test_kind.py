@@ -1,0 +1,125 @@
+"""What kind of comparison two arms give, in a word and in a sentence, and that every page says it."""
+
+import random
+
+import claimed
+import comparing
+import pytest
+
+from bench.cli import race
+from bench.compare import kind
+from bench.race import report
+from bench.record import race_folder
+from bench.record.rows import row_of
+from bench.report import race_page
+
+FASTER, SLOWER = [10.0, 10.1, 10.2], [11.0, 11.1, 11.2]
+
+
+def compared(a_s=SLOWER, b_s=FASTER, target=4.3, b_steps=4, b_losses=None, change=None, **of_rows):
+    """The Comparison of three runs a side with mean losses of 4.25, 4 steps each."""
+    a, b = comparing.raced(a_s, b_s, None, b_losses)
+    for run in a + b:
+        run["goal"]["target_val_loss"] = target
+    for run in b:
+        run["metrics"]["num_steps"] = b_steps
+        if change:
+            change(run)
+    from bench.compare import verdict
+
+    return verdict.of_rows([row_of(run) for run in a], [row_of(run) for run in b], **of_rows)
+
+
+def words_of(result):
+    return result["kind"], result["kind_words"]
+
+
+def test_both_reach_the_target_in_equal_steps():
+    words = "time to the target 4.3, which both reach on average, at equal steps (4): so also ms per step"
+    assert words_of(compared()) == ("time_to_target", words)
+
+
+def test_both_reach_the_target_in_other_steps():
+    words = "time to the target 4.3, which both reach on average, in 4 and 3 steps: not ms per step"
+    assert words_of(compared(b_steps=3)) == ("time_to_target", words)
+
+
+def test_where_one_misses_the_target_it_is_ms_per_step():
+    result = compared(b_losses=[4.4, 4.5, 4.6])
+    words = "ms per step at equal steps (4); not time to a target: the mean of B misses 4.3"
+    assert words_of(result) == ("ms_per_step", words)
+    assert result["verdict"] == "faster"  # which verdict there is does not hang on it
+    both = compared(target=1.0)
+    assert both["kind_words"].endswith("not time to a target: the mean of A and B miss 1")
+
+
+def test_without_a_target_it_is_ms_per_step():
+    words = "ms per step at equal steps (4); not time to a target: they have no common target"
+    assert words_of(compared(target=None)) == ("ms_per_step", words)
+
+
+def test_of_times_that_are_not_comparable_the_losses_are_left():
+    def elsewhere(run):
+        run.update(session_id="b" * 16, comparability_id="b" * 16)
+
+    assert words_of(compared(change=elsewhere)) == ("loss_at_equal_steps", "loss at equal steps (4); not times")
+
+
+def test_other_steps_without_a_target_are_loss_at_equal_time_only_if_they_took_as_long():
+    same = compared(FASTER, FASTER, target=None, b_steps=8)
+    assert words_of(same) == ("loss_at_equal_time", "loss at equal time, after 4 and 8 steps; not times")
+    other = compared(target=None, b_steps=8)
+    assert words_of(other) == (None, "losses after 4 and 8 steps, which are neither equal steps nor equal time")
+
+
+def test_a_track_that_judges_steps_says_so(monkeypatch):
+    monkeypatch.setattr("bench.compare.target.judged_of", lambda track: "steps")
+    words = "steps to the target 4.3, which both reach on average: 4 and 3; this track does not judge time"
+    assert words_of(compared(b_steps=3)) == ("steps_to_target", words)
+
+
+def test_runs_that_stop_at_their_target_each_reach_it():
+    def stopped(reached):
+        row = {"batch_tokens": 8, "val_loss": 2.1, "stop_at_target": True, "target_reached": reached}
+        arms = [[row | {"num_steps": steps} for steps in of_arm] for of_arm in ((90, 100), (80,))]
+        return kind.of(arms, "AB", 2.1, "time", True, True, 0.5)
+
+    assert stopped(True) == (
+        "time_to_target",
+        "time to the target 2.1, which every run reaches, in 90, 100 and 80 steps: not ms per step",
+    )
+    assert stopped(False)[0] == "ms_per_step"
+
+
+def test_nothing_in_common_is_said():
+    assert kind.of([[], []], "AB", None, "time", False, False, 0.5) == (None, "nothing: neither times nor losses")
+
+
+def test_the_kind_is_on_the_races_page_and_in_its_markdown_and_an_old_race_has_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    results, chance = claimed.Results(tmp_path / "results"), random.Random(1)
+    times = {"A": 10, "B": 9}
+    claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
+    (folder,) = (results.folder / "races").glob("*/")
+    words = "time to the target 3, which both reach on average, at equal steps (120): so also ms per step"
+    assert f"compared: {words}" in (folder / "race.md").read_text()
+    assert f"Compared: {words}." in (folder / "race.html").read_text()
+    old = race_folder.read(folder)
+    for name in ("kind", "kind_words"):
+        del old["result"]["against"]["B"][name]
+    monkeypatch.setattr(race_folder, "read", lambda folder: old)
+    assert "Compared:" not in race_page.html(folder)
+    assert "compared:" not in report.text(old, "md")
+
+
+@pytest.mark.parametrize("name", kind.KINDS)
+def test_every_kind_is_in_the_docs(name):
+    from bench.paths import REPO
+
+    assert f"`{name}`" in (REPO / "docs/COMPARING.md").read_text()
+
+
+def test_equal_steps_of_other_batches_are_no_ms_per_step():
+    words = words_of(compared(change=lambda run: run["measured"].update(batch_tokens=512)))[1]
+    assert words.endswith("in 4 and 4 steps of other batches: not ms per step")

@@ -1,0 +1,181 @@
+"""What each track fixes, how often it is repeated, and by what its record is judged."""
+
+import json
+import random
+
+import claimed
+import pytest
+import yaml
+
+from bench.claims import claim as claims
+from bench.claims import leaderboard, rules
+from bench.claims.rules import runs
+from bench.cli import race, table
+from bench.compare import target
+from bench.config import compose, resolve, schema
+from bench.paths import REPO
+from bench.report import site_records
+
+GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
+SPEEDRUNS = ("gpt2_small", "gpt2_medium", "gpt2_short")
+
+
+def asked(*words, machine=GPUS, vocab_size=50257):
+    return resolve.resolve(compose.compose(list(words), machine), machine, vocab_size)
+
+
+@pytest.mark.parametrize("track", SPEEDRUNS)
+def test_a_speedrun_may_change_steps_batch_sequence_schedule_and_shards(track):
+    """modded-nanogpt's rule 1: just don't change the underlying streams of tokens."""
+    words = ["goal.num_steps=3250", "goal.val_every_steps=50", "data.batch_tokens=262144", "data.seq_len=2048"]
+    words += ["data.num_train_shards=9", "model=gpt2", "optim=adamw", "optim/schedule=cosine"]
+    assert compose.deviations(asked(f"track={track}", *words)) == []
+
+
+@pytest.mark.parametrize("track", [*SPEEDRUNS, "steps"])
+@pytest.mark.parametrize(
+    "word",
+    ["data=finewebedu10B", "data.revision=null", "goal.val_tokens=1048576", "goal.target_val_loss=3.5", "goal=target"],
+)
+def test_a_speedrun_may_not_change_tokens_validation_or_target(track, word):
+    more = ["goal.target_val_loss=4.0"] if word == "goal=target" else []
+    assert compose.deviations(asked(f"track={track}", word, *more))
+
+
+@pytest.mark.parametrize("word", ["data.batch_tokens=262144", "data.seq_len=2048", "model=gpt2", "model.num_layers=6"])
+def test_the_steps_track_keeps_batch_and_architecture(word):
+    assert (
+        compose.deviations(asked("track=steps", "data.num_train_shards=9", "goal.num_steps=3000", "optim=adamw")) == []
+    )
+    assert compose.deviations(asked("track=steps", word))
+
+
+def test_every_track_composes_unchanged():
+    for track in compose.choices("track"):
+        assert compose.deviations(asked(f"track={track}")) == [], track
+
+
+def test_the_published_runs_keep_their_id_and_division():
+    for folder in (REPO / "results/published").glob("*/*/*/config.yaml"):
+        config = schema.read(folder.parent)
+        run = json.loads((folder.parent / "run.json").read_text())
+        assert run["config_id"] in schema.config_ids(config) and compose.deviations(config) == run["deviations"]
+
+
+def test_how_often_a_run_is_repeated_changes_no_config_id():
+    once, often = (asked("track=cpu_nano", f"track.repeats={n}", machine=LAPTOP, vocab_size=257) for n in (1, 7))
+    assert schema.config_id(once) == schema.config_id(often) == "ecc04969"
+
+
+def test_a_run_that_is_repeated_more_or_less_often_still_counts():
+    assert compose.deviations(asked("track=gpt2_small", "track.repeats=1")) == []
+
+
+def test_a_record_takes_as_many_runs_as_speedrun_makes():
+    """One number: no track file has a second one."""
+    for track in compose.choices("track"):
+        found = yaml.safe_load((REPO / f"conf/track/{track}.yaml").read_text())["track"]
+        assert "num_runs" not in found.get("rules", {}) and found["repeats"] >= 3
+    assert (claims.track_rules("gpt2_small").repeats, claims.track_rules("cpu_nano").repeats) == (10, 3)
+
+
+def test_an_older_config_with_num_runs_among_its_rules_is_read():
+    values = schema.to_dict(asked("track=cpu_nano", machine=LAPTOP, vocab_size=257))
+    values["track"]["rules"]["num_runs"] = 3
+    assert "num_runs" not in schema.upgraded(values)["track"]["rules"]
+
+
+# ---- judged by steps
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Runs of cpu_nano, as if it judged steps."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    track_rules = claims.track_rules("cpu_nano")
+    monkeypatch.setattr(track_rules.rules, "judged", "steps")
+    return claimed.Results(tmp_path / "results")
+
+
+def three(results, train_s, num_steps, source="41", **more):
+    def change(run):
+        run.update(more)
+
+    for seed in range(3):
+        folder = results.add(seed, train_s=train_s, val_loss=2.7 + 0.01 * seed, source=source, change=change)
+        run = json.loads((folder / "run.json").read_text())
+        run["metrics"]["num_steps"] = num_steps
+        (folder / "run.json").write_text(json.dumps(run))
+
+
+def board(results):
+    from bench.record import index
+
+    found = leaderboard.by_track(index.read_rows([results.folder]))["cpu_nano"]
+    records = leaderboard.progression(found, claims.track_rules("cpu_nano"), judge=lambda entry: None)
+    return records, sorted(found, key=lambda entry: entry.rows[0]["started_at"])
+
+
+def test_fewer_steps_make_a_record_however_long_they_take(results):
+    three(results, 10, 120, source="11")
+    three(results, 90, 100, source="22", validity="suspect", validity_reasons=["other programs"])
+    three(results, 1, 120, source="33")
+    records, found = board(results)
+    assert [entry.score for entry, _, _ in records] == [120, 100]
+    assert [entry.status for entry in found] == ["was a record", "record", "no fewer steps than the record"]
+    assert records[1][2] == {"change_pct": pytest.approx(-100 / 6), "measured": "in steps"}
+
+
+def test_the_leaderboard_shows_steps_where_they_are_judged(results, capsys):
+    three(results, 10, 1200)
+    assert table.main(["--leaderboard", "--md"]) == 0
+    out = capsys.readouterr().out
+    assert "| steps" in out and "| 1,200" in out and "train_s" not in out
+    assert "in fewer steps than the one before" in out
+
+
+def test_the_site_draws_steps_where_they_are_judged():
+    entry = {"name": "x", "config_id": "a" * 8, "run_ids": ["r"], "n": 3, "num_lost": 0, "sd_s": 0.1, "val_loss": 3.2}
+    entry |= {"p": 0.001, "status": "record", "last_run": "2026-11-21", "commit": None, "who": None, "measured": ""}
+    of_steps = [
+        entry | {"number": n, "since": f"2026-11-2{n}T00:00:00Z", "what": None, "change_pct": None, "score": score}
+        for n, score in ((1, 3600), (2, 3250))
+    ]
+    board = {
+        "track": "steps",
+        "device": "any device",
+        "judged": "steps",
+        "about": "",
+        "entries": [entry | {"score": 3250}],
+    }
+    html = str(site_records.leaderboard([board | {"records": [one | {"train_s": 9.0} for one in of_steps]}], ["steps"]))
+    assert "steps on any device" in html and "Record steps by date: from 3,600 to 3,250 steps in 2 records" in html
+    assert "3,250</b>" in html and "train" not in html and "9.000" not in html and "0.100" not in html
+
+
+def test_judge_counts_suspect_runs_where_steps_are_judged(results):
+    three(results, 10, 120, validity="suspect", validity_reasons=["other programs"])
+    claim = claims.of_folders(sorted((results.folder / "cpu_nano").iterdir()))
+    assert runs.there_are_enough_runs(claim) == (
+        True,
+        "3 valid or suspect of 3 runs, the track needs 3; suspect: other programs",
+    )
+
+
+def test_a_candidate_that_is_only_faster_does_not_win_where_steps_are_judged(results, monkeypatch):
+    chance, times = random.Random(1), {"A": 10, "B": 8}
+    claimed.Racers(results, lambda arm, seed: times[arm] * (1 + chance.gauss(0, 0.002))).install(monkeypatch)
+    assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
+    raced = [path.parent for path in sorted(results.folder.glob("cpu_nano/*/run.json"))]
+    of_b = [path for path in raced if json.loads((path / "run.json").read_text())["race"]["arm"] == "B"]
+    (rule,) = [one for one in rules.check(claims.of_folders(of_b)) if one["rule"] == "it is faster than its baseline"]
+    assert not rule["passed"] and rule["evidence"].endswith(": 120 steps, its baseline 120")
+
+
+# ---- a target that is not measured
+
+
+def test_a_track_without_a_target_keeps_no_record_and_says_why():
+    assert not claims.has_target("gpt2_short") and claims.has_target("cpu_floor") and claims.has_target("steps")
+    row = {"status": "complete", "validity": "valid", "val_loss": 4.0, "target_val_loss": None, "stop_at_target": False}
+    assert target.of_repeats([row, row], 0.01)["passed"] is None
