@@ -26,10 +26,14 @@ import torch
 import torch.distributed as dist
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0: small singular values rise fast, none ends far from 1
+SCALES = {  # of a step, by the matrix's rows and columns
+    "spectral": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "rms": lambda rows, columns: math.sqrt(max(rows, columns)),
+}
 NORM_FLOOR = 1e-7  # a gradient of zeros gives an update of zeros
 
 
-def newton_schulz(update, ns_steps, products=None):
+def newton_schulz(update, ns_steps, products=None, coefficients=NS_COEFFICIENTS):
     """A matrix with update's singular vectors and singular values of about 0.7 to 1.2, bfloat16.
 
     Each of ns_steps iterations applies a x + b x^3 + c x^5 to every singular value, in matrix products only.
@@ -40,7 +44,7 @@ def newton_schulz(update, ns_steps, products=None):
     """
     if products is None:
         products = torch.float32 if update.device.type == "cpu" else torch.bfloat16
-    a, b, c = NS_COEFFICIENTS
+    a, b, c = coefficients
     tall = update.shape[0] > update.shape[1]
     X = update.to(torch.bfloat16)
     X = X.T if tall else X  # the smaller Gram matrix
@@ -73,15 +77,31 @@ def share_out(matrices, world_size):
 class Muon(torch.optim.Optimizer):
     """Muon over 2-D parameters, its work shared out among the ranks.  All ranks must call step() together.
 
+    accumulate="sum": step 1 is momentum <- mu * momentum + gradient, step 2 update <- gradient + mu * momentum, as in
+    the records of 2024: the same direction while mu stays the same.  scale="rms": sqrt(max(R, C)) in step 5.
     state_dict() holds the momentum of this rank's share only: it fits the same rank of the same world size.
     """
 
-    def __init__(self, matrices, lr, momentum, weight_decay, ns_steps, rank=0, world_size=1, products=None):
+    def __init__(
+        self,
+        matrices,
+        lr,
+        momentum,
+        weight_decay,
+        ns_steps,
+        rank=0,
+        world_size=1,
+        products=None,
+        accumulate="mean",
+        scale="spectral",
+        coefficients=NS_COEFFICIENTS,
+    ):
         assert all(matrix.ndim == 2 for matrix in matrices), [tuple(matrix.shape) for matrix in matrices]
         assert 0 <= rank < world_size, (rank, world_size)
         settings = {"lr": lr, "peak_lr": lr, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
         super().__init__(matrices, settings)
         self.rank, self.world_size, self.products = rank, world_size, products
+        self.accumulate, self.scale, self.coefficients = accumulate, SCALES[scale], coefficients
         self.shares = share_out(matrices, world_size)  # of indices into matrices
         self.order = [index for share in self.shares for index in share]
 
@@ -98,15 +118,19 @@ class Muon(torch.optim.Optimizer):
             matrix = matrices[index]
             rows, columns = matrix.shape
             matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(update, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+            matrix.add_(update, alpha=-group["lr"] * self.scale(rows, columns))
 
     def _update(self, matrix, group):
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix.grad)
-        state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
-        ahead = matrix.grad.lerp(state["momentum"], group["momentum"])
-        return newton_schulz(ahead, group["ns_steps"], self.products)
+        if self.accumulate == "mean":
+            state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
+            ahead = matrix.grad.lerp(state["momentum"], group["momentum"])
+        else:
+            state["momentum"].mul_(group["momentum"]).add_(matrix.grad)
+            ahead = matrix.grad.add(state["momentum"], alpha=group["momentum"])
+        return newton_schulz(ahead, group["ns_steps"], self.products, self.coefficients)
 
     def _gather(self, updates, matrices):
         """This rank's updates -> all updates, share after share; one collective over padded shares."""
@@ -125,31 +149,3 @@ class Muon(torch.optim.Optimizer):
 def _split(flat, sizes):
     """The first sum(sizes) elements of flat in pieces."""
     return flat[: sum(sizes)].split(sizes)
-
-
-class MuonWithAdamW:
-    """Both as one optimizer: the learning rate of each group is set through param_groups, as with any other."""
-
-    def __init__(self, adamw, muon):
-        self.adamw, self.muon = adamw, muon
-
-    @property
-    def param_groups(self) -> list[dict]:
-        return [*self.adamw.param_groups, *self.muon.param_groups]
-
-    def step(self) -> None:
-        self.adamw.step()
-        self.muon.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.adamw.zero_grad(set_to_none=set_to_none)
-        self.muon.zero_grad(set_to_none=set_to_none)
-
-    def state_dict(self) -> dict:
-        """Of both.  Refers to the live tensors: copy it to keep it."""
-        return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Both as they were.  A state taken before the first step resets them entirely."""
-        self.adamw.load_state_dict(state["adamw"])
-        self.muon.load_state_dict(state["muon"])

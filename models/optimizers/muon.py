@@ -16,8 +16,9 @@ class Config(adamw.Config):
     muon_ns_steps: PositiveInt  # Newton-Schulz iterations
 
     def build(self, model, rank: int, world_size: int, device_type: str):
-        """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
-        from models.muon_update import Muon, MuonWithAdamW
+        """Both as one optimizer.  world_size above 1 needs torch.distributed's default group to be there."""
+        from models.muon_update import Muon
+        from models.together import Together
 
         matrices = model.hidden_matrices()
         taken = {id(matrix) for matrix in matrices}
@@ -31,4 +32,4 @@ class Config(adamw.Config):
             rank=rank,
             world_size=world_size,
         )
-        return MuonWithAdamW(self.adamw(others, device_type), muon)
+        return Together({"adamw": self.adamw(others, device_type), "muon": muon})
