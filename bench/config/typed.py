@@ -51,7 +51,7 @@ def filled(cls, values):
             if not isinstance(group, dict):
                 raise ValueError(f"{one.name}={group}: use {GROUP}")
             whole[one.name] = filled(hints[one.name], group)
-        elif (row := _row_class(hints[one.name])) and isinstance(values.get(one.name), dict):
+        elif (row := row_class(hints[one.name])) and isinstance(values.get(one.name), dict):
             rows = values[one.name].items()
             whole[one.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
         else:
@@ -141,12 +141,12 @@ def _checked(where, value, hint):
         raise ValueError(f"{where}={value}: use {allowed(hint)}")
     if kind is list:
         return [_checked(where, one, *typing.get_args(plain)) for one in value]
-    if _row_class(hint):
+    if row_class(hint):
         return {key: _checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
     return value
 
 
-def _row_class(hint):
+def row_class(hint: typing.Any) -> type | None:
     """The dataclass of a table's rows, of a field dict[str, DATACLASS]; None for another field."""
     plain = _parts(hint)[0]
     row = _parts(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
