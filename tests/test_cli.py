@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import claimed
 import pytest
@@ -10,6 +11,7 @@ import real_runs
 
 from bench.cli import run as run_verb
 from bench.launch import prepare, summary
+from bench.record import index
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,8 @@ def results(tmp_path_factory):
         (["speedrun", "-m", "seed=0,1"], "speedrun: -m: only ./run.sh run sweeps"),
         (["race", "A=model=modern,gpt2", "B="], "a race gives each value an arm: A=model=modern B=model=gpt2"),
         (["race", "A=", "B=", "-m"], "race: -m: only ./run.sh run sweeps"),
+        (["export", "x", "--tp", "csv"], "export: --tp: there is no such option; did you mean --to?"),
+        (["export", "x"], "export: the following arguments are required: --to; ./run.sh export --help says more"),
         (
             ["import", "nanogtp", "x"],
             "import: format nanogtp: did you mean nanogpt? choose from modded-nanogpt, nanochat",
@@ -230,3 +234,40 @@ def test_a_corrupt_shard_is_refused_by_name(tmp_path):
     assert done.returncode == 2
     assert "val_000000.bin" in done.stderr
     assert real_runs.folders(tmp_path) == []
+
+
+def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    results = claimed.Results(tmp_path)
+
+    def suspect(run):
+        run["validity"], run["validity_reasons"] = "suspect", ["other programs used 0.50 CPU cores"]
+
+    config = claimed.config(0)
+    files = [SimpleNamespace(sha256=sha256) for sha256 in (config.data.train_sha256, config.data.val_sha256)]
+    monkeypatch.setattr(prepare.Job, "source_sha256", "4" * 64)
+
+    def job(overrides, say):
+        dataset = SimpleNamespace(train=files[:1], val=files[1:])
+        return prepare.Job(claimed.config(int(overrides[0][5:]), overrides[1:]), dataset, overrides, [])
+
+    monkeypatch.setattr(run_verb, "prepare", job)
+    reads = []
+    read_rows = index.read_rows
+    monkeypatch.setattr(index, "read_rows", lambda paths: reads.append(1) or read_rows(paths))
+    kept = [results.add(seed, change=change, source="4") for seed, change in ((0, suspect), (1, suspect), (1, None))]
+    assert run_verb.main(["-m", "seed=0,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"   sweep  seed=0: complete before, {kept[0].name}, suspect: other programs used 0.50")
+    assert lines[1] == f"   sweep  seed=1: complete before, {kept[2].name}"
+    assert lines[2:] == ["   sweep  2 of 2 complete"]  # one config: nothing to rank
+    assert len(reads) == 1  # not once a point
+    for seed, train_s in ((0, 10.0), (1, 12.0)):
+        results.add(seed, train_s, 2.5, overrides=["optim.lr=0.002"], source="4")
+    assert run_verb.main(["-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
+    head, _, best, other = (line.split() for line in lines[9:13])
+    assert head[:4] == ["varied", "n", "val_loss_mean", "val_loss_sd"] and head[-1] == "config_id"
+    assert best[:6] == ["optim.lr=0.002", "2", "2.5000", "0.00000", "11.00", "1.414"]
+    assert other[:5] == ["optim.lr=0.0018", "2,", "1", "suspect", "2.7500"]

@@ -25,15 +25,15 @@ H100, H200 = (
     {"name": f"NVIDIA {name}", "memory_gib": 80.0, "power_limit_w": 700.0} for name in ("H100 80GB HBM3", "H200")
 )
 REFUSED = [
-    (lambda run: environment(torch="2.12.0")(run), "torch differ: 2.13.0+cpu in A, 2.12.0 in B"),
+    (lambda run: environment(torch="2.12.0")(run), "torch differs: 2.13.0+cpu in A, 2.12.0 in B"),
     (lambda run: environment(num_threads=2)(run), "threads a process differ: 1 in A, 2 in B"),
     (lambda run: {"session_id": "1111111111111111"}, "2 sessions (1111111111111111, c0ffee00c0ffee00)"),
     (lambda run: {"comparability_id": "1111111111111111"}, "comparability_id differs"),
-    (lambda run: {"world_size": 4, "comparability_id": "1111111111111111"}, "world size differ: 2 in A, 4 in B"),
+    (lambda run: {"world_size": 4, "comparability_id": "1111111111111111"}, "world size differs: 2 in A, 4 in B"),
     (lambda run: {"data": run["data"] | {"train": []}, "comparability_id": "1" * 16}, "comparability_id differs"),
     (
         lambda run: {"timing_protocol": run["timing_protocol"] | {"id": "tp-2"}},
-        "timing protocol differ: tp-1 in A, tp-2 in B",
+        "timing protocol differs: tp-1 in A, tp-2 in B",
     ),
     (
         lambda run: {"timing_protocol": run["timing_protocol"] | {"instruments": []}},
@@ -159,10 +159,11 @@ def test_what_may_change_losses_is_said_beside_them():
     assert compared()["val_loss"]["remarks"] == []
     assert compared(lambda run: {"session_id": "1" * 16})["val_loss"]["remarks"] == []
     for change, what in (
-        (lambda run: {"world_size": 4, "comparability_id": "1" * 16}, "world size"),
-        (environment(torch="2.12.0"), "torch"),
+        (lambda run: {"world_size": 4, "comparability_id": "1" * 16}, "world size differs"),
+        (environment(torch="2.12.0"), "torch differs"),
+        (lambda run: environment(torch="2.12.0")(run) | {"world_size": 4}, "world size and torch differ"),
     ):
-        assert compared(change)["val_loss"]["remarks"] == [f"{what} differ, which may change losses"]
+        assert compared(change)["val_loss"]["remarks"] == [f"{what}, which may change losses"]
 
 
 def test_losses_on_other_validation_data_are_never_judged():
@@ -214,11 +215,14 @@ def test_other_step_ranges_are_compared_only_on_the_way_to_the_same_target():
     assert reached["verdict"] == "slower"
     assert "steps-differ" in reached["flags"]
     assert (
-        "A ran 4 steps and B 3: the times to the same target are compared, milliseconds a step are not"
+        "a run of A is 4 steps and one of B 3: the times to the same target are compared, milliseconds a step are not"
         in reached["reasons"]
     )
     missed = compared(steps(3, val_loss=4.6))
-    assert "A ran 4 steps and B 3, and B's mean val_loss 4.60000 does not reach the target 4.5" in missed["reasons"]
+    assert (
+        "a run of A is 4 steps and one of B 3, and B's mean val_loss 4.60000 does not reach the target 4.5"
+        in missed["reasons"]
+    )
     without = compared(steps(3), lambda run: {"goal": run["goal"] | {"target_val_loss": None}})
     assert "they have no common target" in without["reasons"][0]
     assert missed["verdict"] == without["verdict"] == "not_comparable"

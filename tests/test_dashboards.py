@@ -130,7 +130,7 @@ def test_where_an_exporter_writes_is_in_no_record_with_a_home_folder_or_a_passwo
     env = environment.environment()
     job = prepare([*SHORT, "exporters=[mlflow]", f"exporters.mlflow.tracking_uri={uri}"])
     record = initial_record.record_of(job, env, ["run", *job.overrides])
-    initial_record.write_inputs(tmp_path, job, env, started_s=0.0)
+    initial_record.write_inputs(tmp_path, job, env, started_s=0.0, code=record["code"])
     texts = [json.dumps(record), *((tmp_path / name).read_text() for name in ("config.yaml", "overrides.yaml"))]
     for text in texts:
         assert shown in text and uri.strip("'") not in text
@@ -156,6 +156,12 @@ def test_an_export_that_fails_is_noted_and_leaves_the_record_as_it_is(run, monke
         json.loads((run / "dashboards" / "dashboards.json").read_text())["wandb"]["error"]
         == "ZeroDivisionError: division by zero"
     )
+    broken.export = lambda exported, settings: print("their own words") or {"folder": "x"}
+    assert dashboard.main([str(run), "--to", "wandb", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "their own words\n"
+    facts = {"run_id": run.name, "exporter": "wandb", "error": None, "facts": {"folder": "x"}}
+    assert json.loads(said.out) == [facts]
     assert (run / "run.json").read_bytes() == before
     ok, words = verification.nothing_is_unrecorded(run, run_folder.read(run))
     assert ok, words

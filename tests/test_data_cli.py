@@ -45,6 +45,13 @@ def test_show_for_programs(capsys):
     assert file["sha256"] == shards.sha256(file["file"])
 
 
+def test_what_was_made_is_json_alone_for_programs(capsys):
+    code, made, err = call(capsys, "make", "markov", *SMALL, "--json")
+    assert code == 0 and "data: " in err
+    _, shown, _ = call(capsys, "show", "markov", *SMALL, "--json")
+    assert [json.loads(made)] == json.loads(shown)
+
+
 def test_shows_the_header_of_any_shard(capsys, root):
     shards.write(root / "a_train_1.bin", [5, 50256, 7, 1, 2, 3, 4, 8, 9, 10])
     code, out, _ = call(capsys, "show", "a_train_1.bin", "--json")

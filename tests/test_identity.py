@@ -319,9 +319,9 @@ def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, co
     assert run_folder.read(add(results, code, 0))["config_id"] == job.config_id
     comment(code)
     comment(code, "models/gpt2.py")
-    assert run.already_complete(job)["seed"] == 0
+    assert run.complete_before([job])[0]["seed"] == 0
     statement(code)
-    assert run.already_complete(job) is None
+    assert run.complete_before([job]) == {}
 
 
 @pytest.mark.parametrize(("edit", "num_started"), [(comment, 6), (statement, 2)])

@@ -40,7 +40,7 @@ TABLE = {
     "training": "atomic config data data.sources instruments machine memory own_code paths record units utc",
     "compat": "memory training units",
     "launch": "atomic config data.sources diagnosis exporters instruments machine own_code paths private record "
-    "terminal training units utc",
+    "terminal text_table training units utc",
     "compare": "config diagnosis importers paths record stats terminal text_table utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal text_table units utc web",
     "race": "atomic compare data.sources instruments launch machine own_code paths record report stats text_table utc",

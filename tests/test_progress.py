@@ -10,7 +10,7 @@ import sys
 import pytest
 import real_runs
 
-from bench.launch import console, ready, series
+from bench.launch import console, ready, series, summary
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine.check import Check
@@ -213,3 +213,14 @@ def test_bars_obey_no_color_and_a_dumb_terminal_gets_none():
 def test_a_pipe_gets_no_bar():
     done = subprocess.run([sys.executable, "-c", DRAWS], cwd=real_runs.REPO, capture_output=True, text=True, check=True)
     assert (done.stdout.count("\n"), "\x1b" in done.stdout, "━" in done.stdout) == (2, False, False)
+
+
+def test_the_last_line_says_why_its_step_avg_is_not_that_of_the_last_step_line():
+    metrics = {"val_loss": 3.0, "train_s": 2.0, "step_avg_ms": 96.651, "num_steps": 20, "num_flagged_steps": 4}
+    run = {"status": "complete", "validity": "valid", "folder": "f", "instruments": {"trace": {}, "regions": {}}}
+    words = summary.last_words(run | {"metrics": metrics})
+    assert "step_avg 96.65 ms without the 4 steps that trace disturbed, 100.00 ms with them" in words
+    words = summary.last_words(run | {"metrics": metrics | {"num_flagged_steps": 0}})
+    assert words.splitlines()[0].endswith("step_avg 96.65 ms")
+    words = summary.last_words(run | {"metrics": metrics | {"num_flagged_steps": 20, "step_avg_ms": None}})
+    assert words.splitlines()[0].endswith("no step_avg: trace disturbed every step (100.00 ms)")

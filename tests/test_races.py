@@ -316,8 +316,8 @@ def real_facts(results, monkeypatch, capsys):
             ["A=", "B=instruments=[regions]"],
             "the times of A and B could not be compared: instruments differ: .* regions in B",
         ),
-        (["A=", "B=hardware.num_processes=2"], "threads a process differ: .*; world size differ: 1 in A, 2 in B"),
-        (["A=", "B=goal.num_steps=30"], "A ran 20 steps and B 30, and they have no common target"),
+        (["A=", "B=hardware.num_processes=2"], "threads a process differ: .*; world size differs: 1 in A, 2 in B"),
+        (["A=", "B=goal.num_steps=30"], "a run of A is 20 steps and one of B 30, and they have no common target"),
         (
             ["A=", "B=data.batch_tokens=2048"],
             "a step of A is 1,?024 tokens and one of B 2,?048, and they have no common",
@@ -380,8 +380,12 @@ def test_json_of_a_race_is_all_there_is_on_standard_output(results, monkeypatch,
 
 
 def test_a_quiet_race_says_how_it_ended_and_no_more(results, monkeypatch, capsys):
-    go(results, monkeypatch, "A=", "B=", "n=2", "-q")
-    assert capsys.readouterr().out.startswith("\nrace 2026")
+    go(results, monkeypatch, "A=", "B=", "C=", "n=2", "-q")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["verdict:", "verdict:"]
+    assert [word in line for word, line in zip(("B against A", "C against A"), lines, strict=True)] == [True, True]
+    go(results, monkeypatch, "A=", "B=", "n=2", "-q", hurt={0: "fail"})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("no verdict: the warm-up of")
 
 
 def test_an_abandoned_race_says_why_it_has_no_verdict(results, monkeypatch):

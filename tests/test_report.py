@@ -161,6 +161,19 @@ def test_a_run_in_markdown_cannot_break_out_of_its_table(results, capsys):
     assert re.search(r"^\| +4\.2500 \|", words, re.M)
 
 
+def test_where_a_page_lies_is_json_alone_for_programs(results, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+    folder = add(results, 0)
+    for words, key in (
+        ([folder], "page"),
+        ([results, "--out", tmp_path / "site"], "site"),
+        ([folder, "--curves"], "page"),
+    ):
+        assert cli.main([*map(str, words), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [*found] == [key] and Path(found[key]).is_absolute() and Path(found[key]).is_file()
+
+
 def test_wrong_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no run in it yet"):
         cli.main([str(tmp_path)])

@@ -10,8 +10,8 @@ from test_report import COMPLETE, RECORDS, add
 from bench.cli import import_logs
 from bench.cli import report as cli
 from bench.diagnosis import between_runs
+from bench.record import failures, run_folder, step_files
 from bench.record import rows as record_rows
-from bench.record import run_folder, step_files
 from bench.report import repeats, run_events, run_page
 
 
@@ -104,11 +104,12 @@ def test_the_loss_comes_first_and_then_the_step_time():
 
 def test_a_killed_run_reads_well(results):
     failure = {"kind": "rank_killed", "message": "rank 0 was ended by SIGKILL", "rank": 0, "step": 3}
-    failure |= {"hint": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)"}
+    failure |= {"hint": failures.HINTS["rank_killed"]}
     run = run_folder.read(add(results, 6, status="failed", validity="invalid", failure=failure))
     assert run_page.sentence(run) == (
         "It ended with rank_killed at step 3: rank 0 was ended by SIGKILL. "
-        "Hint: a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)."
+        "Hint: look into the kernel log (dmesg): after its out-of-memory killer free memory or lower "
+        "hardware.micro_batch_seqs; if it has no such line, somebody or the job's scheduler ended it: start it again."
     )
 
 

@@ -157,15 +157,18 @@ def test_what_counts_as_a_wrong_verdict():
 
 @pytest.mark.slow
 def test_the_table_of_wrong_verdicts_in_the_docs_is_what_the_simulation_says(monkeypatch):
+    """One block of it: all of them take minutes."""
     monkeypatch.setattr(effects.stats, "smallest_difference", lambda *_: None)
-    found = verdicts.simulated(verdicts.NUM_RACES)
-    assert verdicts.table(found) in (REPO / "docs" / "COMPARING.md").read_text()
+    found = verdicts.simulated(verdicts.NUM_RACES, sds_pct := (0.2,))
+    docs = {cells_of(line) for line in (REPO / "docs" / "COMPARING.md").read_text().splitlines()}
+    rows = verdicts.table(found, sds_pct).splitlines()[2:]
+    assert len(rows) == 4 and {cells_of(row) for row in rows} <= docs
     slack = 3 * math.sqrt(0.05 * 0.95 / verdicts.NUM_RACES)
-    assert all(
-        max(verdicts.rates(found, sd, floor)) <= 0.05 + slack
-        for sd in verdicts.SDS_PCT
-        for floor in verdicts.FLOORS_PCT
-    )
+    assert all(max(verdicts.rates(found, 0.2, floor)) <= 0.05 + slack for floor in verdicts.FLOORS_PCT)
+
+
+def cells_of(line):
+    return tuple(cell.strip() for cell in line.split("|"))
 
 
 # ---- optional stopping

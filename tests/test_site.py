@@ -17,6 +17,7 @@ from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import index
 from bench.report import site, site_pages, site_races, site_records, site_runs, table_groups
+from bench.web.page import text
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -139,6 +140,25 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     shutil.rmtree(new)
     write(results)
     assert new.name not in (out / "index.html").read_text()
+
+
+def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results):
+    """The others say how to get theirs."""
+    ids = [add(results, seed).name for seed in range(1, 9)]
+    assert cli.main([str(results), "--pages", "2"]) == 0
+    runs, shown = site_runs.read(results).runs, results / "site"
+    linked = site_records.linked(leaderboard_rows.of_folders(runs, [results]))
+    assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
+    words = site_pages.limits(2)
+    assert "of the newest 2 runs and" in words and words.endswith("./run.sh report {}.")
+    assert text(words.format("RUN")) in (shown / "index.html").read_text()
+    assert text(words) in (shown / "runs" / "run.html").read_text()
+    assert cli.main([str(results), "--pages", "0"]) == 0
+    assert {run_id for run_id in ids if page_of(shown, run_id)} == linked & set(ids)
+    assert cli.main([str(results)]) == 0 and all(page_of(shown, run_id) for run_id in ids)
+    assert "newest" not in (shown / "index.html").read_text() + (shown / "runs" / "run.html").read_text()
+    with pytest.raises(ValueError, match="--pages -1"):
+        cli.main([str(results), "--pages", "-1"])
 
 
 def test_a_run_in_a_pack_that_is_made_again_keeps_its_page(results, monkeypatch):

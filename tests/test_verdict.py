@@ -1,9 +1,11 @@
 """Which runs count, and when a track is won: numbers worked by hand."""
 
+import claimed
 import pytest
 from comparing import COMPLETE
 
-from bench.cli import speedrun
+from bench.claims import rules
+from bench.cli import judge, speedrun
 from bench.compare import target
 from bench.config import groups
 from bench.data.sources.markov import floor_slack_nats
@@ -115,3 +117,21 @@ def test_seeds_are_fresh(monkeypatch):
     assert list(speedrun.fresh_seeds(Job, ["seed=5"])) == [5, 6, 7]
     monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: [])
     assert list(speedrun.fresh_seeds(Job, [])) == [0, 1, 2]
+
+
+def test_a_speedrun_says_that_a_claim_is_judged_by_more_runs_than_its_own(tmp_path):
+    results = claimed.Results(tmp_path)
+
+    def ended(*seeds):
+        return [run_folder.read(folder) | {"folder": str(folder)} for folder in map(results.add, seeds)]
+
+    first = ended(0, 1, 2)
+    assert speedrun._judged(first) == (3, "")
+    number, words = speedrun._judged(ended(3, 4, 5))
+    assert number == 6 and words.startswith("this verdict is of these 3 runs; a claim is judged by all 6")
+    assert words.endswith(f"./run.sh judge {first[0]['config_id']}")
+    ((_, claim),) = judge._claims([run["folder"] for run in first])
+    assert rules.runs.no_run_was_dropped(claim)[0] is False  # judge says so, too
+    results.add(9, source="42")
+    number, words = speedrun._judged(first)
+    assert number == 6 and len(words.split("./run.sh judge ")[1].split()) == 6  # the config_id would name the seventh

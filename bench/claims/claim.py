@@ -77,6 +77,38 @@ class Claim:
         """(config_id, source_sha256) of the claimed runs."""
         return {(run.record["config_id"], run.record["code"]["source_sha256"]) for run in self.runs}
 
+    def unclaimed(self) -> tuple[list[str], list[str], dict[tuple, list[str]]]:
+        """Started runs of these configs that are not claimed: (dropped, excused by a plan, of other code), by name.
+
+        The last as {(config_id, source_sha256): names}.
+        """
+        dropped, excused, elsewhere = [], [], {}
+        configs = {config for config, _ in self.kinds}
+        for name, entry in self.ledger.runs.items():
+            start, race = entry["start"], entry["start"]["race"] or {}
+            if name in self.names or race.get("discarded") or start["config_id"] not in configs:
+                continue
+            kind = (start["config_id"], start["source_sha256"])
+            if kind not in self.kinds:
+                elsewhere.setdefault(kind, []).append(name)
+            else:
+                (excused if self._is_no_part(name, race) else dropped).append(name)
+        return dropped, excused, elsewhere
+
+    def _is_no_part(self, name, race):
+        """Whether a plan says that this run of the claim's config and code is not of the claim."""
+        of_this = [one for one in self.races if one.race_id == race.get("race_id")]
+        if not of_this:
+            return self._is_baseline(race) if race else bool(self.races)
+        if race["arm"] not in {one.arm for one in of_this}:
+            return True
+        return any(name in one.state.interrupted(race["arm"]) for one in of_this if one.state)  # was run again
+
+    def _is_baseline(self, race):
+        """Whether the ledger's plan of another race has this arm as what others are compared with."""
+        plans = [line for line in self.ledger.lines if line["event"] == "plan" and line["race_id"] == race["race_id"]]
+        return any(line.get("baseline") == race["arm"] for line in plans)
+
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
         for name in names:

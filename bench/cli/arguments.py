@@ -3,17 +3,26 @@
 import argparse
 import difflib
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
+LACKS = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
     """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit."""
 
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+        """As argparse's; the words are kept for error().  args: None: the program's own."""
+        self._given = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str):
         """message: argparse's own."""
+        if message.startswith(LACKS) and (unknown := self._first_unknown()):  # it may be what lacks, misspelt
+            raise ValueError(self._unknown(unknown))
         choice = CHOICE.fullmatch(message)
         if choice:
             what, value, names = choice.groups()
@@ -22,6 +31,15 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(UNKNOWN):
             raise ValueError(self._unknown(message.removeprefix(UNKNOWN).split()[0]))
         raise ValueError(f"{message.removeprefix('argument ')}; {self.prog} --help says more")
+
+    def _first_unknown(self):
+        """The first option given that is none, argparse's abbreviations allowed; None: there is none."""
+        options = tuple(self._option_string_actions)
+        for word in self._given:
+            name = word.partition("=")[0]
+            if word.startswith("--") and name != "--" and not any(option.startswith(name) for option in options):
+                return word
+        return None
 
     def _unknown(self, word):
         key = word.lstrip("-").partition("=")[0]

@@ -5,7 +5,10 @@ Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY
 """
 
 import argparse
+import contextlib
 import importlib
+import json
+import sys
 
 from bench.cli import arguments
 from bench.exporters import dashboards, reading
@@ -22,24 +25,39 @@ def main(argv):
             raise ValueError(f"--to {name}: {near}choose from {', '.join(dashboards.names())}")
         if sentence := dashboards.missing(name):
             raise ValueError(f"--to {name}: {sentence}")
-    outcomes = [_export(reading.read(folder), name, args.set) for folder in named.runs(args.run) for name in names]
-    return 0 if all(outcomes) else 1
+    done = []
+    for folder in named.runs(args.run):
+        for name in names:
+            done.append(_export(reading.read(folder), name, args.set))
+            if not args.json:
+                print(_line(done[-1]), flush=True)
+    if args.json:
+        print(json.dumps(done, indent=1))
+    return 0 if all(one["error"] is None for one in done) else 1
 
 
 def _export(exported, name, changes):
-    """Whether it succeeded."""
+    """-> what --json prints of one run and one exporter."""
+    of_run = {"run_id": exported.run["run_id"], "exporter": name}
     settings = dashboards.settings_of(exported.run, name, changes)
     try:
-        facts = importlib.import_module(f"bench.exporters.{name}").export(exported, settings)
+        with contextlib.redirect_stdout(sys.stderr):  # their packages print what they like
+            facts = importlib.import_module(f"bench.exporters.{name}").export(exported, settings)
     except ValueError:
         raise
     except Exception as error:  # their packages raise what they like
-        dashboards.note(exported.folder, name, f"{type(error).__name__}: {error}")
-        print(f"{exported.run['run_id']}: no export to {name}: {type(error).__name__}: {error}")
-        return False
+        words = f"{type(error).__name__}: {error}"
+        dashboards.note(exported.folder, name, words)
+        return of_run | {"error": words, "facts": None}
     dashboards.note(exported.folder, name, **facts)
-    print(f"{exported.run['run_id']}: {name}: {', '.join(f'{key} {value}' for key, value in facts.items())}")
-    return True
+    return of_run | {"error": None, "facts": facts}
+
+
+def _line(one):
+    """Of _export()'s answers one, for a person."""
+    if one["error"]:
+        return f"{one['run_id']}: no export to {one['exporter']}: {one['error']}"
+    return f"{one['run_id']}: {one['exporter']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}"
 
 
 def _parser():
@@ -51,4 +69,5 @@ def _parser():
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the exporter, e.g. project=mine"
     )
+    parser.add_argument("--json", action="store_true", help="print run_id, exporter, error and facts of each as JSON")
     return parser

@@ -31,7 +31,7 @@ def main(argv):
             return _show(names, overrides, args.json)
         if len(names) != 1:
             raise ValueError(f"data {args.verb} {' '.join(names)}: name one of {', '.join(known())}")
-        return _get(args.verb, names[0], overrides)
+        return _get(args.verb, names[0], overrides, args.json)
     except ValueError as error:
         print(f"data: {error}", file=sys.stderr)
         return 1 if isinstance(error, shards.CheckFailed) else 2
@@ -71,18 +71,17 @@ def _parser():
     ):
         child = verbs.add_parser(verb, help=about, description=about)
         child.add_argument("words", nargs="*", metavar="NAME or data.KEY=VALUE")
-        if verb == "show":
-            child.add_argument("--json", action="store_true", help="print JSON, for programs")
-        child.set_defaults(json=False)
+        child.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
 
-def _get(verb, name, overrides):
+def _get(verb, name, overrides, as_json):
     data = data_config(name, overrides)
     if verb == "make" and data.source == "hub":
         raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
     dataset = sources.prepare(data, fetch=verb == "fetch", say=_say)
-    print(_lines(_facts(dataset)))
+    facts = _facts(dataset) | {"name": name}
+    print(json.dumps(facts, indent=1) if as_json else _lines(facts))
     return 0
 
 

@@ -33,13 +33,21 @@ def main(argv):
     elif folder is None:
         print(report.verdicts(found))
     elif found["status"] != "interrupted":
-        print("\n" + report.text(found, "md" if args.md else "terminal"))
-        console.say("race", shown(folder))
+        _say(folder, found, args)
     if folder is None:
         return 0
     if found["result"] is None:
         return 1
     return 0 if all(one["comparable"] for one in found["result"]["against"].values()) else 2
+
+
+def _say(folder, found, args):
+    """How a race ended, and where it lies; quiet, the verdicts alone."""
+    if args.quiet and not args.md:
+        print(report.last_words(found))
+        return
+    print("\n" + report.text(found, "md" if args.md else "terminal"))
+    console.say("race", shown(folder))
 
 
 def _raced(args, results):

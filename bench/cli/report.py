@@ -9,6 +9,7 @@ compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
 import argparse
+import json
 import os
 import sys
 
@@ -25,9 +26,22 @@ RACE = "race.html"
 def main(argv):
     """Exit codes: 0 written, 2 wrong use."""
     args = _parser().parse_args(argv)
+    found = _made(args)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for path in found.get("pictures") or found.values():
+            print(os.path.relpath(path))
+    return 0
+
+
+def _made(args):
+    """-> {"page": path}, {"site": path} or {"pictures": [path]}, what --json prints; {} where Markdown was printed."""
     if not args.words and not results_root().is_dir():
         where = shown(results_root())
         raise ValueError(f"no runs in {where}/ yet: ./speedrun.sh makes the first, ./run.sh run makes one")
+    if args.pages is not None and args.pages < 0:
+        raise ValueError(f"--pages {args.pages}: a number of pages, 0 for none")
     if args.curves or len(args.words) > 1:
         return _curves(args)
     folder = named.folder(args.words[0]) if args.words else results_root()
@@ -42,7 +56,7 @@ def main(argv):
     for option in ("md", "png"):
         if getattr(args, option):
             raise ValueError(f"--{option} {folder}: it is for one run or race; name one")
-    return _site(folder, of_user(args.out) if args.out else folder / "site", args.anyway)
+    return _site(folder, of_user(args.out) if args.out else folder / "site", args)
 
 
 def _curves(args):
@@ -58,16 +72,13 @@ def _curves(args):
         return _pictures(curves.charts_of_arms(arms), of_user(args.out) if args.out else results_root() / "plots")
     path = of_user(args.out) if args.out else results_root() / "curves.html"
     atomic.write_out(path, curves.html(arms, path))
-    _say(path)
-    return 0
+    return {"page": os.path.abspath(path)}
 
 
 def _pictures(charts, folder, panels=()):
     from bench.report import png
 
-    for path in png.write(charts, folder, panels):
-        _say(path)
-    return 0
+    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, panels)]}
 
 
 def _one(folder, args, room, name):
@@ -77,36 +88,35 @@ def _one(folder, args, room, name):
         raise ValueError(f"--md with {other}: Markdown is printed: leave {other.split()[0]} out, or --md")
     if args.md:
         print(room.block(folder), end="")
-    elif args.png:
+        return {}
+    if args.png:
         panels = room.panels_of(folder) if name == RACE else ()
         return _pictures(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels)
-    else:
-        path = of_user(args.out) if args.out else folder / name
-        if name == RACE:
-            room.write_run_pages(folder)
-        atomic.write_out(path, room.html(folder, at=path.parent))
-        _say(path)
-    return 0
+    path = of_user(args.out) if args.out else folder / name
+    if name == RACE:
+        room.write_run_pages(folder)
+    atomic.write_out(path, room.html(folder, at=path.parent))
+    return {"page": os.path.abspath(path)}
 
 
-def _site(folder, out, anyway):
+def _site(folder, out, args):
     from bench.claims import leaderboard_rows
-    from bench.report import site, site_runs
+    from bench.report import site, site_pages, site_runs
 
     results = site_runs.read(folder)
-    if not anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
-        _ask(results, out)
+    num_pages = site_pages.NUM_PAGES if args.pages is None else args.pages
+    if not args.anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
+        _ask(folder, site_pages.chosen(results.runs, (), num_pages), out)
     boards, fault = [], None
     try:
         boards = leaderboard_rows.of_folders(results.runs, [folder])
     except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
         fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
     try:
-        _say(site.write(results, out, boards, fault, say=_progress))
+        return {"site": os.path.abspath(site.write(results, out, boards, fault, _progress, num_pages))}
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
-    return 0
 
 
 def _is_results(folder):
@@ -117,20 +127,16 @@ def _is_results(folder):
     )
 
 
-def _ask(results, out):
+def _ask(folder, paged, out):
     """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
     from bench.report import site_pages
 
-    size = format_bytes(site_pages.estimated_bytes(results.runs))
-    words = f"{results.folder} is not a results folder: {results.num_runs:,} pages, about {size}, would go to {out}"
+    size = format_bytes(site_pages.estimated_bytes(paged))
+    words = f"{folder} is not a results folder: {len(paged):,} pages, about {size}, would go to {out}"
     if not sys.stdin.isatty():
         raise ValueError(f"{words}: add --anyway, or name a folder of results")
     if input(f"{words}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError("nothing was written")
-
-
-def _say(path):
-    print(os.path.relpath(path))
 
 
 def _progress(done, total):
@@ -153,7 +159,14 @@ def _parser():
         "--out", metavar="PATH", help="file of the page (run, race), or folder of the site or the pictures"
     )
     parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
-    parser.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
+    form.add_argument(
+        "--json", action="store_true", help='print {"page": PATH}, {"site": PATH} or {"pictures": [PATH]}'
+    )
+    parser.add_argument(
+        "--pages", type=int, metavar="N", help="how many runs of a folder get a page, the newest first (default 1000)"
+    )
     parser.add_argument(
         "--anyway", action="store_true", help=f"more than {MAX_UNASKED} pages of a folder that is no results folder"
     )

@@ -7,9 +7,18 @@ from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
-from bench.launch.prepare import asked, prepare, this_machine
+from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.paths import results_root
-from bench.record import run_folder
+from bench.record import index, run_folder
+from bench.record.rows import row_of
+from bench.report import table_groups, table_text
+
+SWEEP_SHOWN = (
+    "varied",
+    "n",
+    *(f"{name}_{what}" for name in ("val_loss", "train_s", "step_avg_ms") for what in ("mean", "sd")),
+    "config_id",
+)
 
 
 def main(argv):
@@ -55,9 +64,11 @@ def _sweep(args, argv):
     """
     points = [prepare(point, say=lambda text: say("data", text)) for point in overrides.sweep(args.overrides)]
     jobs = list({(job.config_id, job.config.seed): job for job in points}.values())
-    found = {number: run for number, job in enumerate(jobs) if (run := already_complete(job))}
+    found = complete_before(jobs)
     for number, run in found.items():
-        say("sweep", f"{' '.join(jobs[number].overrides)}: complete before, {run['run_id']}")
+        say("sweep", f"{' '.join(jobs[number].overrides)}: complete before, {run['run_id']}{_doubts(run)}")
+        if exporters := ",".join(jobs[number].config.exporters):
+            say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
     todo = [number for number in range(len(jobs)) if number not in found]
     if todo:
         ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
@@ -68,10 +79,27 @@ def _sweep(args, argv):
         {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
         for number, job in enumerate(jobs)
     ]
+    console.show(_best_first(jobs, found))
     lost = [one for one in answers if one["status"] != "complete"]
     lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
     say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
     return answers
+
+
+def _best_first(jobs, found):
+    """Lines: a table of the configs that completed, means over their seeds; none where there is one alone."""
+    words = {job.config_id: [word for word in job.overrides if not word.startswith("seed=")] for job in jobs}
+    common = set.intersection(*map(set, words.values()))
+    groups = table_groups.groups(row_of(run) for run in found.values() if run["status"] == "complete")
+    rows = [
+        {"varied": " ".join(word for word in words[group["config_id"]] if word not in common)} | group
+        for group in groups
+        if group["val_loss_mean"] is not None
+    ]
+    if len(rows) < 2:
+        return []
+    rows.sort(key=lambda row: row["val_loss_mean"])
+    return ["", table_text.fit(rows, SWEEP_SHOWN, SWEEP_SHOWN[:1]), ""]
 
 
 def _runs(numbered, argv):
@@ -89,17 +117,30 @@ def _runs(numbered, argv):
                 return
 
 
-def already_complete(job):
-    """A complete record of the same config, seed, raced code and data, or None.  A race's warm-up runs do not count."""
-    kind = (job.config_id, job.config.seed, job.source_sha256)
-    data = {shard.sha256 for shard in job.dataset.train + job.dataset.val}
-    for run in run_folder.read_all([results_root() / job.config.track.name]):
-        if run["status"] != "complete" or (run.get("race") or {}).get("discarded"):
-            continue
-        same_data = {file["sha256"] for split in ("train", "val") for file in run["data"][split]} == data
-        if same_data and (run["config_id"], run["seed"], run["code"]["source_sha256"]) == kind:
-            return run | {"folder": str(results_root().absolute() / run["track"] / run["run_id"])}
-    return None
+def _doubts(run):
+    return "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
+
+
+def complete_before(jobs: list[Job]) -> dict[int, dict]:
+    """Index of a job: a complete record of its config, seed, raced code and data, a valid one where there is one.
+
+    A race's warm-up runs do not count.
+    """
+    folders = {results_root() / job.config.track.name for job in jobs}
+    known = {}
+    for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
+        if row["status"] == "complete" and not row["discarded"]:
+            files = json.loads(row["setting"])
+            data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
+            kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
+            known.setdefault((kind, row["validity"] == "valid"), folder)
+    found = {}
+    for number, job in enumerate(jobs):
+        data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
+        kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
+        if folder := known.get((kind, True)) or known.get((kind, False)):
+            found[number] = run_folder.read(folder) | {"folder": folder}
+    return found
 
 
 def _parser():

@@ -5,7 +5,9 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 
 import argparse
 import json
+from pathlib import Path
 
+from bench.claims import claim as claims
 from bench.cli import arguments, settings
 from bench.compare import target
 from bench.config import groups
@@ -39,13 +41,18 @@ def main(argv):
     answer = None
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
         answer = target.of_repeats(rows, job.config.track.p_value)
+    if answer:
+        answer["num_ever_started"], judged = _judged(runs)
     if args.json:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
     elif answer:
-        print("\n" + table_text.of_runs(rows))
+        if not args.quiet:
+            print("\n" + table_text.of_runs(rows))
         say("verdict", answer["words"])
         if job.deviations:
             say("verdict", f"open division: this counts for nothing on track {job.config.track.name}")
+        if judged:
+            say("judge", judged)
     return 1 if answer is None or answer["passed"] is False else 0
 
 
@@ -78,6 +85,21 @@ def _runs(job, args, argv):
             if run["status"] == "aborted":
                 break
     return found
+
+
+def _judged(runs):
+    """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
+    claim = claims.of_folders([run["folder"] for run in runs])
+    dropped, *others = claim.unclaimed()
+    num_all = len(runs) + len(dropped)
+    if not dropped:
+        return num_all, ""
+    names = [Path(name).name for name in [*dropped, *sorted(claim.names)]]
+    words = " ".join(names) if any(others) else runs[0]["config_id"]  # which would name the others too
+    return num_all, (
+        f"this verdict is of these {len(runs)} runs; a claim is judged by all {num_all} of this config and code that "
+        f"were ever started: ./run.sh judge {words}"
+    )
 
 
 def fresh_seeds(job, overrides):

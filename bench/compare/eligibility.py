@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bench import stats
 from bench.compare import order
 from bench.record.rows import Row
+from bench.text_table import counted
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 NAMES = {
@@ -30,6 +31,7 @@ NAMES = {
     "world_size": "world size",
 }
 
+SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
 
 
@@ -76,7 +78,7 @@ def _arms(a, b, names):
     both = {identity(row) for row in a} & {identity(row) for row in b}
     if both:
         first = min(row["run_id"] for row in a if identity(row) in both)
-        yield "refusal", f"{_count(len(both), 'run')} in both arms: {first}"
+        yield "refusal", f"{counted(len(both), 'run')} in both arms: {first}"
     for name, rows in zip(names, (a, b), strict=True):
         configs = _known(row["config_id"] for row in rows)
         if len(configs) > 1:
@@ -123,7 +125,7 @@ def _disturbed(a, b, names):
     for name, rows in zip(names, (a, b), strict=True):
         flagged = [row for row in rows if row["num_flagged_steps"]]
         if flagged:
-            runs = f"{_count(len(flagged), 'run')} of {name}"
+            runs = f"{counted(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
             yield "of time", f"{runs} {words}; race again without it"
 
@@ -133,7 +135,7 @@ def _setting(a, b, names):
     texts = {row["setting"] for row in a + b}
     settings = [json.loads(text) for text in sorted(texts)]
     found = {
-        key: f"{NAMES[key]} differ: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
+        key: f"{_differ([key])}: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
         for key in NAMES
         if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
     }
@@ -141,8 +143,8 @@ def _setting(a, b, names):
     if len(ids) > 1 and not found:
         found = {None: f"comparability_id differs: {_some(ids)}"}
     yield from (("of time", sentence) for sentence in found.values())
-    if of_losses := [NAMES[key] for key in CHANGE_LOSSES if key in found]:
-        yield "of losses", f"{' and '.join(of_losses)} differ, which may change losses"
+    if of_losses := [key for key in CHANGE_LOSSES if key in found]:
+        yield "of losses", f"{_differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
         lacking = [
@@ -176,7 +178,7 @@ def _finish_line(a, b, names):
     targets = {row["target_val_loss"] for row in a + b}
     steps, tokens = ([_known(row[key] for row in rows) for rows in (a, b)] for key in ("num_steps", "batch_tokens"))
     if len(set.union(*steps)) > 1:
-        ran = "{} ran {} steps and {} {}"
+        ran = "a run of {} is {} steps and one of {} {}"  # true of a run that has not begun, too
         ran, mark = ran.format(names[0], _some(steps[0]), names[1], _some(steps[1])), "steps-differ"
     elif len(set.union(*tokens)) > 1:
         ran = "a step of {} is {} tokens and one of {} {}"
@@ -191,7 +193,10 @@ def _finish_line(a, b, names):
     if all(row["stop_at_target"] for row in a + b):
         missed = [row["run_id"] for row in a + b if not row["target_reached"]]
         if missed:
-            yield "refusal", f"{ran}, and {_count(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
+            yield (
+                "refusal",
+                f"{ran}, and {counted(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}",
+            )
             return
     else:
         refusals = list(_on_the_way((a, b), names, steps, target, ran))
@@ -237,6 +242,12 @@ def _words(values):
     return " and ".join(shown)
 
 
+def _differ(keys):
+    """Keys of NAMES -> "torch differs", "torch and GPUs differ"."""
+    verb = "differs" if len(keys) == 1 and keys[0] in SINGULAR else "differ"
+    return f"{' and '.join(NAMES[key] for key in keys)} {verb}"
+
+
 def _short(text):
     return text[:12] if len(text) == 64 else text  # a sha256
 
@@ -244,7 +255,3 @@ def _short(text):
 def _some(values, num_shown=3):
     words = [str(value) for value in sorted(values)]
     return ", ".join(words[:num_shown]) + (f" and {len(words) - num_shown} more" if len(words) > num_shown else "")
-
-
-def _count(number, noun):
-    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -60,7 +60,7 @@ def origins(
 def _with_bases(group, name):
     """A choice, then those that its yaml stands on, as experiment r09 on r08."""
     yield name
-    for base in yaml.safe_load(path_of(group, name).read_text()).get("defaults", ()):
+    for base in (yaml.safe_load(path_of(group, name).read_text()) or {}).get("defaults", ()):
         if isinstance(base, str) and base in choices(group):
             yield from _with_bases(group, base)
 

@@ -4,13 +4,16 @@
 """
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from bench import atomic
+
+if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
+    import numpy as np
 
 MAGIC = 20240520
 VERSION = 1
@@ -20,8 +23,8 @@ TOKEN_BYTES = 2
 MAX_TOKENS = 2**31 - 1  # the header holds the count as int32
 SCAN_BYTES = 1 << 22  # read at once when a whole shard is scanned
 
-TOKEN_DTYPE = np.dtype("<u2")
-HEADER_DTYPE = np.dtype("<i4")
+TOKEN_DTYPE = "<u2"
+HEADER = struct.Struct(f"<{HEADER_INTS}i")
 LLAMA_MAGIC = 20240801  # llm.c's other format
 
 
@@ -37,8 +40,10 @@ class Shard:
     num_tokens: int
     num_bytes: int
 
-    def tokens(self) -> np.memmap:
+    def tokens(self) -> "np.memmap":
         """Read-only uint16 view of the file; costs no memory until it is read."""
+        import numpy as np
+
         return np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(self.num_tokens,))
 
 
@@ -47,17 +52,18 @@ def num_bytes(num_tokens: int) -> int:
     return HEADER_BYTES + TOKEN_BYTES * num_tokens
 
 
-def write(path: Path | str, tokens: np.ndarray | Sequence[int]) -> Shard:
+def write(path: Path | str, tokens: "np.ndarray | Sequence[int]") -> Shard:
     """1-D integers below 65536 -> a shard under its final name, whole or not at all.  Returns its Shard."""
+    import numpy as np
+
     path, tokens = Path(path), np.asarray(tokens)
     assert tokens.ndim == 1 and tokens.dtype.kind in "iu", f"{path.name}: tokens must be 1-D integers"
     assert 0 < len(tokens) <= MAX_TOKENS, f"{path.name}: a shard cannot hold {len(tokens)} tokens"
     assert tokens.min() >= 0 and tokens.max() < 2**16, f"{path.name}: tokens must be in [0, 65536) to fit uint16"
-    header = np.zeros(HEADER_INTS, HEADER_DTYPE)
-    header[:3] = MAGIC, VERSION, len(tokens)
+    header = HEADER.pack(MAGIC, VERSION, len(tokens), *[0] * (HEADER_INTS - 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.replacing(path) as file:
-        file.write(header.tobytes())
+        file.write(header)
         file.write(np.ascontiguousarray(tokens, TOKEN_DTYPE).data)
     return Shard(path, len(tokens), num_bytes(len(tokens)))
 
@@ -74,7 +80,7 @@ def check(path: Path | str) -> Shard:
     if len(head) < HEADER_BYTES:
         why = f"{size} bytes, and a header alone has {HEADER_BYTES}"
         raise CheckFailed(f"{path}: {why}: truncated or no shard; get it again")
-    magic, version, num_tokens = (int(value) for value in np.frombuffer(head, HEADER_DTYPE)[:3])
+    magic, version, num_tokens, *_ = HEADER.unpack(head)
     if magic != MAGIC:
         kind = "llm.c's format for llama, with uint32 tokens" if magic == LLAMA_MAGIC else "no shard of this format"
         hint = "./run.sh data make text makes one from text"
@@ -92,6 +98,8 @@ def check(path: Path | str) -> Shard:
 
 def max_token(shard: Shard) -> int:
     """The largest token of a shard, read in pieces: a mapped file would count as this process's memory."""
+    import numpy as np
+
     largest = 0
     with open(shard.path, "rb") as file:
         file.seek(HEADER_BYTES)

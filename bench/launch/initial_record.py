@@ -99,11 +99,11 @@ def _data(job):
     }
 
 
-def write_inputs(folder, job, env, started_s):
+def write_inputs(folder, job, env, started_s, code):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
-    started_s: when the launcher began, seconds since 1970.  The shards' true paths stand only in the launch file, which
-    the end of the run removes: run.json holds no private path.
+    started_s: when the launcher began, seconds since 1970.  code: record_of()["code"].  The shards' true paths stand
+    only in the launch file, which the end of the run removes: run.json holds no private path.
     """
     (folder / "logs").mkdir()
     config = schema.to_dict(job.config)
@@ -112,7 +112,7 @@ def write_inputs(folder, job, env, started_s):
     overrides = [private.redact(override, REPO) for override in job.overrides]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
-    code_state.write(REPO, folder / "code", job.own_sources)
+    code_state.write(REPO, folder / "code", job.own_sources, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)

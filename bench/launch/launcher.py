@@ -53,7 +53,7 @@ def launch(
     with raise_interrupted() as ignore_signals:
         folder = initial_record.folder_of(job.config, run, results)
         try:
-            initial_record.write_inputs(folder, job, env, started_s)
+            initial_record.write_inputs(folder, job, env, started_s, run["code"])
             run["preflight"] = _preflight(job, env, results, meter, quiet=series is not None)
             exit_code, failure = _watch(folder, job, run, child_env, series)
         except Interrupted as error:

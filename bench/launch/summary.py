@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from bench import instruments
 from bench.launch.console import duration
 from bench.launch.prepare import Job
 from bench.paths import shown
+from bench.record.metrics import step_avg_ms
+from bench.text_table import counted
+from bench.units import ms_from_s
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
 KEYS = (  # of run.json, and the folder that it is in, absolute
@@ -43,13 +47,26 @@ def last_words(run: dict) -> str:
     if run["status"] == "complete":
         metrics = run["metrics"]
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-        times = f"train {metrics['train_s']:.2f} s, step_avg {metrics['step_avg_ms']:.2f} ms"
-        words = f"complete: val_loss {metrics['val_loss']:.4f}, {times}{doubt}"
+        words = f"complete: val_loss {metrics['val_loss']:.4f}, {_times(run)}{doubt}"
     else:
         failure = run["failure"]
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)
         words = f"{run['status']}: {failure['kind']}{where}: {failure['message']}\n       try: {failure['hint']}"
     return f"{words}\n       {shown(run['folder'])}{_warned(run)}"
+
+
+def _times(run):
+    """The clock's, and where an instrument disturbed steps, how the record's step_avg differs from the step lines'."""
+    metrics, names = run["metrics"], " and ".join(instruments.flagging(run["instruments"]))
+    train = f"train {metrics['train_s']:.2f} s"
+    of_all = step_avg_ms(ms_from_s(metrics["train_s"]), metrics["num_steps"])
+    if not metrics["num_flagged_steps"]:
+        return f"{train}, step_avg {metrics['step_avg_ms']:.2f} ms"
+    steps = counted(metrics["num_flagged_steps"], "step")
+    if metrics["step_avg_ms"] is None:
+        return f"{train}, no step_avg: {names} disturbed every step ({of_all:.2f} ms)"
+    without = f"without the {steps} that {names} disturbed, {of_all:.2f} ms with them"
+    return f"{train}, step_avg {metrics['step_avg_ms']:.2f} ms {without}"
 
 
 def _warned(run):

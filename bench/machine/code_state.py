@@ -133,11 +133,14 @@ def diff(repo: Path | str = REPO) -> str:
     )
 
 
-def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/ with the sources that git does not know, and own/."""
+def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN, found: dict | None = None) -> None:
+    """The run folder's code/: commit.json, diff.patch, untracked/ with the sources that git does not know, and own/.
+
+    found: state(repo, own), where it is known.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    found = state(repo, own)
+    found = found or state(repo, own)
     atomic.write_json(folder / "commit.json", found)
     (folder / "diff.patch").write_text(diff(repo), errors="surrogateescape")
     copies = {f"untracked/{name}": Path(repo, name) for name in found["untracked"] or ()} | dict(own)

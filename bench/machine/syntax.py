@@ -11,9 +11,11 @@ No recursion of Python functions, whose limit would depend on the caller's depth
 """
 
 import ast
+import functools
 import warnings
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+ODD = (*DOCUMENTED, ast.JoinedStr, ast.FormattedValue)  # nodes of which not every field is written as it is
 
 
 def normalised(source):
@@ -30,7 +32,7 @@ def _words(tree):
     waiting = [tree]  # nodes, and words that are ready; the next one is last
     while waiting:
         item = waiting.pop()
-        if isinstance(item, str):
+        if type(item) is str:
             yield item
         else:
             waiting.extend(reversed(_parts(item)))
@@ -38,32 +40,43 @@ def _words(tree):
 
 def _parts(node):
     """A node -> words and the nodes between them."""
-    if isinstance(node, ast.Constant):
-        return [f"Constant({ascii(node.value)})"]
-    parts = [type(node).__name__, "("]
-    for name, value in sorted(_fields(node).items()):
-        parts.append(f"{name}=")
-        if isinstance(value, list):
-            parts += ["[", *(part for item in value for part in (_part(item), ",")), "]"]
+    kind = type(node)
+    parts = [f"{kind.__name__}("]
+    for name in _names(kind):
+        value = _field(node, name) if kind in ODD else getattr(node, name, None)
+        if value is None or value == []:
+            continue
+        if type(value) is list:
+            parts += [f"{name}=[", *(part for item in value for part in (_part(item), ",")), "],"]
         else:
-            parts.append(_part(value))
-        parts.append(",")
+            parts += [f"{name}=", _part(value), ","]
     return [*parts, ")"]
 
 
+@functools.cache
+def _names(kind):
+    return sorted(kind._fields)
+
+
 def _part(value):
-    return value if isinstance(value, ast.AST) else ascii(value)
+    """A value, or a node with nodes below it, which waits for its turn."""
+    if not isinstance(value, ast.AST):
+        return ascii(value)
+    if type(value) is ast.Constant:
+        return f"Constant({ascii(value.value)})"
+    return value if value._fields else f"{type(value).__name__}()"
 
 
-def _fields(node):
-    fields = dict(ast.iter_fields(node))
-    if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-        fields["body"] = node.body[1:]
-    if isinstance(node, ast.JoinedStr):
-        fields["values"] = _joined(node.values)
-    if isinstance(node, ast.FormattedValue) and node.format_spec is not None and not _joined(node.format_spec.values):
-        del fields["format_spec"]  # f"{x:}": 3.11 has an empty one
-    return {name: value for name, value in fields.items() if value is not None and value != []}
+def _field(node, name):
+    """Of a kind in ODD."""
+    value = getattr(node, name, None)
+    if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        return value[1:]
+    if name == "values" and isinstance(node, ast.JoinedStr):
+        return _joined(value)
+    if name == "format_spec" and value is not None and not _joined(value.values):
+        return None  # f"{x:}": 3.11 has an empty one
+    return value
 
 
 def _joined(values):

@@ -23,10 +23,17 @@ def text(race: dict, form: str = "terminal", why: bool = False) -> str:
     lines = [f"# Race {race['race_id']}" if is_md else f"race {race['race_id']}", ""]
     lines += [f"{'-' if is_md else ' '} {text_table.line(words, is_md)}" for words in _facts(race)]
     if race["result"] is None:
-        verdict = text_table.printable(f"no verdict: {race['why']}")
+        verdict = last_words(race)
     else:
         verdict = verdicts(race["result"], form, why=why, hint=f"./run.sh compare {race['race_id']} --why")
     return "\n".join([*lines, "", verdict])
+
+
+def last_words(race: dict) -> str:
+    """The verdict of each candidate alone, a line each, for a terminal."""
+    if race["result"] is None:
+        return text_table.printable(f"no verdict: {race['why']}")
+    return "\n".join(compare_text.verdict(one) for one in race["result"]["against"].values())
 
 
 def _facts(race):

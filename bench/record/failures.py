@@ -17,21 +17,25 @@ from bench import atomic, private, utc
 from bench.paths import REPO
 from bench.record import run_folder, step_files
 
-HINTS = {
+KILLED = (
+    "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
+    "if it has no such line, somebody or the job's scheduler ended it: start it again"
+)
+HINTS = {  # what to do
     "out_of_memory": "lower hardware.micro_batch_seqs: the batch stays the same, in more micro-steps",
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "disk_full": "free space where results/ is, then run again",
-    "rank_killed": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
-    "agent_killed": "a kill from outside, or the kernel's out-of-memory killer: see the kernel log (dmesg)",
-    "rank_crashed": "a crash in native code: the end of the rank's log says more",
-    "collective_timeout": "a rank stalled or died: see the other ranks' logs; "
+    "rank_killed": KILLED,
+    "agent_killed": KILLED,
+    "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
+    "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
-    "launcher_killed": "the launcher was killed from outside; the workers ended themselves",
+    "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
-    "bad_data": "./run.sh data show NAME checks every file",
-    "bad_setting": "the message says which setting",
-    "exception": "the traceback is in the rank's log",
+    "bad_data": "check every file: ./run.sh data show NAME",
+    "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
+    "exception": "read the traceback at the end of the rank's log",
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)

@@ -41,20 +41,21 @@ def of_run(folder: Path, rows: list[dict], events: list[dict]) -> Iterator[dict 
 
 
 def _columns(path):
-    """telemetry.csv -> {column: values}; a cut or foreign cell is None."""
-    columns = {}
+    """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
+    columns, shown = {}, {"device", *(name for name, _ in TELEMETRY)}
     with open(path, newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             if not (row.get("t_ns") or "").isdigit():
                 continue
-            row |= {"t_ns": int(row["t_ns"])}
-            for name, cell in row.items():
-                if name is not None:
-                    columns.setdefault(name, []).append(cell if name in ("t_ns", "device") else _number(cell))
+            columns.setdefault("t_ns", []).append(int(row["t_ns"]))
+            for name in row.keys() & shown:
+                columns.setdefault(name, []).append(row[name] if name == "device" else _number(row[name]))
     return columns if "device" in columns else {}
 
 
 def _number(cell):
+    if not cell:
+        return None
     try:
         return float(cell)
     except (TypeError, ValueError):

@@ -22,21 +22,26 @@ def write(
     boards: Iterable[site_records.Board] = (),
     fault: str | None = None,
     say: Callable[[int, int], object] = lambda done, total: None,
+    num_pages: int = site_pages.NUM_PAGES,
 ) -> Path:
     """A results folder that was read, and what stands on its tracks -> path of the index.
 
-    fault: why it is not known what stands there, or None.  say(done, total) reports progress.
+    fault: why it is not known what stands there, or None.  say(done, total) reports progress.  num_pages: of runs, the
+    newest; those that the leaderboard links have one too.
     """
+    boards = list(boards)
+    paged = site_pages.chosen(results.runs, site_records.linked(boards), num_pages)
+    limits = site_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
-    faults = site_pages.write(results.runs, out, say)
-    site_pages.write_viewer(out)
+    faults = site_pages.write(paged, out, say)
+    site_pages.write_viewer(out, limits)
     curve_files.write(out, results.runs, lambda run_id: None if run_id in faults else site_pages.link(run_id))
     data = {"columns": _packed(site_runs.columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
     body = [
         tag("h1", "Results"),
-        soft(f"{_about(results, tracks)} {HELP}"),
+        soft(f"{_about(results, tracks)} {HELP} {limits.format('RUN')}"),
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),

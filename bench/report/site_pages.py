@@ -1,4 +1,4 @@
-"""The pages of many runs, packed: 10,000 pages in 256 files that a browser opens from disk, without a server.
+"""The pages of many runs, packed: all in 256 files that a browser opens from disk, without a server.
 
 runs/run.html?RUN_ID loads the pack of that run, NNN.js (JSON {run_id: html}, deflated, in base64), and becomes its
 page.  A pack is made again only where a record in it, or the pages' code, changed.
@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +20,7 @@ from bench.record.rows import Row
 from bench.report import repeats, run_page
 from bench.web.page import page, tag
 
+NUM_PAGES = 1000  # of a site: each takes 5 ms and 12 KB (120 steps)
 NUM_PACKS = 256  # as in pages.js
 MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
 NUM_WRITERS = 2
@@ -53,8 +54,28 @@ def write(
         made[name], done = facts, done + len(facts)
         say(done, len(runs))
     made = {name: made[name] for name in packs}
+    for path in home.glob("[0-9]*.js"):
+        if path.stem not in packs:
+            path.unlink()
     atomic.write_json(home / MADE, made, durable=False)
     return {run_id: fault for facts in made.values() for run_id, (_, fault) in facts.items() if fault}
+
+
+def chosen(
+    runs: Sequence[tuple[str, Row]], linked: Collection[str] = (), num_pages: int = NUM_PAGES
+) -> list[tuple[str, Row]]:
+    """Of [(run folder, row)] those that get a page: the newest, and those with these run_ids."""
+    newest = sorted((row for _, row in runs), key=lambda row: row["started_at"] or "", reverse=True)[:num_pages]
+    ids = {row["run_id"] for row in newest} | set(linked)
+    return [(folder, row) for folder, row in runs if row["run_id"] in ids]
+
+
+def limits(num_pages: int) -> str:
+    """What is said where not all runs have a page; {} stands for a run's id."""
+    return (
+        f"Here are the pages of the newest {num_pages:,} runs and of those that the leaderboard links; "
+        "any other is written into its run's folder by ./run.sh report {}."
+    )
 
 
 def link(run_id: str) -> str:
@@ -62,9 +83,9 @@ def link(run_id: str) -> str:
     return f"runs/run.html?{quote(run_id)}"
 
 
-def write_viewer(out: Path) -> None:
-    """runs/run.html."""
-    body = tag("p", "The page of a run needs scripts.", id="message", role="status")
+def write_viewer(out: Path, limits: str = "") -> None:
+    """runs/run.html, which says limits() of a run without a page."""
+    body = tag("p", "The page of a run needs scripts.", id="message", role="status", data_limits=limits)
     html = page("A run", body, scripts=("pages.js",), styles=("style.css",), assets="../assets")
     atomic.write_text(out / "runs" / "run.html", html, durable=False)
 

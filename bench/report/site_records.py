@@ -68,6 +68,12 @@ def leaderboard(boards: Iterable[Board], tracks: Iterable[str]) -> Safe:
     return section("Records", *shown, id="records") if shown else Safe("")
 
 
+def linked(boards: Iterable[Board]) -> set[str]:
+    """The run_ids that leaderboard() links."""
+    found = {run_id for board in boards for record in board["records"] for run_id in record["run_ids"][:MAX_LOGS]}
+    return found | {entry["run_ids"][0] for board in boards for entry in board["entries"][:MAX_ENTRIES]}
+
+
 def _board(board):
     title = tag("h3", f"{board['track']} on {board['device'] or 'an unknown device'}")
     entries = details(

@@ -1,8 +1,13 @@
-"""table, compare and the site over 10,000 run folders, whole processes, without their index and with it."""
+"""table, compare and the site over 10,000 run folders (in the site of 120 steps each), whole processes.
+
+Each without what it keeps for the next call, and with it.
+"""
 
 import json
 import os
 import random
+import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,7 +20,7 @@ from bench.record import index
 REPO = Path(__file__).resolve().parent.parent.parent
 NUM_RUNS = 10_000
 COLD_TARGET_S, WARM_TARGET_S = 2.0, 0.5
-SITE_COLD_TARGET_S, SITE_WARM_TARGET_S, SITE_TARGET_MB = 10.0, 3.0, 30.0
+SITE_COLD_TARGET_S, SITE_WARM_TARGET_S, SITE_TARGET_CPU_S, SITE_TARGET_MB = 10.0, 3.0, 20.0, 30.0
 NUM_STEPS_FILES = 20  # of each arm: compare looks into the steps of some runs
 
 
@@ -43,25 +48,33 @@ def measure(num_cold=3, num_warm=7):
             for kind, target_s in (("cold", COLD_TARGET_S), ("warm", WARM_TARGET_S)):
                 what = f"{words[0]} over {NUM_RUNS:,} run folders, {kind}, s"
                 found.append((what, statistics.median(seconds[kind]), "<=", target_s))
+        add_steps(Path(folder))
         found += _site(folder, env)
     return found
 
 
 def _site(folder, env):
     """The site from nothing, again where nothing changed, and its size."""
-    out, seconds = f"{folder}/site", []
+    out, seconds, cpu_s = f"{folder}/site", [], [_children_cpu_s()]
     for _ in range(2):
         started_s = time.perf_counter()
         command = [sys.executable, "-m", "bench", "report", folder, "--out", out]
         subprocess.run(command, cwd=REPO, env=env, check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.perf_counter() - started_s)
+        cpu_s.append(_children_cpu_s())
     num_bytes = sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
     what = f"site of {NUM_RUNS:,} runs"
     return [
         (f"{what}, the first time, s", seconds[0], "<=", SITE_COLD_TARGET_S),
+        (f"{what}, the first time, CPU s", cpu_s[1] - cpu_s[0], "<=", SITE_TARGET_CPU_S),
         (f"{what}, again, s", seconds[1], "<=", SITE_WARM_TARGET_S),
         (f"{what}, MB", num_bytes / 1e6, "<=", SITE_TARGET_MB),
     ]
+
+
+def _children_cpu_s():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def make_runs(folder):
@@ -80,3 +93,22 @@ def make_runs(folder):
         (home / "run.json").write_text(json.dumps(run, indent=1))
         if seed < NUM_STEPS_FILES:
             (home / "steps.csv").write_text(steps)
+
+
+def add_steps(folder):
+    """The other files of a published run of 120 steps to each, with values of their own: noise does not deflate."""
+    base = min((REPO / "results" / "published").glob("cpu_nano*/cpu_nano/*"))
+    rng = random.Random(0)
+    for run in folder.glob("cpu_nano/*/run.json"):
+        for name in ("events.jsonl", "config.yaml", "overrides.yaml", "environment.json"):
+            shutil.copyfile(base / name, run.parent / name)
+        for name in ("steps.csv", "telemetry.csv"):
+            head, *lines = (base / name).read_text().splitlines()
+            lines = [",".join(_noisy(head.split(","), line.split(","), rng)) for line in lines]
+            (run.parent / name).write_text("\n".join([head, *lines, ""]))
+
+
+def _noisy(names, cells, rng):
+    for name, cell in zip(names, cells, strict=True):
+        is_kept = not cell or name in ("step", "tokens", "flags", "lr", "t_ns", "device")
+        yield cell if is_kept else f"{float(cell) * (0.95 + 0.1 * rng.random()):.{min(17, len(cell) - 1)}g}"

@@ -69,29 +69,12 @@ def no_run_was_dropped(claim):
     races were no part of their plans.  Runs of another race in which this was a candidate must be claimed too.
     The evidence names what is not claimed, runs of the same config and other code too, with the files that differ.
     """
-    dropped, excused, elsewhere = [], [], {}
-    configs = {config for config, _ in claim.kinds}
-    for name, entry in claim.ledger.runs.items():
-        start = entry["start"]
-        if name in claim.names or (start["race"] or {}).get("discarded") or start["config_id"] not in configs:
-            continue
-        if (start["config_id"], start["source_sha256"]) not in claim.kinds:
-            elsewhere.setdefault((start["config_id"], start["source_sha256"]), []).append(name)
-        else:
-            (excused if _is_no_part(claim, name, start["race"] or {}) else dropped).append(name)
+    dropped, excused, elsewhere = claim.unclaimed()
     found = {"started and not claimed": dropped, "no part of the claim by plan": excused}
     evidence = [f"{words}: {_listed(claim, names)}" for words, names in found.items() if names]
     evidence = evidence or ["the ledger has no other of this config and code"]
     evidence += [f"{_other_code(claim, *kind, names)}: {_listed(claim, names)}" for kind, names in elsewhere.items()]
     return not dropped, "; ".join(evidence)
-
-
-def _is_no_part(claim, name, race):
-    """Whether a plan says that this run of the claim's config and code is not of the claim."""
-    races = {one.race_id for one in claim.races}
-    if race.get("race_id") in races:
-        return _was_run_again(claim, name, race) or race["arm"] not in {one.arm for one in claim.races}
-    return _is_baseline(claim, race) if race else bool(races)
 
 
 def _listed(claim, names):
@@ -116,17 +99,6 @@ def _other_code(claim, config, source, names):
         return f"{words} (no folder says which files differ)"
     more = f" and {len(files) - MAX_FILES} more" if len(files) > MAX_FILES else ""
     return f"{words} (differing: {', '.join(files[:MAX_FILES])}{more})"
-
-
-def _was_run_again(claim, name, race):
-    states = [one.state for one in claim.races if one.race_id == race["race_id"] and one.state]
-    return any(name in state.interrupted(race["arm"]) for state in states)
-
-
-def _is_baseline(claim, race):
-    """Whether the ledger's plan of another race has this arm as what others are compared with."""
-    plans = [line for line in claim.ledger.lines if line["event"] == "plan" and line["race_id"] == race["race_id"]]
-    return any(line.get("baseline") == race["arm"] for line in plans)
 
 
 def the_target_is_reached(claim):

@@ -2,7 +2,7 @@
 "use strict";
 (async function () {
   const id = decodeURIComponent(location.search.slice(1));
-  const say = (words) => (document.getElementById("message").textContent = words);
+  const message = document.getElementById("message"), say = (words) => (message.textContent = words);
   let pack = 0;
   for (const byte of new TextEncoder().encode(id)) pack = (pack * 31 + byte) % 256;
   const script = document.createElement("script");
@@ -10,7 +10,9 @@
   const isThere = new Promise((done) => { script.onload = () => done(true); script.onerror = () => done(false); });
   document.head.append(script);
   const pages = (await isThere) ? await unpacked(window.packed) : {};
-  if (!Object.hasOwn(pages, id)) return say("There is no page of " + (id || "a run without an id") + " here.");
+  if (!Object.hasOwn(pages, id)) {
+    return say("There is no page of " + (id || "a run without an id") + " here. " + message.dataset.limits.replace("{}", id || "RUN"));
+  }
   document.open();
   document.write(pages[id]); // its own policy allows no script of a record's
   document.close();
