@@ -1,9 +1,10 @@
 """Every rung of models/ladder/ against its record's own source, and two steps of each as a run.
 
-ladder_golden.json was made once, on a CPU in float32, from the source that stands in each record's public log (named in
-conf/experiment/NAME.yaml): its model and optimizer classes, at the size below, with torch.compile as the identity and
-one process.  Weights, gradients and tokens come from value(), hashed() and batch(), whose order is that of our tensors'
-sorted names.  Of each kind of tensor, all blocks together, it keeps the norm and a projection:
+ladder_golden.json was made once, on a CPU in float32, from the source that stands in each record's public log, of r02
+in the repository's history, of `simple` in its file (all named in conf/experiment/NAME.yaml): its model and optimizer
+classes, at the size below, with torch.compile as the identity and one process.  Weights, gradients and tokens come from
+value(), hashed() and batch(), whose order is that of our tensors' sorted names.  Of each kind of tensor, all blocks
+together, it keeps the norm and a projection:
   loss, gradients  of batch(), weights of value(); loss_bf16: with the record's bfloat16 tensors
   moves            displacement by the record's optimizers and schedules, its lrs and momenta those of steps 0, 1, 300
                    and num_steps - 100, the gradients being 1e-5 * hashed(); of `simple` 524,288 times as large, since
@@ -131,6 +132,14 @@ def test_the_momentum_warms_up_over_the_records_500_steps():
             optim.set_step(optimizer, step, num_steps)
             (group,) = optimizer.parts["matrices"].param_groups
             assert group["momentum"] == pytest.approx(momentum, abs=1e-12)
+
+
+def test_record_1s_learning_rate_is_the_one_of_its_log():
+    config = compose.compose(["experiment=r01"])
+    lrs = [config.optim.lr * config.optim.schedule.lr_frac(step, config.goal.num_steps) for step in range(19560)]
+    logged = {0: 0.000001, 16: 0.000015, 38: 0.000033, 700: 0.0006, 5000: 0.000526, 15000: 0.000082, 19559: 0.0}
+    assert {step: round(lrs[step], 6) for step in logged} == logged
+    assert max(lrs) == 0.0006
 
 
 def test_without_gradients_simple_only_decays():

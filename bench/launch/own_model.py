@@ -67,17 +67,13 @@ def _answer(question, files):
 # ---- in the process that has torch
 
 
-def load(arch: str) -> type:
-    """The class of model.arch, of models/ or the user's own.  ValueError: what is wrong with the user's."""
-    return own_code.load("model.arch", arch) if own_code.is_import_path(arch) else models.load(arch)
-
-
 def faults_of(question: dict) -> list[str]:
     """A ModelConfig's values with seq_len and optim -> sentences, each something that the class lacks."""
     import torch
 
     try:
-        model_class = load(question["arch"])
+        arch = question["arch"]
+        model_class = own_code.load("model.arch", arch) if own_code.is_import_path(arch) else models.load(arch)
     except ValueError as error:
         return [str(error).partition(": ")[2]]
     if not issubclass(model_class, torch.nn.Module):

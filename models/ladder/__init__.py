@@ -2,7 +2,7 @@
 
 Of github.com/KellerJordan/modded-nanogpt, track 1 (README, records/track_1_short), and track 3's train_gpt_simple.py.
 conf/experiment/NAME.yaml has a rung's hyperparameters, its source and what it reached; tests/test_ladder.py holds loss,
-gradients and optimizer steps of each against numbers that the record's own source gave.
+gradients and optimizer steps of all but r01 against numbers that the record's own source gave.
 
   r01     45 min    llm.c's GPT-2: model=gpt2, so no file here
   r02     31.4 min  rotary positions, RMSNorm, three times the learning rate
