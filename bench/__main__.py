@@ -1,6 +1,5 @@
 """./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds the verb's room and reports a user's mistake."""
 
-import difflib
 import errno
 import importlib
 import os
@@ -10,14 +9,8 @@ from bench import paths
 from bench.cli import CHECKOUT_VERBS, VERBS
 from bench.config import groups
 
-NOT_OURS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENAMETOOLONG,
-)  # of a file: a sentence is enough
+# of a file: a sentence is enough
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
 HELP = """usage: ./run.sh [verb] [...]
 
@@ -43,10 +36,10 @@ def main(argv: list[str]) -> int:
         return 0
     verb, rest = (argv[0], argv[1:]) if argv and argv[0] in VERBS else ("run", argv)
     if rest is argv and argv and "=" not in argv[0] and not argv[0].startswith("-"):
+        from bench.cli.arguments import guess
+
         known = [*VERBS, *(() if paths.INSTALLED else CHECKOUT_VERBS)]
-        near = difflib.get_close_matches(argv[0], known, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
-        print(f"{argv[0]}: unknown verb; {guess}choose from {', '.join(known)}", file=sys.stderr)
+        print(f"{argv[0]}: unknown verb; {guess(argv[0], known)}choose from {', '.join(known)}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:

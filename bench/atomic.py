@@ -24,6 +24,14 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 
 
+def read_json(path: Path | str, default: Any = None) -> Any:
+    """What a JSON file holds; default where it is not there or damaged."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError):
+        return default
+
+
 def write_json(path: Path | str, obj: Any, durable: bool = True) -> None:
     """Whole or not at all: temporary file, fsync, rename.  On a full disk the folder's reserve is given up.
 

@@ -36,12 +36,8 @@ def short(name: str) -> str:
 def of_config(config: dict[str, Any]) -> list[str]:
     """The import paths in a config's nested values, sorted."""
     optim = config["optim"]
-    names = [
-        config["model"]["arch"],
-        optim["name"],
-        (optim.get("schedule") or {}).get("name"),
-        config["data"]["source"],
-    ]
+    schedule = optim.get("schedule") or {}
+    names = [config["model"]["arch"], config["data"]["source"], optim["name"], schedule.get("name")]
     names += [settings[CLASS] for settings in config["instruments"].values() if CLASS in (settings or {})]
     return sorted({name for name in names if is_import_path(name)})
 

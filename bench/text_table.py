@@ -97,8 +97,8 @@ def two_digits(number: float) -> str:
 
 
 def counted(number: int, word: str) -> str:
-    """(1, "run") -> "1 run", (12_000, "run") -> "12,000 runs"."""
-    return f"{number:,} {word}{'s' * (number != 1)}"
+    """(1, "run") -> "1 run", (12_000, "run") -> "12,000 runs", (2, "process") -> "2 processes"."""
+    return f"{number:,} {word}{'' if number == 1 else 'es' if word.endswith('s') else 's'}"
 
 
 def middle(text: str, max_chars: int) -> str:

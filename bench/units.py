@@ -37,21 +37,30 @@ def gib_from_bytes(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
-def format_s(seconds: float | None, decimals: int = 2) -> str:
+def format_s(seconds: float | None) -> str:
     """11.021 -> "11.02 s", 754 -> "12 min 34 s", 3725 -> "1 h 02 min"."""
     if seconds is None:
         return ""
     if seconds < 600:
-        return f"{seconds:.{decimals}f} s"
+        return f"{seconds:.2f} s"
     minutes, rest_s = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest_s:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def format_ms(ms: float | None, decimals: int = 2) -> str:
+def format_about_s(seconds: float | None) -> str:
+    """44.6 -> "about 45 s", 720 -> "about 12 min", 12600 -> "about 3.5 h"."""
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"
+
+
+def format_ms(ms: float | None) -> str:
     """11.021 -> "11.02 ms"."""
-    return "" if ms is None else f"{ms:.{decimals}f} ms"
+    return "" if ms is None else f"{ms:.2f} ms"
 
 
 def format_bytes(num_bytes: int | None) -> str:

@@ -37,6 +37,14 @@ def results_dir(tmp_path):
     return folder
 
 
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """The results folder, and where the user stands: both a folder of the test's own."""
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
+    return tmp_path
+
+
 # ---- finished runs that tests share.  To be read only: a test that changes one copies it first (real_runs.copy_of).
 
 

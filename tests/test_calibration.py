@@ -17,13 +17,6 @@ from bench.record.rows import row_of
 TIMES = [10.0, 10.1, 9.9, 10.05, 9.95]
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
-    return tmp_path
-
-
 def rows_of(a_times_s, b_times_s):
     arms = raced(a_times_s, b_times_s)
     return tuple([row_of(run) | {"config_id": "aaaaaaaa"} for run in runs] for runs in arms)

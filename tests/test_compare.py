@@ -19,13 +19,6 @@ FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def arms(results):
     """Two interleaved arms of five runs -> (folders of A, folders of B)."""
     return tuple([write(results, run) for run in runs] for runs in raced(FAST, SLOW))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, needs_browser
+from kept_records import COMPLETE
 
 from bench import atomic
 from bench.cli import report as cli
@@ -17,8 +18,6 @@ from bench.report import curve_data, curve_files, curves
 from bench.web.chart import chart, series_of
 from bench.web.page import ASSETS, figure, page
 
-RECORDS = Path(__file__).parent / "records"
-COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 HEAD = "step,flags,tokens,lr,train_loss,val_loss,step_ms\n"
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -123,7 +122,7 @@ def test_a_site_of_many_runs_has_fewer_points_of_each():
 
 def test_an_arm_is_drawn_from_its_runs_by_step_and_by_time(results):
     folders = [add(results, seed, ms=100.0 + seed, loss=4.0 + seed) for seed in range(2)]
-    specs = curves.arm_charts({"A": folders, "B": []}, sync="race")
+    specs = curves.arm_charts({"A": folders, "B": []})
     assert [spec["title"] for spec in specs] == ["val_loss by step", "val_loss by time", "Step time"]
     assert specs[0]["arms"][0]["runs"][1] == {"x": [0, 10, 20], "y": [5.0, 4.9, 4.8]}
     assert specs[1]["arms"][0]["runs"][1]["x"] == [0.0, 1.01, 2.02]
@@ -231,7 +230,7 @@ def lab(rgb):
 
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_series_stand_out_from_the_page_and_from_each_other_with_every_colour_vision(block):
-    """WCAG asks for a contrast of 3 of what is drawn; two colours 10 apart in Lab are told apart side by side."""
+    """WCAG asks for a contrast of 3 of what is drawn; two colours 10 apart in Lab are distinguished side by side."""
     css = (ASSETS / "style.css").read_text()
     pages, colours = re.findall(r"--page: (#\w+)", css), re.findall(r"--series-\d: (#\w+)", css)
     ground, series = pages[block], colours[8 * block : 8 * block + 8]

@@ -35,7 +35,7 @@ TABLE = {
     "importers": "record units utc",
     "exporters": "atomic config paths private record units utc",
     "profiling": "atomic config machine paths text_table trace units web",
-    "diagnosis": "machine paths record stats text_table trace utc",
+    "diagnosis": "atomic machine paths record stats text_table trace utc",
     "instruments": "atomic config memory own_code paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory own_code paths record units utc",
     "compat": "memory training units",

@@ -11,37 +11,18 @@ from pathlib import Path
 import pytest
 import snapshots
 from browser import Browser, needs_browser
+from kept_records import COMPLETE, EVIL, RECORDS, add
 
 from bench.cli import report as cli
 from bench.report import png, run_charts, run_memory, run_page, site
 from bench.web.chart import thin
 from bench.web.page import json_block, page, tag
 
-RECORDS = Path(__file__).parent / "records"
-COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
-EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-
 
 @pytest.fixture
 def results(tmp_path):
     shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
     return tmp_path / "results"
-
-
-def add(results, seed, **changes):
-    """One more complete run, of another seed."""
-    run = json.loads((COMPLETE / "run.json").read_text())
-    run |= {
-        "seed": seed,
-        "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}",
-        "started_at": f"2026-11-22T00:00:{seed:02d}.000Z",
-    }
-    for key, value in changes.items():
-        run[key] = run[key] | value if isinstance(run.get(key), dict) else value
-    folder = results / "cpu_nano" / run["run_id"]
-    shutil.copytree(COMPLETE, folder)
-    (folder / "run.json").write_text(json.dumps(run))
-    return folder
 
 
 def with_snapshots(results):

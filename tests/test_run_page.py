@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from browser import Browser, needs_browser
-from test_report import COMPLETE, RECORDS, add
+from kept_records import COMPLETE, RECORDS, add
 
 from bench.cli import import_logs
 from bench.cli import report as cli

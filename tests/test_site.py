@@ -11,6 +11,7 @@ from pathlib import Path
 import claimed
 import pytest
 from browser import Browser, needs_browser
+from kept_records import RECORDS, add
 
 from bench.claims import leaderboard, leaderboard_rows
 from bench.cli import race, table
@@ -19,8 +20,6 @@ from bench.record import index
 from bench.report import site, site_pages, site_races, site_records, site_runs, table_groups
 from bench.web.page import text
 
-RECORDS = Path(__file__).parent / "records"
-COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
@@ -29,22 +28,6 @@ def results(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     shutil.copytree(RECORDS, tmp_path / "results" / "cpu_nano")
     return tmp_path / "results"
-
-
-def add(results, seed, **changes):
-    """One more complete run, of another seed."""
-    run = json.loads((COMPLETE / "run.json").read_text())
-    run |= {
-        "seed": seed,
-        "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}",
-        "started_at": f"2026-11-22T00:00:{seed:02d}.000Z",
-    }
-    for key, value in changes.items():
-        run[key] = run[key] | value if isinstance(run.get(key), dict) else value
-    folder = results / "cpu_nano" / run["run_id"]
-    shutil.copytree(COMPLETE, folder)
-    (folder / "run.json").write_text(json.dumps(run))
-    return folder
 
 
 def write(results, out=None):

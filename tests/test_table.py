@@ -7,9 +7,9 @@ import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from kept_records import COMPLETE, RECORDS
 
 from bench.cli import table
 from bench.machine import processes
@@ -18,16 +18,7 @@ from bench.record import run_folder
 from bench.record.rows import METRICS, row_of
 from bench.report import table_filters, table_groups, table_text
 
-RECORDS = Path(__file__).parent / "records"
-COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
-    monkeypatch.setenv("SPEEDRUN_CWD", str(tmp_path))
-    return tmp_path
 
 
 def add(results, seed, base=COMPLETE, metrics=(), **changes):

@@ -48,9 +48,7 @@ def _standing(ordered, form):
         ]
         for entry in ordered[:MAX_ENTRIES]
     ]
-    shown = text_table.render(
-        COLUMNS, cells, [name in ("n", "train_s", "sd", "val_loss", "p") for name in COLUMNS], form
-    )
+    shown = text_table.render(COLUMNS, cells, [one in ("n", "train_s", "sd", "val_loss", "p") for one in COLUMNS], form)
     return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
 
 

@@ -6,7 +6,6 @@ Several files are the ranks of one job; several folders, and the windows of a ru
 torch.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -69,7 +68,7 @@ def _keep(folder, answer):
 
 
 def _diff(argv):
-    parser = arguments.Parser(prog="./run.sh analyze diff", description="What changed from A to B, per step.")
+    parser = arguments.Parser("./run.sh analyze diff", description="What changed from A to B, per step.")
     parser.add_argument("a", metavar="A", help="a trace, a folder of traces or a run")
     parser.add_argument("b", metavar="B")
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
@@ -96,9 +95,7 @@ def _one_rank(word, number):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh analyze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh analyze", description=__doc__)
     parser.add_argument("path", nargs="+", metavar="PATH")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(

@@ -12,7 +12,10 @@ LACKS = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit."""
+    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit; its texts keep their lines."""
+
+    def __init__(self, *args, formatter_class=argparse.RawDescriptionHelpFormatter, **options):
+        super().__init__(*args, formatter_class=formatter_class, **options)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """As argparse's; the words are kept for error().  args: None: the program's own."""

@@ -67,7 +67,7 @@ def _interval(row):
 
 
 def _parser():
-    parser = arguments.Parser(prog="./run.sh bench-self", description=__doc__.splitlines()[0])
+    parser = arguments.Parser("./run.sh bench-self", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
     parser.add_argument("--json", action="store_true")
     return parser

@@ -12,7 +12,7 @@ from bench.cli import arguments
 from bench.compare import calibration, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
-from bench.launch import console, launcher, ready, series, summary
+from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare
 from bench.record import run_folder
@@ -98,16 +98,12 @@ def _make_runs(n, overrides, anyway, command):
     jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
     ready.agree(ready.checks(job), anyway, "the noise floor")
     tag = {"race_id": "calibration", "arm": "A", "position": 0, "attempt": 1, "discarded": True}
-    known_s, found = series.earlier_s({job.config.track.name}, [job.config_id]), []
-    with series.Series([job.config_id] * len(jobs), known_s) as runs:
-        for job in jobs:
-            runs.begin(f"seed {job.config.seed}" if found else "warm-up, to be discarded")
-            run = launcher.launch(job, command=command, series=runs, race=None if found else tag)
-            runs.end()
-            found.append(run)
-            say("run", summary.last_words(run), always=run["status"] != "complete")
-            if run["status"] != "complete":
-                break
+    words = ["warm-up, to be discarded", *(f"seed {job.config.seed}" for job in jobs[1:])]
+    found = []
+    for run in launcher.launch_each(jobs, command, words, tag):
+        found.append(run)
+        if run["status"] != "complete":
+            break
     return found
 
 
@@ -153,7 +149,7 @@ def _needed(pct, n):
 
 def _parser():
     parser = arguments.Parser(
-        prog="./run.sh calibrate",
+        "./run.sh calibrate",
         description=__doc__.partition("\n")[0],
         epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
     )

@@ -4,7 +4,6 @@ First whether they may be compared and what differs, then the numbers, with --wh
 verdict.
 """
 
-import argparse
 import json
 import math
 import os
@@ -12,7 +11,7 @@ import sys
 
 from bench import atomic
 from bench.cli import arguments
-from bench.compare import comparison, csv_text, selection, sentences, text
+from bench.compare import comparison, csv_text, measures, selection, sentences, text
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.paths import of_user
 
@@ -91,7 +90,7 @@ def _failure(result, kind, limit_pct, shown):
         what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"
         is_excluded = interval[1] <= limit_pct and "not-at-a-planned-look" not in result["flags"]
         failed = result["verdict"] == "slower" and interval[0] > limit_pct if shown else not is_excluded
-    edges = text.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
+    edges = measures.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
     said = loss["verdict"] if kind == "loss" else result["verdict"]
     end = f"95 % interval {edges}, verdict {said.replace('_', ' ')}"
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
@@ -111,13 +110,12 @@ def _condition(word):
 
 def _parser():
     parser = arguments.Parser(
-        prog="./run.sh compare",
+        "./run.sh compare",
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, (part of) the id of runs, RACE:ARM, logs.\n"
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
         "RACE:ARM alone that one.\n\n"
         "exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "runs", nargs="+", metavar="A B", help="the baseline first; several B are judged together (Holm)"

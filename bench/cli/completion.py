@@ -54,8 +54,6 @@ def _overrides():
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh completion", description=__doc__)
     parser.add_argument("shell", choices=("bash", "zsh"))
     return parser

@@ -4,7 +4,6 @@ With exporters=[tensorboard] a run is exported as soon as its record is complete
 Settings are those of the run, else those of conf/exporters/NAME.yaml; --set KEY=VALUE changes one.
 """
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -61,9 +60,7 @@ def _line(one):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh dashboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh dashboard", description=__doc__)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")
     parser.add_argument("--to", required=True, metavar="NAMES", help=", ".join(dashboards.names()))
     parser.add_argument(

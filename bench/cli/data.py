@@ -3,7 +3,6 @@
 Settings follow as data.KEY=VALUE.  Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from bench.paths import of_user
 from bench.units import format_bytes
 
 NUM_FIRST_TOKENS = 8
+REST = ("max_token", "sha256", "file")
 COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
@@ -60,9 +60,7 @@ def data_config(name, overrides=()):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh data", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, about in (
         ("fetch", "download what is missing, and check all of it"),
@@ -158,16 +156,9 @@ def _lines(facts):
     num_train, num_val = len(facts["train"]), len(facts["val"])
     head = f"{facts['name']}: vocab_size {facts['vocab_size']}, {num_train} train and {num_val} val shards, checked"
     cells = [
-        [
-            split,
-            f"{file['num_tokens']:,}",
-            format_bytes(file["num_bytes"]),
-            str(file["max_token"]),
-            file["sha256"],
-            file["file"],
-        ]
+        [split, f"{one['num_tokens']:,}", format_bytes(one["num_bytes"]), *(str(one[key]) for key in REST)]
         for split in ("train", "val")
-        for file in facts[split]
+        for one in facts[split]
     ]
     columns = ["split", "tokens", "size", "largest token", "sha256", "file"]
     return f"{head}\n{text_table.render(columns, cells, [False, True, True, True, False, False])}"

@@ -63,7 +63,7 @@ def driver(env):
 
 def _parser():
     parser = arguments.Parser(
-        prog="./run.sh doctor",
+        "./run.sh doctor",
         description="Is this machine fit to measure?  A table of checks, each failure with its remedy.",
         epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use.",
     )

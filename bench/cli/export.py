@@ -5,7 +5,6 @@ modded-nanogpt: a log in the format of its records, of one run; it imports to th
 Without --out everything but parquet goes to the terminal.
 """
 
-import argparse
 import os
 import sys
 
@@ -53,9 +52,7 @@ def _put(text, out):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh export", description=__doc__)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, or folders of runs")
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument("--steps", action="store_true", help="csv, parquet: a line a step instead of a run")

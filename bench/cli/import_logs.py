@@ -5,7 +5,6 @@ unknown.  Importing again changes nothing.  --dry-run only counts.  A line that 
 be understood is shown with its number, and the runs of its file are marked suspect.
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -123,9 +122,7 @@ def write(run, rows, results):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh import", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh import", description=__doc__)
     parser.add_argument("format", choices=importers.FORMATS)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
     parser.add_argument("--json", action="store_true", help="the counts, for programs")

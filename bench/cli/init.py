@@ -3,7 +3,6 @@
 Writes conf/ and my_model.py into the folder you stand in; a file that is there stays as it is.
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
@@ -37,6 +36,4 @@ def main(argv):
 
 
 def _parser():
-    return arguments.Parser(
-        prog="./run.sh init", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return arguments.Parser("./run.sh init", description=__doc__)

@@ -5,7 +5,6 @@ track prints pass or FAIL with its evidence.  --claim FOLDER also makes a folder
 elsewhere.
 """
 
-import argparse
 import json
 
 from bench import terminal, text_table
@@ -74,9 +73,8 @@ def text(verdict):
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
     parser = arguments.Parser(
-        prog="./run.sh judge",
+        "./run.sh judge",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")

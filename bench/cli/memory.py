@@ -4,7 +4,6 @@ A snapshot is what torch.cuda.memory._dump_snapshot or the instrument memory_his
 The page lies beside the snapshot and opens without a network.  The pickle is read as data, never run.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -96,9 +95,7 @@ def _snapshots(word):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh memory", description=__doc__)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
     parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
     parser.add_argument("--json", action="store_true", help="print the facts instead of writing pages")

@@ -5,7 +5,6 @@ folder of results/published/, which git sees, without logs, traces and memory sn
 machine's own.
 """
 
-import argparse
 import os
 
 from bench.claims import claim_folder, publication
@@ -32,8 +31,7 @@ def main(argv):
 
 
 def _parser():
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = arguments.Parser(prog="./run.sh publish", description=__doc__, formatter_class=plain)
+    parser = arguments.Parser("./run.sh publish", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
     return parser

@@ -8,7 +8,6 @@ One session, a fresh process group a run, a discarded warm-up run an arm, the or
 the first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume
 """
 
-import argparse
 import json
 
 from bench.cli import arguments
@@ -84,9 +83,8 @@ def _chosen(results, word):
 
 def _parser():
     parser = arguments.Parser(
-        prog="./run.sh race",
+        "./run.sh race",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="exit codes: 0 ended, 1 interrupted or abandoned, 2 wrong use or not comparable",
     )
     parser.add_argument(

@@ -8,7 +8,6 @@ pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
 compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -145,9 +144,7 @@ def _progress(done, total):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./run.sh report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./run.sh report", description=__doc__)
     parser.add_argument(
         "words",
         nargs="*",

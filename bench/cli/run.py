@@ -72,8 +72,8 @@ def _sweep(args, argv):
     todo = [number for number in range(len(jobs)) if number not in found]
     if todo:
         ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
-        for number, run in _runs([(number, jobs[number]) for number in todo], argv):
-            found[number] = run
+        words = [" ".join(jobs[number].overrides) for number in todo]
+        found |= dict(zip(todo, launcher.launch_each([jobs[number] for number in todo], ["run", *argv], words)))
     none = dict.fromkeys(summary.KEYS)
     answers = [
         {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
@@ -100,21 +100,6 @@ def _best_first(jobs, found):
         return []
     rows.sort(key=lambda row: row["val_loss_mean"])
     return ["", table_text.fit(rows, SWEEP_SHOWN, SWEEP_SHOWN[:1]), ""]
-
-
-def _runs(numbered, argv):
-    """[(number, job)] -> yields (number, run) as each ends, to the last or to an interrupt."""
-    config_ids = [job.config_id for _, job in numbered]
-    known_s = series.earlier_s({job.config.track.name for _, job in numbered}, config_ids)
-    with series.Series(config_ids, known_s) as runs:
-        for number, job in numbered:
-            runs.begin(" ".join(job.overrides))
-            run = launcher.launch(job, command=["run", *argv], series=runs)
-            runs.end()
-            say("run", summary.last_words(run), always=run["status"] != "complete")
-            yield number, run
-            if run["status"] == "aborted":
-                return
 
 
 def _doubts(run):
@@ -146,12 +131,11 @@ def complete_before(jobs: list[Job]) -> dict[int, dict]:
 def _parser():
     listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = arguments.Parser(
-        prog="./run.sh run",
+        "./run.sh run",
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
         "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100"

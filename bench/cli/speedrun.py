@@ -3,7 +3,6 @@
 Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from bench.cli import arguments, settings
 from bench.compare import target
 from bench.config import groups
 from bench.config.overrides import spelled
-from bench.launch import console, launcher, ready, series, summary
+from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import prepare
 from bench.machine import preflight
@@ -36,7 +35,9 @@ def main(argv):
         if any(check.status == "fail" for check in checks):
             return 1
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
-        runs = _runs(job, args, argv)
+        jobs = [job.with_seed(seed) for seed in fresh_seeds(job, args.overrides)]
+        words = [f"seed {one.config.seed}" for one in jobs]
+        runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     answer = None
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
@@ -71,22 +72,6 @@ def _prepared(args):
     return job
 
 
-def _runs(job, args, argv):
-    """The track's repeats, to the last or to an interrupt."""
-    seeds, found = fresh_seeds(job, args.overrides), []
-    known_s = series.earlier_s({job.config.track.name}, [job.config_id])
-    with series.Series([job.config_id] * len(seeds), known_s) as repeats:
-        for seed in seeds:
-            repeats.begin(f"seed {seed}")
-            run = launcher.launch(job.with_seed(seed), command=["speedrun", *argv], series=repeats)
-            repeats.end()
-            found.append(run)
-            say("run", summary.last_words(run), always=run["status"] != "complete")
-            if run["status"] == "aborted":
-                break
-    return found
-
-
 def _judged(runs):
     """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
     claim = claims.of_folders([run["folder"] for run in runs])
@@ -114,9 +99,7 @@ def fresh_seeds(job, overrides):
 
 
 def _parser():
-    parser = arguments.Parser(
-        prog="./speedrun.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("./speedrun.sh", description=__doc__)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)

@@ -4,7 +4,6 @@ Reads run folders only; 10,000 of them in two seconds and again in half a second
 or still runs has its row and no numbers.  A row is a run, with --group a set of repeats.
 """
 
-import argparse
 import sys
 
 from bench import paths
@@ -76,11 +75,10 @@ def _joined(argv):
 
 def _parser():
     parser = arguments.Parser(
-        prog="./run.sh table",
+        "./run.sh table",
         description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"
         "exit codes: 0 fine, 1 a table is stale, 2 wrong use; unreadable runs are skipped and named on stderr",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
     parser.add_argument("--sort", metavar="COL[,-COL]", help="sort by these columns; - before a column: largest first")

@@ -4,7 +4,6 @@ RUN is a run folder, a folder of them, or a run id or a part of one.  Every rule
 Exit codes: 0 all passed, 1 a rule failed, 2 no record there.
 """
 
-import argparse
 import json
 import sys
 
@@ -39,10 +38,9 @@ def _parser():
     rules = verification.RULES + verification.RULES_OF_A_COMPLETE_RUN
     shown = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__}" for rule in rules)
     parser = arguments.Parser(
-        prog="./run.sh verify",
+        "./run.sh verify",
         description="Check run folders against their own records.",
         epilog=f"rules:\n{shown}\n\nexit codes: 0 all passed, 1 a rule failed, 2 no record there",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folder, folder of runs, run id or part of one")
     parser.add_argument("--json", action="store_true", help="a list of objects instead of text")

@@ -104,25 +104,25 @@ def _pct(log_change):
 # ---- kept per session
 
 
-def folder(root: str | Path | None = None) -> Path:
-    """Where calibrations are kept, made or not.  root: the results folder, None for results_root()."""
-    return Path(root or results_root()) / FOLDER
+def folder() -> Path:
+    """Where calibrations are kept, made or not."""
+    return results_root() / FOLDER
 
 
-def find(session_id, comparability_id=None, root=None):
+def find(session_id, comparability_id=None):
     """The newest calibration of this session, one of the same comparability_id before any other; None without one.
 
     Returns the kept dict with "file" (its name) and "exact" (whether it was made with comparable runs).  Suspect ones
     are passed over.
     """
-    found = [kept for kept in _of_session(session_id, comparability_id, root) if not _is_suspect(kept)]
+    found = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
     exact = [kept for kept in found if kept["exact"]]
     return (exact or found or [None])[-1]
 
 
-def _of_session(session_id, comparability_id, root):
+def _of_session(session_id, comparability_id):
     found = []
-    for path in sorted(folder(root).glob("*.json")):
+    for path in sorted(folder().glob("*.json")):
         try:
             kept = json.loads(path.read_bytes())
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
@@ -137,15 +137,15 @@ def _is_suspect(kept):
     return not SUSPECT.isdisjoint(TODAYS_FLAGS.get(flag, flag) for flag in flags)
 
 
-def of_runs(rows, root=None):
+def of_runs(rows):
     """find() for rows that share one session; None if they do not."""
     sessions = {row["session_id"] for row in rows}
     ids = {row["comparability_id"] for row in rows}
-    return find(*sessions, next(iter(ids)) if len(ids) == 1 else None, root) if len(sessions) == 1 else None
+    return find(*sessions, next(iter(ids)) if len(ids) == 1 else None) if len(sessions) == 1 else None
 
 
-def has_only_suspect(rows: list[Row], root: str | Path | None = None) -> bool:
+def has_only_suspect(rows: list[Row]) -> bool:
     """Whether the rows share one session whose calibrations are all suspect."""
     sessions = {row["session_id"] for row in rows}
-    found = _of_session(*sessions, None, root) if len(sessions) == 1 else []
+    found = _of_session(*sessions, None) if len(sessions) == 1 else []
     return bool(found) and all(map(_is_suspect, found))

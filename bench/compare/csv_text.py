@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterable
 
-from bench.compare.text import METRICS
+from bench.compare.measures import MEASURES, unit_of
 from bench.compare.verdict import Comparison
 
 COLUMNS = ("against", "metric", "verdict", "a_mean", "b_mean", "change", "unit")
@@ -17,13 +17,10 @@ def text(results: Iterable[tuple[str, Comparison]]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for name, result in results:
-        for key, (metric, mean_key, _, _) in METRICS.items():
-            numbers, verdict = result[key], result["verdict"] if key == "time" else ""
-            low, high = numbers["ci95_pct"] or ("", "")
-            change = [*numbers[mean_key], numbers["change_pct"], "%", low, high, numbers["p"], numbers["p_holm"]]
-            writer.writerow([name, metric, verdict, *change, *numbers["n"], numbers["mde_pct"], *result["arms"]])
-        loss = result["val_loss"]
-        low, high = loss["ci95_nats"] or ("", "")
-        change = [*loss["mean"], loss["change_nats"], "nats", low, high, loss["p"], ""]
-        writer.writerow([name, "val_loss", loss["verdict"], *change, *loss["n"], "", *result["arms"]])
+        verdicts = {"time": result["verdict"], "val_loss": result["val_loss"]["verdict"]}
+        for key, (metric, mean_key, *_) in MEASURES.items():
+            found, (end, unit, _) = result[key], unit_of(key)
+            numbers = [*found[mean_key], found[f"change_{end}"], unit.strip() or end]
+            numbers += [*(found[f"ci95_{end}"] or ("", "")), found["p"], found.get("p_holm"), *found["n"]]
+            writer.writerow([name, metric, verdicts.get(key, ""), *numbers, found.get("mde_pct"), *result["arms"]])
     return out.getvalue()

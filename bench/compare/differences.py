@@ -22,27 +22,21 @@ def facts(run, config=None, environment=None):
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
-        config["track"] = {
-            name: value for name, value in config["track"].items() if name != "rules"
-        }  # they change none
+        # its rules judge runs and change none
+        config["track"] = {name: value for name, value in config["track"].items() if name != "rules"}
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}
     gpus = {"gpus": _alike(run["environment"].get("gpus") or ())}
     machine = {name: dict((environment or {}).get(name) or {}) for name in ("packages", "env")}
     for name in OF_ONE_RUN:
         machine["env"].pop(name, None)
+    protocol = {"timing_protocol": (run.get("timing_protocol") or {}).get("id")}
+    known_as = {name: code.get(name) for name in ("source_sha256", "commit", "dirty", "diff_sha256")}
     return {
         "config": _flat(config),
-        "code": _flat(
-            {"identity_version": code.get("identity_version", 1)}
-            | {name: code.get(name) for name in ("source_sha256", "commit", "dirty", "diff_sha256")}
-        ),
-        "data": _flat(
-            {"source": data.get("source"), **{split: _shards(data.get(split)) for split in ("train", "val")}}
-        ),
-        "environment": _flat(
-            {**used, **gpus, "timing_protocol": (run.get("timing_protocol") or {}).get("id"), **machine}
-        ),
+        "code": {"identity_version": code.get("identity_version", 1)} | known_as,
+        "data": {"source": data.get("source")} | {split: _shards(data.get(split)) for split in ("train", "val")},
+        "environment": _flat(used | gpus | protocol | machine),
     }
 
 

@@ -193,10 +193,8 @@ def _finish_line(a, b, names):
     if all(row["stop_at_target"] for row in a + b):
         missed = [row["run_id"] for row in a + b if not row["target_reached"]]
         if missed:
-            yield (
-                "refusal",
-                f"{ran}, and {counted(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}",
-            )
+            runs = f"{counted(len(missed), 'run')} did not reach the target"
+            yield "refusal", f"{ran}, and {runs} {target:g}: {missed[0]}"
             return
     else:
         refusals = list(_on_the_way((a, b), names, steps, target, ran))

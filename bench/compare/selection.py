@@ -9,6 +9,7 @@ from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, results_root
 from bench.record import index, named, race_folder, run_folder
 from bench.record.rows import Row, row_of
+from bench.text_table import counted
 
 SEPARATOR = "vs"
 
@@ -150,8 +151,7 @@ def _of_paths(word, paths, rows):
         return _of_logs(word, paths)
     kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races count nowhere
     if not kept:
-        number = f"{len(folders)} run{'s' * (len(folders) > 1)}"
-        raise ValueError(f"{word}: {number}, all of them warm-up runs that were to be discarded")
+        raise ValueError(f"{word}: {counted(len(folders), 'run')}, all of them warm-up runs that were to be discarded")
     return _once(word, [rows[folder] for folder in kept], kept)
 
 

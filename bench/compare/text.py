@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bench import terminal, text_table
+from bench.compare import measures
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
 from bench.diagnosis import text as diagnosis_text
@@ -12,12 +13,6 @@ MAX_FILES = 12
 FORMS = ("simple", "github")  # of a table: terminal, Markdown
 NO_VERDICT = "no verdict: "  # what some sentences begin with
 MAX_CHARS = 44  # of a value in the list of differences
-METRICS = {  # key of the comparison: (what a row is called, key of the means, unit, decimals)
-    "time": ("time", "mean_s", "s", 3),
-    "energy": ("energy", "mean_j", "J", 1),
-    "memory": ("peak memory", "mean_gib", "GiB", 3),
-    "compile": ("compile time", "mean_s", "s", 2),
-}
 FLAGS = {  # what each means, for someone who meets it the first time
     "imported": "another harness timed these runs and wrote their logs",
     "session-unknown": "nothing says that both arms ran in one session",
@@ -147,73 +142,15 @@ def _is_hash(text):
     return len(text) in (40, 64) and all(char in "0123456789abcdef" for char in text)
 
 
-# ---- numbers
-
-
 def _numbers(result, is_md):
-    columns = ["", *result["arms"], "change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)"]
-    cells = [_row(result, key) for key in METRICS if any(mean is not None for mean in result[key][METRICS[key][1]])]
-    loss = _loss_row(result["val_loss"])
-    cells[1:1] = [loss] if loss else []
+    cells = [[measures.MEASURES[key][0], *measures.cells(result, key)] for key in measures.known(result)]
     if not cells:
         return ""
+    columns = ["", *result["arms"], *measures.HEAD]
     table = text_table.render(columns, cells, [False] + [True] * 8, FORMS[is_md])
-    lines = [*_loss_lines(result["val_loss"], result["arms"]), *_time_lines(result)]
+    lines = [*measures.loss_sentences(result["val_loss"], result["arms"]), *_time_lines(result)]
     lines = [text_table.line(line, is_md) + "  " * is_md for line in lines]
     return "\n".join([table, *([""] if is_md and lines else []), *lines])
-
-
-def _row(result, key):
-    name, mean_key, unit, decimals = METRICS[key]
-    numbers = result[key]
-    p = numbers["p"] if numbers["p_holm"] is None else numbers["p_holm"]
-    return [
-        name,
-        *(f"{mean:,.{decimals}f} {unit}" if mean is not None else "" for mean in numbers[mean_key]),
-        "" if numbers["change_pct"] is None else f"{numbers['change_pct']:+.2f} %",
-        interval(numbers["ci95_pct"], 2, " %"),
-        _p(p),
-        ", ".join(map(str, numbers["n"])),
-        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in numbers["cv_pct"]),
-        "" if numbers["mde_pct"] is None else f"{text_table.two_digits(numbers['mde_pct'])} %",
-    ]
-
-
-def _loss_row(loss):
-    if loss["change_nats"] is None:
-        return None
-    spreads = zip(loss["sd"], loss["mean"], strict=True)
-    return [
-        "val_loss",
-        *(f"{mean:.5f}" for mean in loss["mean"]),
-        f"{loss['change_nats']:+.5f}",
-        interval(loss["ci95_nats"], 5, ""),
-        _p(loss["p"]),
-        ", ".join(map(str, loss["n"])),
-        ", ".join("-" if sd is None or not mean else f"{100 * sd / mean:.2f}" for sd, mean in spreads),
-        "",
-    ]
-
-
-def _loss_lines(loss, arms):
-    lines = []
-    if loss["change_nats"] is None:
-        return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss["reasons"] else []
-    if loss["target"] is not None and any(p is not None for p in loss["p_target"]):
-        tests = [
-            f"{name} p = {_p(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
-            for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
-        ]
-        needed = f"needed p < {loss['target_p_value']:g}"
-        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
-    rise, p = f"a rise of {loss['margin_nats']:g} nats", _p(loss["p_not_worse"])
-    words = {
-        "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
-        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded (p = {p})",
-        "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded (p = {p})",
-    }
-    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + loss["remarks"]
 
 
 def _time_lines(result):
@@ -224,15 +161,6 @@ def _time_lines(result):
     with_all = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
     names = ", ".join(f"{run['arm']} {run['run_id']} ({'; '.join(run['reasons'])})" for run in result["left_out"])
     return [f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
-
-
-def interval(edges: list[float] | None, decimals: int, unit: str) -> str:
-    """low, high -> words with the unit (" %") at their end; "" for None."""
-    return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
-
-
-def _p(p):
-    return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
 def _notes(result, is_md):

@@ -20,10 +20,7 @@ GROUPS = (
 )
 # fmt: on
 VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the runs that it starts
-OPTION = {
-    "metavar": "DIR",
-    "help": "a folder of groups of your own, used beside conf/",
-}  # of parsers: __main__ takes it
+OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}  # __main__ takes it
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 

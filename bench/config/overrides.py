@@ -81,9 +81,7 @@ def _parsed(word):
         if second:
             first = word[: second.start()]
             raise ValueError(f"{word!r}: these are two settings in one word: write {first} {second[1]}") from None
-        raise ValueError(
-            f"{word}: {one_line(error)}; quote a value that has spaces or signs: key='\"a value\"'"
-        ) from None
+        raise ValueError(f"{word}: {one_line(error)}; quote a value with spaces or signs: key='\"a value\"'") from None
 
 
 def _two_values(override):

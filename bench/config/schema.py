@@ -27,13 +27,8 @@ CONFIG_ID_CHARS = 8
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
-# found where one that it names is not installed.
-UNTIMED = {
-    "telemetry": {
-        "interval_ms": 100,
-        "host_interval_ms": None,
-    }  # paces of a process of its own; see its in_timed_region
-}
+# found where one that it names is not installed.  Telemetry's are paces of a process of its own.
+UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
 AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")

@@ -175,18 +175,13 @@ def _words(found, names):
         cancels = whole["share_frac"] is None
         changes = {name: pair["change_ms"] for name, pair in inside.items()}
         name = max(changes, key=lambda name: abs(changes[name]) if cancels else sign * changes[name])
-        part = (
-            "changes of the regions cancel each other, the largest is"
-            if cancels
-            else "the largest part of the change is"
-        )
+        part = "changes of the regions cancel each other, the largest" if cancels else "the largest part of the change"
         ms = f"{changes[name]:+.3f} ms of {whole['change_ms']:+.3f} ms a step"
-        words.append(f"{part} in {name.removesuffix('_ms')}: {ms}")
+        words.append(f"{part} is in {name.removesuffix('_ms')}: {ms}")
     for kind, cost in found["costs"].items():
         if any(cost["count"]) and any(cost["ms"]):
-            words.append(
-                f"{kind.replace('_', ' ')}: {_per_run(cost, 0)} in {names[0]}, {_per_run(cost, 1)} in {names[1]}"
-            )
+            a, b = (f"{_per_run(cost, index)} in {name}" for index, name in enumerate(names))
+            words.append(f"{kind.replace('_', ' ')}: {a}, {b}")
     return words
 
 

@@ -12,6 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from bench import atomic
 from bench.machine import code_state, git
 from bench.paths import REPO
 
@@ -50,14 +51,7 @@ def _found(files, patch, unknown):
 
 def _own_change(a_folder, b_folder):
     """Of the user's files that differ: [{"path", "added", "removed", "patch"}]."""
-    a, b = (
-        {
-            path.relative_to(folder / "code").as_posix(): path
-            for path in (folder / "code/own").rglob("*")
-            if path.is_file()
-        }
-        for folder in (a_folder, b_folder)
-    )
+    a, b = _own_files(a_folder / "code"), _own_files(b_folder / "code")
     found = []
     for name in sorted(a.keys() | b.keys()):
         texts = [side[name].read_text(errors="replace").splitlines() if name in side else [] for side in (a, b)]
@@ -69,13 +63,15 @@ def _own_change(a_folder, b_folder):
     return found
 
 
+def _own_files(code):
+    """{own/my_model.py: its path in the record}."""
+    return {path.relative_to(code).as_posix(): path for path in (code / "own").rglob("*") if path.is_file()}
+
+
 def _same_but_own(*folders):
     """Whether the records say that nothing of the harness differs."""
-    try:
-        codes = [json.loads(Path(folder, "code/commit.json").read_text()) for folder in folders]
-    except (OSError, ValueError):
-        return False
-    differing = code_state.differing_files(*codes)
+    codes = [atomic.read_json(Path(folder, "code/commit.json")) for folder in folders]
+    differing = code_state.differing_files(*codes) if all(codes) else None
     return differing is not None and all(name.startswith("own/") for name in differing)
 
 

@@ -1,6 +1,7 @@
 """Where the time went, as text: regions, quarters of the run, ranks, telemetry, traces."""
 
 from bench import text_table
+from bench.text_table import counted
 
 MAX_WHAT_CHARS = 60  # of a kernel's name
 MIN_SHARE_FRAC = 0.5  # of the change of a step, for a cause that stands out
@@ -42,14 +43,7 @@ def _steps(found, form, is_md):
     cells = [[name.removesuffix("_ms"), *_step_cells(pair), _share(pair)] for name, pair in found["regions"].items()]
     cells += [[f"steps {one['first_step']} to {one['last_step']}", *_step_cells(one), ""] for one in found["stretches"]]
     (num_a, num_b), (a, b) = found["runs"], found.get("arms", "AB")  # older race.json: no names
-    columns = [
-        "ms a step",
-        f"{a}, {text_table.counted(num_a, 'run')}",
-        f"{b}, {num_b}",
-        "change",
-        "change %",
-        "share %",
-    ]
+    columns = ["ms a step", f"{a}, {counted(num_a, 'run')}", f"{b}, {num_b}", "change", "change %", "share %"]
     lines = [text_table.render(columns, cells, [False] + [True] * 5, form)]
     lines += [text_table.line(words, is_md) for words in found["words"]]
     if found["ranks"]:

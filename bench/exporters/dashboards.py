@@ -84,15 +84,8 @@ def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[
         command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         error = None
         try:
-            done = subprocess.run(
-                command,
-                cwd=REPO,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-            )
+            as_text = {"capture_output": True, "text": True, "errors": "replace"}
+            done = subprocess.run(command, cwd=REPO, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, **as_text)
             if done.returncode:
                 error = (done.stdout + done.stderr).strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as failed:
@@ -105,10 +98,7 @@ def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[
 def note(run_folder: Path | str, name: str, error: str | None = None, **facts: object) -> None:
     """Record the outcome of an export in the run's dashboards/dashboards.json; a full disk is not a failure."""
     path = Path(run_folder) / FOLDER / OUTCOMES
-    try:
-        outcomes = json.loads(path.read_text())
-    except (OSError, ValueError):
-        outcomes = {}
+    outcomes = atomic.read_json(path, {})
     outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,9 +32,8 @@ class Context:
     say: Callable[[str], None] = lambda text: None  # a line for the terminal (rank 0) and this rank's log
     peaks: Any = None  # bench.memory.peaks, shared with the run: a peak that another object resets is lost
     flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete in summary()
-    rows: list = field(
-        default_factory=list
-    )  # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
+    # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
+    rows: list = field(default_factory=list)
 
 
 class Instrument:

@@ -60,13 +60,6 @@ def confirmed(question: str) -> bool | None:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def duration(seconds: float) -> str:
-    """About how long, for a person: 45 s, 12 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 class Bars:
     """Up to two live bars: "series", of runs that follow each other, and "run", of the one that is running.
 
@@ -118,7 +111,5 @@ def _progress():
     name = TextColumn("{task.description:>8} ", markup=False, table_column=Column(no_wrap=True))
     bar = BarColumn(BAR_CHARS, table_column=Column(no_wrap=True))
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)  # printed lines stay whole
-    also_errors = sys.stderr.isatty()
-    return Progress(
-        name, bar, Words(), console=console, auto_refresh=False, transient=True, redirect_stderr=also_errors
-    )
+    kept = {"auto_refresh": False, "transient": True, "redirect_stderr": sys.stderr.isatty()}
+    return Progress(name, bar, Words(), console=console, **kept)

@@ -1,7 +1,6 @@
 """The end of a run's record, however its workers ended: status, failure, metrics, validity, artifacts, ledger."""
 
 import contextlib
-import json
 import sys
 import time
 
@@ -19,7 +18,7 @@ def finish(folder, run, exit_code, failure, wall_s):
     exit_code: of the agent, None if the launcher ended it; failure: why it did (failures.failure), else None.
     """
     failure = failure or failures.classify(folder, exit_code)
-    result = _result(folder)
+    result = atomic.read_json(folder / run_folder.RESULT, {})
     if failure is None and not result:
         failure = failures.failure("exception", "the workers ended well but left no result")
     _merge(run, result, failure, wall_s)
@@ -67,13 +66,6 @@ def _diagnose(folder, run, rows):
         return []
     run["costs"], run["skew"] = found["costs"], found["skew"]
     return found["events"]
-
-
-def _result(folder):
-    try:
-        return json.loads((folder / run_folder.RESULT).read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def _write(folder, run):

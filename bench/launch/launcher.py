@@ -7,18 +7,17 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks
+from bench.launch import finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
-from bench.launch.series import Series
-from bench.machine import environment, preflight
+from bench.launch.series import Series, earlier_s
+from bench.machine import environment
 from bench.machine.processes import has_ended
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.paths import results_root
@@ -28,33 +27,29 @@ HEARTBEAT_S = 10.0
 TICK_S = 0.5
 
 
-def launch(
-    job: Job,
-    command: Sequence[str] = (),
-    results: Path | str | None = None,
-    series: Series | None = None,
-    race: dict | None = None,
-) -> dict:
+def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, race: dict | None = None) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
-    command: what the user typed, a list of words; results: the results folder, None for the usual one; series: what the
+    command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
     run.json["race"] (bench/race/runner.py).  ValueError where no record can be written at all.
     """
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
-    results = Path(results or results_root())
     child_env = ranks.environment(job.config.hardware)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
-        folder = initial_record.folder_of(job.config, run, results)
+        folder = initial_record.folder_of(job.config, run, results_root())
         try:
             initial_record.write_inputs(folder, job, env, started_s, run["code"])
-            run["preflight"] = _preflight(job, env, results, meter, quiet=series is not None)
+            checks = ready.checks(job, env, meter.foreign_cpu_cores())
+            if series is None:  # else they were shown before the first
+                ready.show_odd(checks)
+            run["preflight"] = [asdict(check) for check in checks]
             exit_code, failure = _watch(folder, job, run, child_env, series)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
@@ -68,14 +63,23 @@ def launch(
     return run
 
 
-def _preflight(job, env, results, meter, quiet):
-    """The quick checks, for the record; those that are not ok are also shown, unless the caller has done so."""
-    num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
-    checks = preflight.checks(job.config.hardware, num_bytes, env, results, meter.foreign_cpu_cores())
-    odd = [check for check in checks if check.status != "ok"]
-    if odd and not quiet:
-        print(preflight.report(odd), flush=True)
-    return [asdict(check) for check in checks]
+def launch_each(
+    jobs: Sequence[Job], command: Sequence[str], words: Sequence[str], first_race: dict | None = None
+) -> Iterator[dict]:
+    """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
+
+    command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    """
+    kinds = [job.config_id for job in jobs]
+    with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
+        for number, job in enumerate(jobs):
+            series.begin(words[number])
+            run = launch(job, command, series=series, race=None if number else first_race)
+            series.end()
+            say("run", summary.last_words(run), always=run["status"] != "complete")
+            yield run
+            if run["status"] == "aborted":
+                return
 
 
 def _interrupted(folder, error):

@@ -1,12 +1,13 @@
 """What a person sees of a run while it runs: a bar on a terminal, some twenty lines in a pipe."""
 
-import json
 import time
 from pathlib import Path
 
-from bench.launch.console import Bars, duration, show
+from bench import atomic
+from bench.launch.console import Bars, show
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
+from bench.units import format_about_s
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
@@ -36,7 +37,7 @@ class Progress:
         self.show()
 
     def show(self) -> None:
-        progress = self._read()
+        progress = atomic.read_json(self._folder / run_folder.PROGRESS, {})
         self.step = progress.get("step")
         self._num_steps = progress.get("num_steps", self._num_steps)
         if not self._blind:
@@ -54,7 +55,7 @@ class Progress:
         if not self._blind:
             if self.step > first_step:
                 left_s = (now_s - first_s) / (self.step - first_step) * (self._num_steps - self.step)
-                words.append(f"{duration(left_s)} to go")
+                words.append(f"{format_about_s(left_s)} to go")
             words += self._measured(progress)
         self._bars.draw("run", self.step, self._num_steps, ", ".join(words))
 
@@ -84,12 +85,6 @@ class Progress:
                 self._next[is_validation] = (step // every + 1) * every
                 if not after.startswith(line.partition(" ")[0] + " "):  # a validation of this step, which says it too
                     yield line
-
-    def _read(self):
-        try:
-            return json.loads((self._folder / run_folder.PROGRESS).read_text())
-        except (OSError, ValueError):
-            return {}
 
     def _power_w(self):
         """Of all GPUs together at the last whole tick of telemetry.csv; None without."""

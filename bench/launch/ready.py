@@ -11,11 +11,20 @@ SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer han
 ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 
-def checks(job) -> list[preflight.Check]:
-    """The quick checks for this run, now.  job: of bench/launch/prepare.py."""
+def checks(job, env: dict | None = None, foreign_cores: float | None = None) -> list[preflight.Check]:
+    """The quick checks for this run, now.  job: of bench/launch/prepare.py; None: measured here."""
     num_bytes = sum(shard.num_bytes for shard in job.dataset.train + job.dataset.val)
-    foreign_cores = check_host.sample_foreign_cores(SAMPLE_S)
-    return preflight.checks(job.config.hardware, num_bytes, environment.environment(), results_root(), foreign_cores)
+    if env is None:
+        env, foreign_cores = environment.environment(), check_host.sample_foreign_cores(SAMPLE_S)
+    return preflight.checks(job.config.hardware, num_bytes, env, results_root(), foreign_cores)
+
+
+def show_odd(found: Iterable[preflight.Check]) -> list[preflight.Check]:
+    """Print those that are not ok, of several with one name the last, and return them."""
+    odd = list({check.name: check for check in found if check.status != "ok"}.values())
+    if odd:
+        print(preflight.report(odd), flush=True)
+    return odd
 
 
 def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = None, are_shown=False) -> None:
@@ -24,10 +33,8 @@ def agree(found: Iterable[preflight.Check], anyway: bool, what: str | None = Non
     anyway: do not ask.  what: what would be worthless on a busy machine, then refused where nobody can be asked; None:
     it goes on there.  Raises ValueError where it does not go on.
     """
-    odd = list({check.name: check for check in found if check.status != "ok"}.values())
-    if odd and not are_shown:
-        print(preflight.report(odd), flush=True)
-    stops = [check for check in odd if check.name in BUSY or check.status == "fail"]
+    odd = found if are_shown else show_odd(found)
+    stops = [check for check in odd if check.status == "fail" or (check.name in BUSY and check.status != "ok")]
     if not stops or anyway:
         return
     answer = confirmed("go on all the same?")

@@ -7,9 +7,11 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
-from bench.launch.console import Bars, duration, say
+from bench.launch.console import Bars, say
 from bench.paths import results_root
 from bench.record import index
+from bench.text_table import counted
+from bench.units import format_about_s
 
 NUM_EARLIER = 5  # the latest runs of a config, whose median is taken
 
@@ -40,8 +42,8 @@ class Series:
 
     def __enter__(self):
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
-        runs = f"{num_left} run{'s' * (num_left != 1)}"
-        say("plan", f"{runs}, {'how long is known after the first' if left_s is None else _about(left_s)}")
+        how_long = format_about_s(left_s) or "how long is known after the first"
+        say("plan", f"{counted(num_left, 'run')}, {how_long}")
         self.bars.__enter__()
         return self
 
@@ -83,8 +85,4 @@ class Series:
 
     def _to_go(self):
         left_s = self.left_s()
-        return "" if left_s is None or self._num_done == len(self._kinds) else f", {_about(left_s)} to go"
-
-
-def _about(seconds):
-    return f"about {duration(seconds)}"
+        return "" if left_s is None or self._num_done == len(self._kinds) else f", {format_about_s(left_s)} to go"

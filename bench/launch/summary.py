@@ -3,43 +3,30 @@
 from typing import Any
 
 from bench import instruments
-from bench.launch.console import duration
 from bench.launch.prepare import Job
 from bench.paths import shown
 from bench.record.metrics import step_avg_ms
 from bench.text_table import counted
-from bench.units import ms_from_s
+from bench.units import format_about_s, ms_from_s
 
 MAX_WARNINGS = 3  # shown after a run; the record has all
+# fmt: off
 KEYS = (  # of run.json, and the folder that it is in, absolute
-    "run_id",
-    "folder",
-    "track",
-    "name",
-    "seed",
-    "config_id",
-    "comparability_id",
-    "session_id",
-    "status",
-    "validity",
-    "validity_reasons",
-    "deviations",
-    "failure",
-    "warnings",
-    "started_at",
-    "ended_at",
-    "metrics",
+    "run_id", "folder", "track", "name", "seed", "config_id", "comparability_id", "session_id", "status", "validity",
+    "validity_reasons", "deviations", "failure", "warnings", "started_at", "ended_at", "metrics",
 )
+# fmt: on
 
 
 def first_words(job: Job, known_s: float | None) -> str:
     """What is going to run, and about how long, known_s seconds; None: unknown."""
     config = job.config
     hardware, model = config.hardware, config.model
-    processes = f"{hardware.num_processes} process{'es' * (hardware.num_processes != 1)}"
+    processes = counted(hardware.num_processes, "process")
     what = f"{model.arch} ({model.num_layers} layers, width {model.width}), {config.optim.name}, seed {config.seed}"
-    about = "" if known_s is None else f", about {duration(known_s)}"
-    return f"{what}, track {config.track.name}, {config.goal.num_steps} steps on {hardware.device}, {processes}{about}"
+    how_long = "" if known_s is None else f", {format_about_s(known_s)}"
+    where = f"track {config.track.name}, {config.goal.num_steps} steps on {hardware.device}, {processes}"
+    return f"{what}, {where}{how_long}"
 
 
 def last_words(run: dict) -> str:

@@ -116,7 +116,5 @@ def _text(averages, profile, facts):
     lines += [averages.table(sort_by=f"self_{place}_time_total", row_limit=NUM_ROWS, max_name_column_width=80)]
     if profile.profile_memory:
         lines += ["", f"By {place} memory that the operator itself allocated:"]
-        lines += [
-            averages.table(sort_by=f"self_{place}_memory_usage", row_limit=NUM_MEMORY_ROWS, max_name_column_width=80)
-        ]
+        lines += [averages.table(f"self_{place}_memory_usage", NUM_MEMORY_ROWS, max_name_column_width=80)]
     return "\n".join(lines) + "\n"

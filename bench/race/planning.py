@@ -9,15 +9,8 @@ from bench.paths import REPO
 from bench.race import arm_process, foreseen, plan, worktrees
 from bench.record import ledger, race_folder
 
-KEPT = (
-    "name",
-    "config_id",
-    "source_sha256",
-    "commit",
-    "dirty",
-    "deviations",
-    "own",
-)  # of an arm's facts, in the plan: own if it has any
+# of an arm's facts, in the plan: own if it has any
+KEPT = ("name", "config_id", "source_sha256", "commit", "dirty", "deviations", "own")
 
 
 def begin(request: dict, results: Path, anyway: bool = False) -> Path:

@@ -86,7 +86,7 @@ def classify(folder: Path, exit_code: int) -> dict | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
     reported = [_report(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
     reported = [one for one in reported if one]
-    ended = _read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
+    ended = atomic.read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None
     first_cause = [
@@ -132,7 +132,7 @@ def _log(folder, rank):
 
 def last_step(folder: Path) -> int | None:
     """The last step that rank 0's step writer wrote, within half a second of what any rank knew; None: not one."""
-    return _read_json(folder / run_folder.PROGRESS, {}).get("step")
+    return atomic.read_json(folder / run_folder.PROGRESS, {}).get("step")
 
 
 def write_launcher_killed(folder: Path | str) -> None:
@@ -152,16 +152,9 @@ def write_launcher_killed(folder: Path | str) -> None:
 
 
 def _report(path):
-    found = _read_json(path, None)
+    found = atomic.read_json(path)
     return found if found and "kind" in found else None
 
 
 def _without_private(found):
     return {key: value for key, value in found.items() if key not in ("failed_at_s", "traceback")}
-
-
-def _read_json(path, default):
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return default

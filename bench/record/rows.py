@@ -177,7 +177,5 @@ def _target(goal, floor_nats):
 
 def _machine_doubts(run):
     """Why the run is suspect, without what an instrument that watches the code itself had to say."""
-    of_code = {
-        doubt["doubt"] for doubt in run.get("doubts") or () if doubt.get("instrument") not in MACHINE_INSTRUMENTS
-    }
+    of_code = {one["doubt"] for one in run.get("doubts") or () if one.get("instrument") not in MACHINE_INSTRUMENTS}
     return [reason for reason in run["validity_reasons"] if reason not in of_code]

@@ -180,9 +180,7 @@ def _check_kinds(path, run):
     """What every verb sorts and counts with: text, and in the metrics finite numbers, booleans or null."""
     for name in ("run_id", "track", "started_at"):
         if type(run.get(name)) is not str and (name == "run_id" or run.get(name) is not None):
-            raise ValueError(
-                f"{path}: {name}={str(run.get(name))[:40]!r} is not text: the file was damaged, restore it"
-            )
+            raise ValueError(f"{path}: {name}={str(run.get(name))[:40]!r} is not text: the file is damaged, restore it")
     for name in ("metrics", "measured", "environment"):
         if name == "metrics" and type(run.get(name)) is not dict or name in run and type(run[name]) is not dict:
             raise ValueError(f"{path}: is not a run's record: it has no {name}")

@@ -3,16 +3,15 @@
 A race has a page of its own (race_page.py), with the order of its runs and its plan.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from bench.compare.selection import Arm
 from bench.compare.verdict import Comparison
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
+from bench.text_table import counted
 from bench.web import forest
 from bench.web.page import REPORT_STYLES, details, figure, page, section, table, tag
 
@@ -29,7 +28,7 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
     named = [replace(arm, name=name) for arm, name in zip(arms, names, strict=True)]
     charts = curves.charts_of_arms(named)
     lines = [
-        parts.arm(num, name, [_shortly(words), _count(arm)])
+        parts.arm(num, name, [_shortly(words), counted(len(arm.rows), "run")])
         for num, (name, words, arm) in enumerate(zip(names, about, arms))
     ]
     differences = [parts.differences(names[0], name, one) for name, one in against.items()]
@@ -39,10 +38,10 @@ def html(arms: Sequence[Arm], results: Sequence[Comparison], at: Path | str) -> 
         tag("h1", title),
         tag("div", who, section("Verdict", *parts.verdicts(against)), class_="columns"),
         forest.plot(parts.panels(against, names)),
-        section("Numbers", parts.numbers(names[0], against)),
+        parts.numbers(names[0], against),
         section("Curves", tag("div", *map(figure, charts), class_="columns")) if charts else "",
         parts.excluded(against),
-        section("Runs", *(_runs(arm, Path(at).resolve()) for arm in named)),
+        section("Runs", *(_runs(arm, at) for arm in named)),
         parts.diagnosis(against),
     ]
     return page(f"Comparison: {title}", *body, data={"charts": charts}, styles=REPORT_STYLES)
@@ -53,17 +52,12 @@ def _shortly(words):
     return ", ".join("/".join(Path(one).parts[-2:]) if one.startswith("/") else one for one in words.split(", "))
 
 
-def _count(arm):
-    return f"{len(arm.rows)} run{'s' * (len(arm.rows) != 1)}"
-
-
 def _runs(arm, at):
     lines = []
     for row, folder in zip(arm.rows, arm.folders, strict=True):
-        target = Path(folder, run_page.NAME) if folder else None
-        there = target is not None and target.exists()
-        name = tag("a", row["run_id"], href=quote(os.path.relpath(target, at))) if there else row["run_id"]
+        target = run_page.link(folder, at)
+        name = tag("a", row["run_id"], href=target) if target else row["run_id"]
         numbers = [None if row[key] is None else round(row[key], 4) for key in ("train_s", "val_loss", "step_avg_ms")]
         lines.append([name, row["seed"], *numbers, row["status"], row["device"]])
     head = ("run", "seed", "train time, s", "val_loss", "step_avg, ms", "status", "device")
-    return details(f"{arm.name}: {_count(arm)}", table(head, lines, class_="tight"))
+    return details(f"{arm.name}: {counted(len(arm.rows), 'run')}", table(head, lines, class_="tight"))

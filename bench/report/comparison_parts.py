@@ -4,9 +4,10 @@ against, everywhere: {name of the candidate: bench.compare.verdict.Comparison}, 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench import text_table
+from bench.compare import measures
 from bench.compare import text as compare_text
 from bench.diagnosis import text as diagnosis_text
 from bench.web import forest
@@ -14,21 +15,12 @@ from bench.web.page import Safe, details, join, section, soft, table, tag
 
 COLOUR = {"faster": "good", "slower": "bad", "equivalent": "soft", "inconclusive": "doubt", "not_comparable": "bad"}
 WITHIN_RUN = "within-run: for diagnosis, not for the verdict"
-MEASURES = (  # key of the comparison, title, of its change below and above zero
+PANELS = (  # key of the comparison, title, of its change below and above zero
     ("time", "Train time", ("faster", "slower")),
     ("val_loss", "val_loss", ("better", "worse")),
     ("memory", "Peak memory", ("less", "more")),
     ("energy", "Energy", ("less", "more")),
-    ("compile", "Compile time", ("less", "more")),
 )
-MEANS = {"time": ("mean_s", "s", 2), "memory": ("mean_gib", "GiB", 3), "energy": ("mean_j", "J", 0)}
-MEANS |= {"val_loss": ("mean", "nats per token", 4), "compile": ("mean_s", "s", 2)}
-LOSS_WORDS = {
-    "waived": "the losses are those of {a}, bit for bit: there is nothing to test",
-    "not_worse": "not worse than {a}'s: a rise of {margin:g} nats is excluded",
-    "worse": "worse than {a}'s, and a rise of {margin:g} nats is not excluded",
-    "inconclusive": "not shown to be no worse than {a}'s: a rise of {margin:g} nats is not excluded",
-}
 
 
 def and_(words: Iterable[str]) -> str:
@@ -67,7 +59,7 @@ def _plain(word):
 
 def panels(against: Mapping[str, dict], names: Sequence[str]) -> list[forest.Panel]:
     """A panel a measure that has a change, a row a candidate.  names: all arms, in the order of the charts' series."""
-    found = [_panel(key, title, ways, against, names) for key, title, ways in MEASURES if key != "compile"]
+    found = [_panel(key, title, ways, against, names) for key, title, ways in PANELS]
     return [panel for panel in found if panel.rows]
 
 
@@ -90,64 +82,19 @@ def _panel(key, title, ways, against, names):
 
 def numbers(baseline: str, against: Mapping[str, dict]) -> Safe:
     """One table: a line a candidate and measure; then what is known of the losses, in words."""
-    by_holm = any((one.get("time") or {}).get("p_holm") is not None for one in against.values())
-    found = [_line(key, title, name, one, by_holm) for key, title, _ in MEASURES for name, one in against.items()]
-    p = "p after Holm" if by_holm else "p"
-    head = (
-        "",
-        "arm",
-        f"mean of {baseline}",
-        "of the arm",
-        "change",
-        "95 % interval",
-        p,
-        "n",
-        "CV, %",
-        "MDE (80 % power)",
-    )
-    lines = [line for line in found if line]
-    losses = [tag("p", words) for name, one in against.items() if (words := _loss_words(baseline, name, one))]
-    return join([table(head, lines, class_="tight") if lines else "", *losses])
-
-
-def _line(key, title, name, one, by_holm):
-    found = one.get(key) or {}
-    end = "nats" if key == "val_loss" else "pct"
-    change, interval = found.get(f"change_{end}"), found.get(f"ci95_{end}")
-    if change is None and key != "time":
-        return None
-    p = found.get("p_holm" if by_holm and key != "val_loss" else "p")
-    decimals, unit = (4, "") if key == "val_loss" else (2, " %")
-    mean_key, mean_unit, mean_decimals = MEANS[key]
-    means = [None if mean is None else f"{mean:,.{mean_decimals}f}" for mean in found.get(mean_key) or (None, None)]
-    return [
-        f"{title}, {mean_unit}",
-        name,
-        *means,
-        None if change is None else f"{change:+.{decimals}f}{unit}",
-        None if not interval else f"{interval[0]:+.{decimals}f} to {interval[1]:+.{decimals}f}{unit}",
-        None if p is None else f"{p:.2g}",
-        _pair(found.get("n")),
-        _pair(found.get("cv_pct") or _cv_pct(found)),
-        None if found.get("mde_pct") is None else f"{text_table.two_digits(found['mde_pct'])} %",
+    known = {name: measures.known(one) for name, one in against.items()}
+    lines = [
+        [measures.MEASURES[key][0], name, *(cell or None for cell in measures.cells(one, key))]
+        for key in measures.MEASURES
+        for name, one in against.items()
+        if key in known[name]
     ]
-
-
-def _cv_pct(loss):
-    spreads = zip(loss.get("sd") or (), loss.get("mean") or ())
-    return [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
-
-
-def _pair(values):
-    return None if not values else ", ".join("–" if value is None else f"{value:.3g}" for value in values)
-
-
-def _loss_words(baseline, name, one):
-    loss = one.get("val_loss") or {}
-    if loss.get("reasons"):
-        return f"{name}: val_loss is not compared: {' and '.join(loss['reasons'])}."
-    words = LOSS_WORDS.get(loss.get("verdict"))
-    return words and f"{name}: val_loss is {words.format(a=baseline, margin=loss.get('margin_nats') or 0.0)}."
+    losses = [measures.loss_sentences(one.get("val_loss") or {}, (baseline, name)) for name, one in against.items()]
+    p = "p, of times after Holm" if len(against) > 1 else "p"
+    head = ["", "arm", f"mean of {baseline}", "of the arm", *(p if word == "p" else word for word in measures.HEAD)]
+    words = [tag("p", sentence) for sentences in losses for sentence in sentences]
+    shown = [table(head, lines, class_="tight")] * bool(lines) + words
+    return section("Numbers", *shown) if shown else Safe("")
 
 
 # ---- what differs, what is excluded, where the time went
@@ -158,14 +105,12 @@ def differences(baseline: str, name: str, one: dict) -> Safe:
     found = one.get("differences") or []
     if not found:
         return soft(f"{name} against {baseline}: nothing in the records differs.")
-    kinds = ", ".join(
-        f"{sum(d['kind'] == kind for d in found)} of {kind}" for kind in dict.fromkeys(d["kind"] for d in found)
-    )
+    counts = Counter(one["kind"] for one in found)
+    kinds = ", ".join(f"{count} of {kind}" for kind, count in counts.items())
     lines = [[d["kind"], tag("code", d["what"]), _values(d["a"]), _values(d["b"])] for d in found]
     head = ("", "what", baseline, name)
-    return details(
-        f"{name} against {baseline}: what differs ({kinds})", table(head, lines), source(one.get("code_change"))
-    )
+    title = f"{name} against {baseline}: what differs ({kinds})"
+    return details(title, table(head, lines), source(one.get("code_change")))
 
 
 def _values(values):
@@ -190,18 +135,13 @@ def excluded(against: Mapping[str, dict]) -> Safe:
     lines = {}
     for one in against.values():
         for run in one.get("left_out") or ():
-            lines[run.get("run_id")] = [
-                run.get("arm"),
-                tag("code", run.get("run_id")),
-                "; ".join(run.get("reasons") or []),
-            ]
+            reasons = "; ".join(run.get("reasons") or [])
+            lines[run.get("run_id")] = [run.get("arm"), tag("code", run.get("run_id")), reasons]
     return section("Excluded runs", table(("arm", "run", "by which rule"), lines.values())) if lines else Safe("")
 
 
 def diagnosis(against: Mapping[str, dict]) -> Safe:
     """Where the time went."""
     found = [(name, diagnosis_text.text(one.get("diagnosis") or {})) for name, one in against.items()]
-    parts = [
-        details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", words)) for name, words in found if words
-    ]
+    parts = [details(f"{name}: where the time went ({WITHIN_RUN})", tag("pre", text)) for name, text in found if text]
     return section("Diagnosis", *parts) if parts else Safe("")

@@ -1,15 +1,13 @@
 """Curves of many runs in one chart: loss by step, time and tokens, and step time, with a band over an arm's runs."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from bench.compare.selection import Arm
 from bench.record.rows import Row
-from bench.report import curve_data
+from bench.report import curve_data, run_page
 from bench.web.chart import of_arms
 from bench.web.page import CHART_SCRIPTS, figure, page, soft, tag
 
@@ -23,25 +21,23 @@ ARM_CHARTS = (  # title, y, x
 )
 
 
-def arm_charts(arms: Mapping[str, Sequence[Path | str]], sync: str | None = None) -> list[dict]:
+def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[dict]:
     """{arm: its run folders} -> specs for page.figure(): val_loss by step, val_loss by time, step time by step.
 
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
-    sync: None, or the key of charts that share their cursor.
     """
-    return charts_of({name: [curve_data.of_run(folder) for folder in folders] for name, folders in arms.items()}, sync)
+    return charts_of({name: [curve_data.of_run(folder) for folder in folders] for name, folders in arms.items()})
 
 
-def charts_of(arms: Mapping[str, Sequence[dict]], sync: str | None = None) -> list[dict]:
+def charts_of(arms: Mapping[str, Sequence[dict]]) -> list[dict]:
     """{arm: curve_data.of_run() of its runs} -> the specs of arm_charts()."""
     charts = []
     for title, y, x in ARM_CHARTS:
         drawn = [{"name": name, "runs": [_points(run, x, y) for run in runs]} for name, runs in arms.items()]
         drawn = [arm | {"runs": [run for run in arm["runs"] if run["x"]]} for arm in drawn]
         if any(arm["runs"] for arm in drawn):
-            spec = of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn)
-            charts.append(spec | {"sync": f"{sync}-{x}" if sync else None})
+            charts.append(of_arms(f"arms-{y}-{x}", title, _caption(arms, y), X_LABELS[x], Y_LABELS[y], drawn))
     return charts
 
 
@@ -144,7 +140,7 @@ def html(arms: Iterable[Arm], path: Path) -> str:
         label = _label(arm)
         for number, row in enumerate(arm.rows):
             found[row["run_id"]] = curve_data.packed(_curves(arm, number, max_points))
-            lines.append(line_of(row, label, _page_beside(arm.folders[number], path)))
+            lines.append(line_of(row, label, run_page.link(arm.folders[number], path.parent)))
     lines.sort(key=lambda line: line[0], reverse=True)
     return page_of({"columns": COLUMNS, "rows": lines, "curves": found, "arms": [arm.name for arm in arms]})
 
@@ -168,13 +164,6 @@ def _label(arm):
     if arm.race or (len(arm.rows) > 1 and len({row["config_id"] or row["name"] for row in arm.rows}) == 1):
         return arm.name
     return "" if len(arm.rows) == 1 else None
-
-
-def _page_beside(folder, path):
-    """The report.html of a run as a link from a page at path; None where there is none."""
-    if folder is None or not Path(folder, "report.html").exists():
-        return None
-    return quote(os.path.relpath(Path(folder, "report.html"), path.parent))
 
 
 def _curves(arm, number, max_points):

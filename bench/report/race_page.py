@@ -5,14 +5,13 @@ Reads race.json (bench/race/runner.py) and the records of its runs.
 
 import contextlib
 import json
-import os
 from pathlib import Path
-from urllib.parse import quote
 
 from bench import atomic
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
+from bench.text_table import counted
 from bench.web import forest
 from bench.web.chart import chart, series_of
 from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
@@ -33,7 +32,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
         soft("; ".join(_facts(race)), "; ", tag("code", race.get("race_id"))),
         tag("div", _arms(race, baseline, against), _verdict(race, against), class_="columns"),
         forest.plot(parts.panels(against, names)),
-        section("Numbers", parts.numbers(baseline, against)) if against else "",
+        parts.numbers(baseline, against),
         section("Runs, in their order", tag("div", *map(figure, charts), class_="columns"), _runs(runs, at)),
         section("Curves", tag("div", *map(figure, drawn), class_="columns")) if drawn else "",
         parts.excluded(against),
@@ -107,7 +106,7 @@ def _arm(is_baseline, arm, shared, with_code):
     words += [tag("code", own)] if own else []
     runs = arm.get("runs") or []
     facts = ["baseline" if is_baseline else "", _code(arm) if with_code else ""]
-    facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", f"{len(runs)} run{'s' * (len(runs) != 1)}"]
+    facts += [f"config {arm['config_id']}" if arm.get("config_id") else "", counted(len(runs), "run")]
     return [*words, ", ".join(fact for fact in facts if fact)]
 
 
@@ -150,7 +149,7 @@ def _points(runs, names, at):
     """Each run's numbers as points of its arm, which say the run's id and open its page."""
     runs, charts = [run for run in runs if not run["discarded"]], []
     caption = "each run in the order it was started; warm-up runs are not drawn"
-    pages = [_page_of(one["folder"], at) for one in runs]
+    pages = [run_page.link(one["folder"], at) for one in runs]
     for id, title, key, unit in (
         ("train-time", "Train time", "train_s", "train time, s"),
         ("val-loss", "Final val_loss", "val_loss", "nats per token"),
@@ -189,14 +188,8 @@ def _state(run):
 
 
 def _link(folder, name, at):
-    target = _page_of(folder, at)
+    target = run_page.link(folder, at)
     return tag("a", name, href=target) if target else tag("span", name)
-
-
-def _page_of(folder, at):
-    """The page of a run as a link from the folder at; None where there is none."""
-    target = folder / run_page.NAME
-    return quote(os.path.relpath(target, Path(at).resolve())) if target.exists() else None
 
 
 # ---- curves

@@ -3,6 +3,7 @@
 import json
 
 from bench.diagnosis import event_costs, stalls
+from bench.text_table import counted
 from bench.web.page import Safe, bullets, details, section, soft, table, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")
@@ -26,7 +27,7 @@ def section_of(run: dict, rows: list[dict], events: list[dict]) -> Safe:
         facts = [[event["event"], event.get("step"), event.get("rank"), what(event)] for event in loud[:MAX_EVENTS]]
         rest = f", the first {MAX_EVENTS} shown" if len(loud) > MAX_EVENTS else ""
         listed = table(("event", "step", "rank", "facts"), facts)
-        title = f"{len(loud)} event{'s' * (len(loud) != 1)}{rest}"
+        title = counted(len(loud), "event") + rest
         parts.append(details(title, listed) if len(loud) > MAX_OPEN_EVENTS else listed)
     warnings = [
         f"{one.get('instrument')}, rank {one.get('rank')}: {one.get('error')}" for one in run.get("warnings") or []

@@ -1,10 +1,10 @@
 """What a run's page says below its numbers: machine, code and data, instruments, kernels, and every file of it."""
 
-import json
 import os
 from pathlib import Path
 from urllib.parse import quote
 
+from bench import atomic
 from bench.report.run_events import plain
 from bench.units import format_bytes
 from bench.web.page import Safe, details, section, table, tag
@@ -49,9 +49,7 @@ def where(run: dict) -> Safe:
         for split in ("train", "val")
         for file in run["data"].get(split) or []
     ]
-    lines = [
-        [key, value if isinstance(value, Safe) else plain(value)] for key, value in facts.items() if value is not None
-    ]
+    lines = [[key, one if isinstance(one, Safe) else plain(one)] for key, one in facts.items() if one is not None]
     head = ("split", "shard", "tokens", "sha256")
     data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
     return section("Where and with what", table((), lines, class_="facts"), data)
@@ -72,12 +70,8 @@ def summaries(run: dict) -> Safe:
 
 def kernels(folder: Path) -> Safe:
     """Kernels of analysis.json, where the traces were analysed."""
-    try:
-        ranks = json.loads((folder / "analysis.json").read_text())["ranks"]
-    except (OSError, ValueError, KeyError):
-        return Safe("")
     parts = []
-    for rank, analysis in ranks.items():
+    for rank, analysis in atomic.read_json(folder / "analysis.json", {}).get("ranks", {}).items():
         found = analysis.get("kernels") or []
         total_us = sum(kernel["sum_us"] for kernel in found)
         if not total_us:

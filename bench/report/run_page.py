@@ -62,18 +62,18 @@ def html(
     return page(title, *body, data={"charts": charts + memory_charts}, assets=assets, styles=REPORT_STYLES)
 
 
+def link(folder: Path | str | None, at: Path | str) -> str | None:
+    """From a page in the folder at to the page of this run; None where there is none.  folder: None of a log."""
+    path = Path(folder).resolve() / NAME if folder else None
+    return quote(os.path.relpath(path, Path(at).resolve())) if path and path.exists() else None
+
+
 def block(folder: Path | str) -> str:
     """A run in Markdown, for a pull request."""
     run = run_folder.effective(run_folder.read(folder))
     env, source = run["environment"], run["code"].get("source_sha256")
-    machine = run_facts.device(env) or "unknown machine"
-    words = (
-        run["name"],
-        run["track"],
-        sentence(run),
-        run["run_id"],
-        f"{machine}, torch {env.get('torch') or 'unknown'}",
-    )
+    machine = f"{run_facts.device(env) or 'unknown machine'}, torch {env.get('torch') or 'unknown'}"
+    words = (run["name"], run["track"], sentence(run), run["run_id"], machine)
     name, track, how, run_id, where = (text_table.line(str(one), True) for one in words)
     seed = "" if run["seed"] is None else f", seed {run['seed']}"
     lines = [f"**{name}**{seed}, track {track}: {how}", ""]

@@ -3,6 +3,8 @@
 Nothing is said where nothing is known.
 """
 
+from bench.text_table import counted
+
 BUSY_BELOW_PCT = 80
 EXPOSED_ABOVE_PCT = 20
 SHORT_KERNEL_US, SHORT_SHARE_PCT, SHORT_MIN_COUNT = 10, 50, 100
@@ -68,7 +70,7 @@ def _copies(answer, span_us):
 def _items(answer, span_us):
     count, num_steps = answer["items"]["count"], len(answer["profiler_steps"])
     if count:
-        often = f"{count} value{'s' * (count > 1)}" + (f", {count / num_steps:.1f} a step," if num_steps > 1 else "")
+        often = counted(count, "value") + (f", {count / num_steps:.1f} a step," if num_steps > 1 else "")
         yield (
             f"The host read {often} from the device (.item(), float(), printing a tensor) and spent "
             f"{answer['items']['sum_us'] / 1000:.2f} ms on it: each waits until the device has caught up; keep them "

@@ -43,9 +43,7 @@ def profile(rank: Rank, by: str = "kernel") -> dict:
     start, end = rank.ts[timed], rank.end[timed]
     timelines = list(window.devices(rank, rows).values()) or [np.ones(len(timed), bool)]
     busy_ns = sum(intervals.length(intervals.union(start[mine], end[mine])) for mine in timelines)
-    per_step = {
-        key: {"ms": us / US_PER_MS / num_steps, "count": count / num_steps} for key, (us, count) in lines.items()
-    }
+    per_step = {key: {"ms": us / US_PER_MS / num_steps, "count": num / num_steps} for key, (us, num) in lines.items()}
     return {
         "num_steps": num_steps,
         "step_ms": sum(stop - begin for _, begin, stop in counted) / num_steps / NS_PER_MS if counted else None,

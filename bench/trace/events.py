@@ -101,9 +101,7 @@ class Collector:
             stamp = _LARGE.search(chunk)
             self._exact = stamp is not None and int(stamp[1]) >= EXACT_BELOW
         events, kind_of = self._decode(chunk), self._kind_of
-        kept = [
-            event for event in events if kind_of[event.cat] is not None and (event.ph == "X" or event.name == MOMENT)
-        ]
+        kept = [one for one in events if kind_of[one.cat] is not None and (one.ph == "X" or one.name == MOMENT)]
         if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
             self._exact = True  # the chunks before had no stamp that shows it
             self.add(chunk)

@@ -16,10 +16,8 @@ def read_launch(folder: Path) -> dict | None:
         launch = json.loads((folder / run_folder.LAUNCH).read_text())
     except FileNotFoundError:
         return None
-    is_copy = launch["folder"] != str(
-        folder.resolve()
-    )  # of a run that was killed with its launcher: it was not cleaned up
-    return None if is_copy else launch
+    # another folder: a copy of a run that was killed with its launcher and so not cleaned up
+    return launch if launch["folder"] == str(folder.resolve()) else None
 
 
 def prepare_by_hand(folder: Path, rank: int):

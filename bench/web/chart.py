@@ -32,17 +32,10 @@ def chart(
         each = ("y", "labels", "links")
         series = [one | {key: [one[key][num] for num in keep] for key in each if key in one} for one in series]
         caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
-    return {
-        "id": id,
-        "title": title,
-        "caption": caption,
-        "x_label": x_label,
-        "y_label": y_label,
-        "x": [_short(value) for value in x],
-        "series": [one | {"y": [_short(value) for value in one["y"]]} for one in series],
-        "marks": list(marks)[:MAX_MARKS],
-        "sync": sync,
-    }
+    words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
+    series = [one | {"y": [_short(value) for value in one["y"]]} for one in series]
+    x = [_short(value) for value in x]
+    return words | {"x": x, "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
 
 
 def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
@@ -74,15 +67,8 @@ def of_arms(
         arm | {"runs": [{key: [_short(value) for value in run[key]] for key in ("x", "y")} for run in arm["runs"]]}
         for arm in arms
     ]
-    return {
-        "id": id,
-        "title": title,
-        "caption": caption,
-        "x_label": x_label,
-        "y_label": y_label,
-        "arms": short,
-        "band": band,
-    }
+    words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
+    return words | {"arms": short, "band": band}
 
 
 def series_of(

@@ -41,9 +41,9 @@ class Panel:
     decimals: int = 2
 
 
-def plot(panels: Sequence[Panel], id: str = "forest") -> Safe:
-    """Panels -> markup, a drawing each; "" without a row.  id: begins every id in it, so that a page can hold two."""
-    drawn = [_panel(panel, f"{id}-{num}") for num, panel in enumerate(panels) if panel.rows]
+def plot(panels: Sequence[Panel]) -> Safe:
+    """Panels -> markup, a drawing each; "" without a row."""
+    drawn = [_panel(panel, f"forest-{num}") for num, panel in enumerate(panels) if panel.rows]
     return tag("div", *drawn, class_="forest") if drawn else Safe("")
 
 
@@ -142,11 +142,9 @@ def _text(value, x, y, anchor, class_):
 
 def _numbers(row, unit, decimals):
     change = f"{row.change:+.{decimals}f} {unit}".rstrip()
-    return (
-        f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
-        if row.low is not None
-        else f"{change}, no interval"
-    )
+    if row.low is None:
+        return f"{change}, no interval"
+    return f"{change} [{row.low:+.{decimals}f}, {row.high:+.{decimals}f}]"
 
 
 def _named_bands(panel):

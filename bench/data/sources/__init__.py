@@ -116,9 +116,7 @@ def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
 def _find(origin, say):
     files = origin.files()
     with checked.Facts(data_root()) as facts:
-        of_split = {
-            split: tuple(_check(origin, file, facts, say) for file in files[split]) for split in ("train", "val")
-        }
+        of_split = {split: tuple(_check(origin, one, facts, say) for one in files[split]) for split in ("train", "val")}
     for split, shard_files in of_split.items():
         if not shard_files:
             raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +22,8 @@ class Facts:
         self._path, self._known, self._new = root / FILE, {}, False
 
     def __enter__(self):
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(self._path.read_text())
-            self._known = known if isinstance(known, dict) else {}
+        known = atomic.read_json(self._path)
+        self._known = known if isinstance(known, dict) else {}
         return self
 
     def __exit__(self, *exc_info):

@@ -1,0 +1,78 @@
+"""What a comparison measures, in words: names and units, the cells of a table, sentences.  For text, pages and csv."""
+
+from collections.abc import Mapping, Sequence
+
+from bench import text_table
+
+MEASURES = {  # key of the Comparison: (name, key of the means, their unit, decimals)
+    "time": ("time", "mean_s", "s", 3),
+    "val_loss": ("val_loss", "mean", "", 5),
+    "energy": ("energy", "mean_j", "J", 1),
+    "memory": ("peak memory", "mean_gib", "GiB", 3),
+    "compile": ("compile time", "mean_s", "s", 2),
+}
+HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
+
+
+def unit_of(key: str) -> tuple[str, str, int]:
+    """(end of the keys of its change, the change's unit, decimals)."""
+    return ("nats", "", 5) if key == "val_loss" else ("pct", " %", 2)
+
+
+def known(result: Mapping) -> list[str]:
+    """Keys of what was measured of some run.  result: a Comparison of any version."""
+    means = {key: (result.get(key) or {}).get(mean_key) or () for key, (_, mean_key, *_) in MEASURES.items()}
+    return [key for key in MEASURES if any(mean is not None for mean in means[key])]
+
+
+def cells(result: Mapping, key: str) -> list[str]:
+    """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
+    _, mean_key, unit, decimals = MEASURES[key]
+    found, (end, sign, digits) = result[key], unit_of(key)
+    change, mde_pct = found.get(f"change_{end}"), found.get("mde_pct")
+    return [
+        *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in found[mean_key]),
+        "" if change is None else f"{change:+.{digits}f}{sign}",
+        interval(found.get(f"ci95_{end}"), digits, sign),
+        p_words(found.get("p") if found.get("p_holm") is None else found["p_holm"]),
+        ", ".join(map(str, found["n"])),
+        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in found.get("cv_pct") or _cv_pct(found)),
+        "" if mde_pct is None else f"{text_table.two_digits(mde_pct)} %",
+    ]
+
+
+def _cv_pct(loss):
+    spreads = zip(loss["sd"], loss["mean"], strict=True)
+    return [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
+
+
+def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
+    """low, high -> words with the unit (" %") at their end; "" for None."""
+    return "" if edges is None else f"{edges[0]:+.{decimals}f} to {edges[1]:+.{decimals}f}{unit}"
+
+
+def p_words(p: float | None) -> str:
+    """As many digits as say something; "" for None."""
+    return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
+
+
+def loss_sentences(loss: Mapping, arms: Sequence[str]) -> list[str]:
+    """What is shown of the losses against the target and against the margin, or why they are not compared."""
+    if loss.get("change_nats") is None:
+        return [f"val_loss is not compared: {' and '.join(loss['reasons'])}"] if loss.get("reasons") else []
+    lines = []
+    if loss.get("target") is not None and any(p is not None for p in loss["p_target"]):
+        tests = [
+            f"{name} p = {p_words(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
+            for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
+        ]
+        needed = f"needed p < {loss['target_p_value']:g}"
+        lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
+    rise, p = f"a rise of {loss['margin_nats']:g} nats", p_words(loss.get("p_not_worse"))
+    words = {
+        "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
+        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded (p = {p})",
+        "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
+        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded (p = {p})",
+    }
+    return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())

@@ -1,0 +1,25 @@
+"""The records kept in tests/records/, and more runs like the complete one of them."""
+
+import json
+import shutil
+from pathlib import Path
+
+RECORDS = Path(__file__).parent / "records"
+COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+def add(results, seed, **changes):
+    """One more complete run, of another seed."""
+    run = json.loads((COMPLETE / "run.json").read_text())
+    run |= {
+        "seed": seed,
+        "run_id": f"20261122T0000{seed:02d}Z-gpt2-adamw-48623a63-s{seed}",
+        "started_at": f"2026-11-22T00:00:{seed:02d}.000Z",
+    }
+    for key, value in changes.items():
+        run[key] = run[key] | value if isinstance(run.get(key), dict) else value
+    folder = results / "cpu_nano" / run["run_id"]
+    shutil.copytree(COMPLETE, folder)
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
