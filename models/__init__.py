@@ -1,7 +1,9 @@
 """What is trained: architectures, optimizers and learning rate schedules, each found by the name of its file.
 
   models/NAME.py             MODEL(vocab_size, seq_len, num_layers, num_heads, width)   model=NAME
+  models/ladder/NAME.py      the same, one a record of the speedrun                    model=r09
   models/optimizers/NAME.py  Config: its settings and build()                          optim=NAME
+  models/updates/NAME.py     Config: settings and build() of a group of optim=groups   optim.groups.GROUP.name=NAME
   models/schedules/NAME.py   Config: its settings and lr_frac()                        optim/schedule=NAME
 
 A new one is such a file and a yaml of the same name in conf/, never a flag in another file.  Settings are read without
@@ -9,8 +11,15 @@ torch: an optimizer imports torch inside build().
 """
 
 import importlib
+import importlib.util
+
+
+def find(arch: str) -> str | None:
+    """The module of a model's name; None where there is none.  Imports nothing of it."""
+    modules = (f"models.{arch}", f"models.ladder.{arch}")
+    return next((module for module in modules if importlib.util.find_spec(module)), None)
 
 
 def load(arch: str) -> type:
-    """The model class of models/ARCH.py, a models.base.LanguageModel."""
-    return importlib.import_module(f"models.{arch}").MODEL
+    """The model class of models/ARCH.py or models/ladder/ARCH.py, a models.base.LanguageModel."""
+    return importlib.import_module(find(arch)).MODEL

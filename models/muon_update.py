@@ -28,10 +28,14 @@ import torch
 import torch.distributed as dist
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0: small singular values rise fast, none ends far from 1
+SCALES = {  # of a step, by the matrix's rows and columns
+    "spectral": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "rms": lambda rows, columns: math.sqrt(max(rows, columns)),
+}
 NORM_FLOOR = 1e-7  # a gradient of zeros gives an update of zeros
 
 
-def newton_schulz(update, ns_steps, products=None):
+def newton_schulz(update, ns_steps, products=None, coefficients=NS_COEFFICIENTS):
     """A matrix with update's singular vectors and singular values of about 0.7 to 1.2, bfloat16.
 
     Each of ns_steps iterations applies a x + b x^3 + c x^5 to every singular value, in matrix products only.
@@ -41,7 +45,7 @@ def newton_schulz(update, ns_steps, products=None):
     on a CPU without bfloat16 instructions a product is 10 to 60 times faster (measured: AVX2, 128 x 512).
     """
     products = products or _products_on(update.device)
-    a, b, c = NS_COEFFICIENTS
+    a, b, c = coefficients
     tall = _is_tall(update)
     X = update.to(torch.bfloat16)
     X = X.T if tall else X  # the smaller Gram matrix
@@ -53,9 +57,9 @@ def newton_schulz(update, ns_steps, products=None):
     return (X.T if tall else X).to(torch.bfloat16)
 
 
-def newton_schulz_stacked(updates_NRC, ns_steps, products):
+def newton_schulz_stacked(updates_NRC, ns_steps, products, coefficients=NS_COEFFICIENTS):
     """newton_schulz() of N matrices with no more rows than columns: [N, R, C] -> the same shape, bfloat16."""
-    a, b, c = NS_COEFFICIENTS
+    a, b, c = coefficients
     X = updates_NRC.to(torch.bfloat16)
     X = (X / X.norm(dim=(1, 2), keepdim=True).clamp(min=NORM_FLOOR)).to(products)
     for _ in range(ns_steps):
@@ -94,17 +98,32 @@ def share_out(matrices, world_size):
 class Muon(torch.optim.Optimizer):
     """Muon over 2-D parameters, its work shared out among the ranks.  All ranks must call step() together.
 
+    accumulate="sum": step 1 is momentum <- mu * momentum + gradient, step 2 update <- gradient + mu * momentum, as in
+    the records of 2024: the same direction while mu stays the same.  scale="rms": sqrt(max(R, C)) in step 5.
     state_dict() holds the momentum of this rank's share only: it fits the same rank of the same world size.
     """
 
     def __init__(
-        self, matrices, lr, momentum, weight_decay, ns_steps, rank=0, world_size=1, products=None, batched=None
+        self,
+        matrices,
+        lr,
+        momentum,
+        weight_decay,
+        ns_steps,
+        rank=0,
+        world_size=1,
+        products=None,
+        accumulate="mean",
+        scale="spectral",
+        coefficients=NS_COEFFICIENTS,
+        batched=None,
     ):
         assert all(matrix.ndim == 2 for matrix in matrices), [tuple(matrix.shape) for matrix in matrices]
         assert 0 <= rank < world_size, (rank, world_size)
         settings = {"lr": lr, "peak_lr": lr, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
         super().__init__(matrices, settings)
         self.rank, self.world_size, self.products = rank, world_size, products
+        self.accumulate, self.scale, self.coefficients = accumulate, SCALES[scale], coefficients
         self.shares = share_out(matrices, world_size)  # of indices into matrices
         self.order = [index for share in self.shares for index in share]
         self._stacked = torch.compile(newton_schulz_stacked, dynamic=False) if batched == "compiled" else None
@@ -126,7 +145,7 @@ class Muon(torch.optim.Optimizer):
             matrix = matrices[index]
             rows, columns = matrix.shape
             matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(update, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+            matrix.add_(update, alpha=-group["lr"] * self.scale(rows, columns))
 
     def _momentum(self, matrix):
         state = self.state[matrix]
@@ -135,25 +154,34 @@ class Muon(torch.optim.Optimizer):
         return state["momentum"]
 
     def _update(self, matrix, group):
-        momentum = self._momentum(matrix)
-        momentum.lerp_(matrix.grad, 1 - group["momentum"])
-        ahead = matrix.grad.lerp(momentum, group["momentum"])
-        return newton_schulz(ahead, group["ns_steps"], self.products)
+        return newton_schulz(self._ahead([matrix], group)[0], group["ns_steps"], self.products, self.coefficients)
+
+    def _ahead(self, matrices, group):
+        """Steps 1 and 2: the updates before they are orthogonalised, and the momenta as they are then."""
+        grads, momenta, mu = (
+            [one.grad for one in matrices],
+            [self._momentum(one) for one in matrices],
+            group["momentum"],
+        )
+        if self.accumulate == "mean":
+            torch._foreach_lerp_(momenta, grads, 1 - mu)
+            return torch._foreach_lerp(grads, momenta, mu)
+        torch._foreach_mul_(momenta, mu)
+        torch._foreach_add_(momenta, grads)
+        return torch._foreach_add(grads, momenta, alpha=mu)
 
     def _batch(self, matrices, group):
         """_update() of each, those of one shape or its transpose together."""
         if not matrices:
             return []
         products = self.products or _products_on(matrices[0].device)
-        grads, momenta = [matrix.grad for matrix in matrices], [self._momentum(matrix) for matrix in matrices]
-        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(grads, momenta, group["momentum"])
+        ahead = self._ahead(matrices, group)
         by_shape, updates = {}, [None] * len(matrices)
         for index, update in enumerate(ahead):
             by_shape.setdefault(tuple(sorted(update.shape)), []).append(index)
         for indices in by_shape.values():
             wide = [ahead[index].mT if _is_tall(ahead[index]) else ahead[index] for index in indices]
-            stacked = self._stacked(torch.stack(wide), group["ns_steps"], products)
+            stacked = self._stacked(torch.stack(wide), group["ns_steps"], products, self.coefficients)
             for index, update in zip(indices, stacked, strict=True):
                 updates[index] = update.mT if _is_tall(ahead[index]) else update
         return updates
@@ -180,31 +208,3 @@ def gather_into_one(everyone, mine):
 def _split(flat, sizes):
     """The first sum(sizes) elements of flat in pieces."""
     return flat[: sum(sizes)].split(sizes)
-
-
-class MuonWithAdamW:
-    """Both as one optimizer: the learning rate of each group is set through param_groups, as with any other."""
-
-    def __init__(self, adamw, muon):
-        self.adamw, self.muon = adamw, muon
-
-    @property
-    def param_groups(self) -> list[dict]:
-        return [*self.adamw.param_groups, *self.muon.param_groups]
-
-    def step(self) -> None:
-        self.adamw.step()
-        self.muon.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.adamw.zero_grad(set_to_none=set_to_none)
-        self.muon.zero_grad(set_to_none=set_to_none)
-
-    def state_dict(self) -> dict:
-        """Of both.  Refers to the live tensors: copy it to keep it."""
-        return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Both as they were.  A state taken before the first step resets them entirely."""
-        self.adamw.load_state_dict(state["adamw"])
-        self.muon.load_state_dict(state["muon"])

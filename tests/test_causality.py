@@ -165,7 +165,7 @@ def test_every_track_of_fineweb_has_a_bound_below_its_target():
     for path in sorted((Path(real_runs.REPO) / "conf/track").glob("*.yaml")):
         config = compose.compose([f"track={path.stem}"])
         if config.data.source == "hub":
-            assert config.track.rules.implausible_val_loss < config.goal.target_val_loss
+            assert config.track.rules.implausible_val_loss < (config.goal.target_val_loss or 3.28)
 
 
 def test_kernels_are_as_asked_and_the_record_says_which(tmp_path):

@@ -38,7 +38,10 @@ def results(tmp_path_factory):
         ),
         (["run", "optim/schedule=wavy"], "there is no optim/schedule 'wavy'; choose from constant, cosine, trapezoid"),
         (["run", "optim.warmup_frac=0"], "optim.warmup_frac=0: did you mean optim.schedule.warmup_frac?"),
-        (["run", "optim.name=sgd"], "optim.name=sgd: there is no models/optimizers/sgd.py; choose from adamw, muon"),
+        (
+            ["run", "optim.name=sgd"],
+            "optim.name=sgd: there is no models/optimizers/sgd.py; choose from adamw, groups, muon",
+        ),
         (["run", "model.arch=base"], "model.arch=base: unknown model; choose from gpt2, modern"),
         (["run", "instruments=[regions,wandb]"], "wandb is an exporter, not an instrument: write exporters=[wandb]"),
         (["run", "-m", "seed=range(0,"], "run: seed=range(0,: no viable alternative at input 'range(0,'"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import models
 from bench.config import compose, schema
@@ -19,7 +20,16 @@ ROOT = Path(__file__).parent.parent
 SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}
 COMMON = {"lr": 0.004, "beta1": 0.8, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "schedule": {"name": "constant"}}
 MUON = {"muon_lr": 0.02, "muon_momentum": 0.95, "muon_weight_decay": 0.1, "muon_ns_steps": 5}
-SETTINGS = {"adamw": COMMON | {"name": "adamw"}, "muon": COMMON | MUON | {"name": "muon"}}
+GROUPS = {
+    "embedding": {"name": "adamw", "tensors": ["embedding", "head"], "lr": 0.004, "beta1": 0.8, "weight_decay": 0.1},
+    "vectors": {"name": "adamw", "tensors": ["vectors"], "lr": 0.004, "beta1": 0.8},
+    "matrices": {"name": "muon", "tensors": ["matrices"], "lr": 0.02, "weight_decay": 0.1},
+}
+SETTINGS = {
+    "adamw": COMMON | {"name": "adamw"},
+    "muon": COMMON | MUON | {"name": "muon"},
+    "groups": {"name": "groups", "groups": GROUPS, "schedule": {"name": "constant"}},
+}
 SHAPES = [(64, 64), (96, 32), (32, 128), (64, 64), (17, 40), (1, 8), (8, 1)]
 
 
@@ -110,7 +120,7 @@ def test_shares_are_balanced_by_cost():
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_parameter_belongs_to_exactly_one_group(arch, name):
     model, optimizer = made(arch, name)
     grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -127,10 +137,66 @@ def test_adamw_decays_matrices_only():
 
 def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
     model, optimizer = made("gpt2", "muon")
-    assert list(map(id, optimizer.muon.param_groups[0]["params"])) == list(map(id, model.hidden_matrices()))
+    assert list(map(id, optimizer.parts["muon"].param_groups[0]["params"])) == list(map(id, model.hidden_matrices()))
     assert [group["peak_lr"] for group in optimizer.param_groups] == [0.004, 0.004, 0.02]
-    decays = [group["weight_decay"] for group in optimizer.adamw.param_groups]
+    decays = [group["weight_decay"] for group in optimizer.parts["adamw"].param_groups]
     assert decays == [0.1, 0.0]  # embeddings, then norms and biases
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_a_table_of_the_same_settings_is_the_same_optimizer_bit_for_bit(arch):
+    by_table, table = made(arch, "groups")
+    by_name, muon = made(arch, "muon")
+    for model, optimizer in ((by_table, table), (by_name, muon)):
+        train(model, optimizer, 3)
+    assert same(weights(by_table), weights(by_name))
+
+
+def table(**rows):
+    return schema.build(optimizers.Config, SETTINGS["groups"] | {"groups": rows})
+
+
+def test_a_later_group_takes_tensors_from_an_earlier_one_by_name():
+    model, _ = made("gpt2")
+    one = GROUPS["embedding"] | {"tensors": ["*"]}
+    projections = GROUPS["matrices"] | {"tensors": ["blocks.*.proj.weight"]}
+    found = table(all=one, none=None, projections=projections, empty=one | {"tensors": ["head"]}).tensors_of(model)
+    assert list(found) == ["all", "projections"]
+    assert list(map(id, found["projections"])) == [
+        id(part.proj.weight) for block in model.blocks for part in (block.attention, block.mlp)
+    ]
+    assert len(found["all"]) + 4 == len(list(model.parameters()))
+
+
+def test_a_tensor_in_no_group_is_refused_by_its_name():
+    model, _ = made("gpt2")
+    message = "optim.groups=matrices: none has the tensor token_embedding.weight: add embedding, or its name, to"
+    with pytest.raises(ValueError, match=message):
+        table(matrices=GROUPS["matrices"]).build(model, 0, 1, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("optim.groups.head.lr=0", "optim.groups.head.lr=0.0: use a number above 0"),
+        ("optim.groups.head.muon_lr=1", "unknown setting optim.groups.head.muon_lr=1"),
+        ("optim.groups.head.tensors=head", "optim.groups.head.tensors=head: use a list of words"),
+        ("optim.groups.head=3", "optim.groups.head=3: use a group of settings, KEY: VALUE, or null"),
+        ("optim.groups.head.name=sgd", "there is no models/updates/sgd.py; choose from adamw, muon"),
+    ],
+)
+def test_a_row_of_the_table_is_checked_like_any_setting(word, message):
+    with pytest.raises(ValueError) as error:
+        compose.compose(["optim=groups", word])
+    assert message in str(error.value)
+
+
+def test_a_row_of_the_table_is_part_of_the_config_and_its_id(tmp_path):
+    config, other = (compose.compose(["optim=groups", *words]) for words in ([], ["optim.groups.head.lr=0.004"]))
+    assert schema.config_id(config) != schema.config_id(other)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(other)))
+    assert schema.read(tmp_path) == other and other.optim.groups["head"].lr == 0.004
+    assert compose.compose(["optim=groups", "optim.groups.head=null"]).optim.groups["head"] is None
 
 
 def test_adamw_makes_the_textbook_step():
@@ -145,7 +211,7 @@ def test_adamw_makes_the_textbook_step():
     assert torch.allclose(bias, old_bias + 0.004, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_learning_rate_of_zero_stops_everything(name):
     model, optimizer = made("gpt2", name)
     before = weights(model)
@@ -159,7 +225,7 @@ def test_a_learning_rate_of_zero_stops_everything(name):
     assert not any(torch.equal(old, new) for old, new in zip(before, weights(model)))
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_loading_the_first_state_undoes_a_warm_up_bit_for_bit(name):
     model, optimizer = made("modern", name)
     first_weights, first_state = weights(model), optimizer.state_dict()
@@ -176,7 +242,7 @@ def test_loading_the_first_state_undoes_a_warm_up_bit_for_bit(name):
     assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in fresh_optimizer.param_groups]
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_copied_state_takes_up_where_it_was(name):
     model, optimizer = made("gpt2", name)
     train(model, optimizer, 2)
@@ -206,7 +272,7 @@ train(model, optimizer, 3)
 def share(batched=None, shapes=SHAPES):
     build = lambda matrices: our_muon(matrices, rank=rank, world_size=world_size, batched=batched)
     return after_five_steps(build, shapes)
-ended = {"weights": weights(model), "num_momenta": len(optimizer.muon.state), "mixed": share()[0]}
+ended = {"weights": weights(model), "num_momenta": len(optimizer.parts["muon"].state), "mixed": share()[0]}
 ended |= {"single": share(shapes=SHAPES[:1])[0], "changes": share("eager")[1]}
 torch.save(ended, f"{folder}/rank{rank}.pt")
 dist.barrier()
@@ -246,7 +312,7 @@ def test_ranks_share_muons_work_and_end_with_the_weights_of_one(ranks):
     train(alone_model, alone_optimizer, 3)
     assert all(same(rank["weights"], weights(alone_model)) for rank in ranks)
     shares = [rank["num_momenta"] for rank in ranks]
-    assert sum(shares) == len(alone_optimizer.muon.state) == 12
+    assert sum(shares) == len(alone_optimizer.parts["muon"].state) == 12
     assert min(shares) >= 12 // len(ranks) - 2
 
 
@@ -305,7 +371,8 @@ def test_every_optimizer_has_a_yaml_and_every_yaml_an_optimizer_that_trains():
         optim = compose.compose([f"optim={name}"]).optim
         assert optim.name == name and optim.schedule.name == "trapezoid"
         optimizer = optim.build(models.load("modern")(**SHAPE), 0, 1, "cpu")
-        assert max(group["peak_lr"] for group in optimizer.param_groups) == max(optim.lr, getattr(optim, "muon_lr", 0))
+        peak_lr = max(group["peak_lr"] for group in optimizer.param_groups)
+        assert peak_lr == {"adamw": 0.0018, "muon": 0.02, "groups": 0.3}[name]
 
 
 SIGN_SGD = """

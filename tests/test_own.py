@@ -142,7 +142,9 @@ def test_the_arguments_of_a_model_are_free_and_part_of_the_config_id(project):
     assert schema.config_id(config) != schema.config_id(config_of())
     with pytest.raises(ValueError, match=r"unknown setting model\.argz\.x=1"):
         compose.compose(["model.argz.x=1"])
-    with pytest.raises(ValueError, match="model.arch=gpt2 takes none"):
+    with pytest.raises(
+        ValueError, match="model.arch=gpt2 cannot be trained:\n  - model.args.x: its __init__ takes no more"
+    ):
         own_model.check(compose.compose(["model.args.x=1"]))
 
 

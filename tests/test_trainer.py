@@ -16,7 +16,7 @@ from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 
 
-@pytest.fixture(params=["adamw", "muon"])
+@pytest.fixture(params=["adamw", "muon", "groups"])
 def trainer(request):
     job = prepare([*real_runs.SHORT, "hardware.num_threads=1", f"optim={request.param}", "model=modern"])
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}

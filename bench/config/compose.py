@@ -55,8 +55,16 @@ def origins(
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
         names = composed[group] if group in LISTS else [chosen.get(group)]
-        files += [(group, name) for name in names if name]
+        files += [(group, one) for name in names if name for one in _with_bases(group, name)]
     return {override.key_or_group: override.input_line for override in settings}, files
+
+
+def _with_bases(group, name):
+    """A choice, then those that its yaml stands on, as experiment r09 on r08."""
+    yield name
+    for base in (yaml.safe_load(path_of(group, name).read_text()) or {}).get("defaults", ()):
+        if isinstance(base, str) and base in choices(group):
+            yield from _with_bases(group, base)
 
 
 def deviations(config: schema.Config) -> list[str]:

@@ -52,6 +52,9 @@ def filled(cls, values):
             if not isinstance(group, dict):
                 raise ValueError(f"{one.name}={group}: use {GROUP}")
             whole[one.name] = filled(plain, group)
+        elif (row := row_class(hints[one.name])) and isinstance(values.get(one.name), dict):
+            rows = values[one.name].items()
+            whole[one.name] = {key: filled(row, group) if isinstance(group, dict) else group for key, group in rows}
         else:
             whole.setdefault(one.name, default_of(one))
     return whole
@@ -137,7 +140,18 @@ def _checked(where, value, hint):
     is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not is_kind or (kind is float and not math.isfinite(value)) or not all(one.holds(value) for one in ranges):
         raise ValueError(f"{where}={value}: use {allowed(hint)}")
-    return [_checked(where, one, *typing.get_args(plain)) for one in value] if kind is list else value
+    if kind is list:
+        return [_checked(where, one, *typing.get_args(plain)) for one in value]
+    if row_class(hint):
+        return {key: _checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
+    return value
+
+
+def row_class(hint: typing.Any) -> type | None:
+    """The dataclass of a table's rows, of a field dict[str, DATACLASS]; None for another field."""
+    plain = _parts(hint)[0]
+    row = _parts(typing.get_args(plain)[1])[0] if typing.get_origin(plain) is dict else None
+    return row if dataclasses.is_dataclass(row) else None
 
 
 def allowed(hint: typing.Any) -> str:

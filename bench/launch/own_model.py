@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 
+import models
 from bench import own_code
 from bench.config import schema
 from bench.machine import code_state
@@ -21,7 +22,7 @@ METHODS = {  # what a run calls: what it must do
     "init_weights": "init_weights(generator): draw every parameter anew, from a CPU torch.Generator",
     "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
     "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
-    "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon may take",
+    "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
 }
 INHERITED = {  # what LanguageModel's methods use: what it must be
     "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
@@ -30,6 +31,7 @@ INHERITED = {  # what LanguageModel's methods use: what it must be
     "head_dim": "self.head_dim: the width of a head, for flops_per_token",
     "head_weight": "head_weight(): the [V, D] matrix of the output, for flops_per_token",
 }
+MATRIX_OPTIMIZERS = ("muon", "groups")
 REMEDY = (
     "class {name}(LanguageModel) with `from models.base import LanguageModel` inherits forward, flops_per_token and "
     "hidden_matrices; `./run.sh init` writes an example"
@@ -37,14 +39,12 @@ REMEDY = (
 
 
 def check(config: schema.Config) -> None:
-    """Raises ValueError that names all that config.model's class lacks; nothing for a model of models/."""
+    """Raises ValueError that names all that config.model's class lacks; of a model of models/ only its args."""
     model = config.model
-    if not own_code.is_import_path(model.arch):
-        if model.args:
-            raise ValueError(f"model.args={model.args}: model.arch={model.arch} takes none: remove it")
+    if not own_code.is_import_path(model.arch) and not model.args:
         return
     question = schema.to_dict(model) | {"seq_len": config.data.seq_len, "optim": config.optim.name}
-    files = code_state.raced_files(REPO, own_code.sources([model.arch]))
+    files = code_state.raced_files(REPO, own_code.sources(filter(own_code.is_import_path, [model.arch])))
     faults = _answer(json.dumps(question, default=str), tuple(files.items()))
     if faults:
         lines = "".join(f"\n  - {fault}" for fault in faults)
@@ -72,7 +72,8 @@ def faults_of(question: dict) -> list[str]:
     import torch
 
     try:
-        model_class = own_code.load("model.arch", question["arch"])
+        arch = question["arch"]
+        model_class = own_code.load("model.arch", arch) if own_code.is_import_path(arch) else models.load(arch)
     except ValueError as error:
         return [str(error).partition(": ")[2]]
     if not issubclass(model_class, torch.nn.Module):
@@ -90,7 +91,7 @@ def faults_of(question: dict) -> list[str]:
 def _faults_of_methods(model_class, optim):
     import torch
 
-    wanted = {name: words for name, words in METHODS.items() if name != "hidden_matrices" or optim == "muon"}
+    wanted = {name: words for name, words in METHODS.items() if name != "hidden_matrices" or optim in MATRIX_OPTIMIZERS}
     lacking = [name for name in wanted if not callable(getattr(model_class, name, None))]
     if model_class.forward is torch.nn.Module.forward:
         lacking.insert(0, "forward")
@@ -145,7 +146,7 @@ def _faults_of_inherited(model, optim):
         return getattr(type(model), name, None) is getattr(LanguageModel, name)
 
     used = ["logits"] if inherits("forward") else []
-    if inherits("hidden_matrices") and (optim == "muon" or inherits("flops_per_token")):
+    if inherits("hidden_matrices") and (optim in MATRIX_OPTIMIZERS or inherits("flops_per_token")):
         used += ["blocks"]
     if inherits("flops_per_token") or inherits("flops_per_token_causal"):
         used += [name for name in ("blocks", "num_heads", "head_dim", "head_weight") if name not in used]

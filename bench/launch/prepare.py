@@ -1,11 +1,11 @@
 """Overrides -> a run that may start: composed, its data found or made, resolved, everything checked."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import models
 from bench import instruments, own_code, private, script_files
 from bench.config import compose, resolve, schema, windows
 from bench.data import sources
@@ -84,7 +84,7 @@ def asked(overrides: list[str]) -> schema.Config:
 
 
 def _check_arch(arch):
-    ours = [name for name in compose.choices("model") if importlib.util.find_spec(f"models.{name}")]
+    ours = [name for name in compose.choices("model") if models.find(name)]
     if arch not in ours and not own_code.is_import_path(arch):
         raise ValueError(
             f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"

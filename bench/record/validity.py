@@ -9,6 +9,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     """A finished record -> ("valid" | "suspect" | "invalid", reasons)."""
     if run["status"] != "complete":
         return "invalid", ["the run did not complete"]
+    doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     if None not in (floor_nats, val_loss) and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
         return "invalid", [
@@ -17,8 +18,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
     if implausible is not None and val_loss < implausible:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
-        return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)"]
-    doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
+        return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)", *doubts]
     foreign = run["measured"].get("foreign_cpu_cores")
     if run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         limit = f"limit {MAX_FOREIGN_CPU_CORES}"

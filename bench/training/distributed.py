@@ -31,7 +31,7 @@ class Ranks:
 def start(device_type: str, timeout_s: float, num_processes: int | None = None) -> Ranks:
     """Join the process group that torchrun's environment names.  nccl on GPUs, gloo on CPUs.
 
-    device_type: "cuda" or "cpu"; timeout_s: of a collective; WARMUP_TIMEOUT_S where that is longer.
+    device_type: "cuda" or "cpu"; timeout_s: of a collective.
     num_processes: how many there must be, None for any number; ValueError where torchrun started another number.
     """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -44,8 +44,7 @@ def start(device_type: str, timeout_s: float, num_processes: int | None = None) 
         backend = "nccl"
         torch.cuda.set_device(device)
     if world_size > 1:
-        timeout = datetime.timedelta(seconds=max(timeout_s, WARMUP_TIMEOUT_S))
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), device_id=device_id)
     return Ranks(rank, world_size, device)
 
 

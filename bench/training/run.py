@@ -42,7 +42,9 @@ class Run:
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
         torch.use_deterministic_algorithms(hardware.deterministic)
         kernels.choose(hardware)
-        self.ranks = distributed.start(hardware.device, hardware.collective_timeout_s, hardware.num_processes)
+        self.ranks = distributed.start(
+            hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes
+        )
         self.record = run_folder.read(folder)
         self.shards = inputs.find_shards(launch, self.record)
         self.events = RankEvents(self.ranks.rank)

@@ -78,10 +78,10 @@ class Trainer:
             check()
 
     def update(self, step: int) -> None:
-        """The optimizer's part of a step: clip, set the learning rate, update, drop the gradients."""
+        """The optimizer's part of a step: clip, set what changes with the step, update, drop the gradients."""
         if self.config.optim.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip_norm)
-        self._set_lr(step)
+        self.config.optim.set_step(self.optimizer, step, self.config.goal.num_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -152,11 +152,6 @@ class Trainer:
         torch.set_rng_state(saved["rng"])
         if saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
-
-    def _set_lr(self, step):
-        lr_frac = self.lr_frac(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * lr_frac
 
     def _no_sync_before_last(self, micro_step):
         if self.ranks.world_size == 1 or micro_step == self._num_micro_steps - 1:

@@ -22,3 +22,12 @@ class Config:
         It has step(), zero_grad(), param_groups, state_dict() and load_state_dict(), as torch's have.
         """
         raise NotImplementedError
+
+    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+        """Puts what changes from step to step into the optimizer's param_groups: here the learning rate.
+
+        step: from 0 to num_steps - 1.
+        """
+        lr_frac = self.schedule.lr_frac(step, num_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_frac

@@ -20,8 +20,9 @@ class Config(adamw.Config):
     muon_batched: Annotated[str, one_of("eager", "compiled")] | None = None
 
     def build(self, model, rank: int, world_size: int, device_type: str):
-        """MuonWithAdamW of the model.  world_size above 1 needs torch.distributed's default group to be there."""
-        from models.muon_update import Muon, MuonWithAdamW
+        """Both as one optimizer.  world_size above 1 needs torch.distributed's default group to be there."""
+        from models.muon_update import Muon
+        from models.together import Together
 
         matrices = model.hidden_matrices()
         taken = {id(matrix) for matrix in matrices}
@@ -36,4 +37,4 @@ class Config(adamw.Config):
             world_size=world_size,
             batched=self.muon_batched,
         )
-        return MuonWithAdamW(self.adamw(others, device_type), muon)
+        return Together({"adamw": self.adamw(others, device_type), "muon": muon})

@@ -1,0 +1,64 @@
+"""A table of groups of tensors, each with its own update rule (models/updates/), learning rate and settings.
+
+Every tensor must be in a group; a group may be empty, as that of the head where the model's head is its embedding.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from models import optimizers, updates
+from models.settings import Positive
+
+
+@dataclass(kw_only=True)
+class Config(optimizers.Config):
+    lr: Positive = 1.0  # multiplies the learning rate of every group
+    groups: dict[str, updates.Group | None]  # by a name of your choice; null: no such group
+
+    def build(self, model, rank: int, world_size: int, device_type: str):
+        """Together: an optimizer of each group that has tensors.  ValueError: a tensor is in no group."""
+        from models.together import Together
+
+        tensors = self.tensors_of(model)
+        parts = {
+            name: self.groups[name].build(tensors[name], self.lr * self.groups[name].lr, rank, world_size, device_type)
+            for name in tensors
+        }
+        return Together(parts)
+
+    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+        """The learning rates, and what else the groups change from step to step."""
+        super().set_step(optimizer, step, num_steps)
+        for name, part in optimizer.parts.items():
+            self.groups[name].set_step(part, step, num_steps)
+
+    def tensors_of(self, model) -> dict[str, list]:
+        """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
+        found = {}
+        for name, role, parameter in _with_roles(model):
+            groups = [key for key, group in self.groups.items() if group and _has(group, name, role)]
+            if not groups:
+                remedy = f"add {role}, or its name, to the tensors of a group"
+                raise ValueError(f"optim.groups={', '.join(self.groups)}: none has the tensor {name}: {remedy}")
+            found.setdefault(groups[-1], []).append(parameter)
+        return {key: found[key] for key in self.groups if key in found}
+
+
+def _has(group, name, role):
+    return any(role == pattern or fnmatchcase(name, pattern) for pattern in group.tensors)
+
+
+def _with_roles(model):
+    """(name, role, parameter) of all parameters; a head that is also the embedding is an embedding."""
+    from torch import nn
+
+    matrices = {id(parameter) for parameter in model.hidden_matrices()}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in matrices:
+            role = "matrices"
+        elif parameter.ndim < 2:
+            role = "vectors"
+        else:
+            role = "embedding" if id(parameter) in tables else "head"
+        yield name, role, parameter

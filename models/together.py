@@ -1,0 +1,31 @@
+"""Several optimizers as one: the settings of each are reached through param_groups, as with any other."""
+
+import torch
+
+
+class Together:
+    """parts: optimizers by name, no tensor in two of them."""
+
+    def __init__(self, parts: dict[str, torch.optim.Optimizer]):
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for part in self.parts.values() for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self.parts.values():
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts.values():
+            part.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict:
+        """Of all.  Refers to the live tensors: copy it to keep it."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """All as they were.  A state taken before the first step resets them entirely."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])

@@ -1,0 +1,24 @@
+"""How a group of tensors is updated: the rows of optim=groups, each rule a file.  Importing them imports no torch."""
+
+from dataclasses import dataclass
+
+from models.settings import Positive
+
+
+@dataclass(kw_only=True)
+class Group:
+    """What every row has; models/updates/NAME.py extends it."""
+
+    PACKAGE = __name__
+    name: str  # update rule: models/updates/NAME.py
+    # which tensors: embedding, head, matrices (of the blocks), vectors, or names with wildcards, blocks.*.proj.weight;
+    # where two groups have a tensor, the later one takes it
+    tensors: list[str]
+    lr: Positive  # learning rate at the schedule's peak; optim.lr multiplies it
+
+    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+        """A torch optimizer of these tensors; each of its param_groups has lr and peak_lr."""
+        raise NotImplementedError
+
+    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+        """Puts into the optimizer what changes with the step, 0 to num_steps - 1, but the learning rate."""

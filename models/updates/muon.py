@@ -1,0 +1,47 @@
+"""Muon (models/muon_update.py) as its successive records had it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from models import updates
+from models.settings import Frac, Momentum, NotNegative, PositiveInt, one_of
+
+
+@dataclass(kw_only=True)
+class Config(updates.Group):
+    momentum: Momentum = 0.95  # Nesterov's
+    first_momentum: Momentum = 0.85  # at step 0 of the momentum's warm-up
+    momentum_warmup_frac: Frac = 0.0  # linear rise from first_momentum to momentum, as a part of num_steps
+    # of gradients: the running sum of the records of 2024, or torch.optim.Muon's mean; one direction, unless the
+    # momentum changes from step to step
+    accumulate: Annotated[str, one_of("sum", "mean")] = "mean"
+    # the step of a matrix of R rows and C columns: spectral sqrt(max(1, R/C)), rms sqrt(max(R, C)), which makes the
+    # root mean square of a full-rank update 1
+    scale: Annotated[str, one_of("spectral", "rms")] = "spectral"
+    weight_decay: NotNegative = 0.0  # times the learning rate a step
+    ns_steps: PositiveInt = 5  # Newton-Schulz iterations
+    ns_coefficients: list[float] = field(default_factory=lambda: [3.4445, -4.7750, 2.0315])  # of x, x^3 and x^5
+
+    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+        """Muon, its work shared out among the ranks."""
+        from models.muon_update import Muon
+
+        return Muon(
+            tensors,
+            lr=lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            ns_steps=self.ns_steps,
+            rank=rank,
+            world_size=world_size,
+            accumulate=self.accumulate,
+            scale=self.scale,
+            coefficients=tuple(self.ns_coefficients),
+        )
+
+    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+        """The momentum of this step."""
+        num_warmup_steps = round(self.momentum_warmup_frac * num_steps)
+        risen = min(step / num_warmup_steps, 1.0) if num_warmup_steps else 1.0
+        (group,) = optimizer.param_groups
+        group["momentum"] = (1 - risen) * self.first_momentum + risen * self.momentum
