@@ -208,3 +208,9 @@ def test_resolving_does_not_change_what_was_asked(values):
     asked = build(Config, values)
     resolve(asked, LAPTOP, 257)
     assert asked.hardware.num_processes is None
+
+
+def test_a_residual_dtype_is_refused_where_the_model_takes_none():
+    words = ["experiment=r09", "track=free", "model/size=nano", "model.residual_dtype=bfloat16"]
+    with pytest.raises(ValueError, match="model.residual_dtype=bfloat16: r09 chooses its dtypes itself"):
+        resolve(compose.compose([*words, "hardware.dtype=bfloat16"]), Machine(0, 2), 50257)

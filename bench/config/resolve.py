@@ -10,6 +10,9 @@ from bench import own_code
 from bench.config import micro_batch, schema
 
 
+WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladder/ has model.args.activations
+
+
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
     config = schema.build(schema.Config, schema.to_dict(config))
@@ -90,8 +93,9 @@ def _resolve_model(config, vocab_size):
     model = config.model
     if not own_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
         _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
-    if model.residual_dtype is not None and own_code.is_import_path(model.arch):
-        _refuse("model.residual_dtype", model.residual_dtype, "your own class chooses its dtypes: see model.args")
+    if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
+        remedy = f"{own_code.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
+        _refuse("model.residual_dtype", model.residual_dtype, remedy)
     if model.residual_dtype == "bfloat16" and config.hardware.dtype != "bfloat16":
         remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
         _refuse("model.residual_dtype", model.residual_dtype, remedy)

@@ -108,7 +108,7 @@ def _faults_of_arguments(model_class, arguments, args):
     ]
     if not takes_all:
         faults += [f"its __init__ must take {name}" for name in arguments if name not in named]
-        has = ", ".join(sorted(named - arguments.keys())) or "no more than the usual ones"
+        has = ", ".join(sorted(named - arguments.keys() - {"residual_dtype"})) or "no more than the usual ones"
         faults += [f"model.args.{name}: its __init__ takes {has}" for name in args if name not in named]
     unset = sorted(needed - arguments.keys() - args.keys())
     return faults + [f"its __init__ needs {name}: give model.args.{name}" for name in unset]
