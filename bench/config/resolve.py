@@ -9,7 +9,6 @@ from pathlib import Path
 from bench import own_code
 from bench.config import micro_batch, schema
 
-
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladder/ has model.args.activations
 
 
