@@ -103,8 +103,7 @@ def diverged_run(shared_run):
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen: torch is asked only if a GPU test is left
 def pytest_collection_modifyitems(items):
-    """Skip GPU tests where torch sees no GPU.  The longest file is first: last it would keep one process busy alone."""
-    items.sort(key=lambda item: item.path.name != "test_wheel.py")
+    """Skip GPU tests where torch sees no GPU."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _torch_sees_gpu():
         for item in gpu_items:
