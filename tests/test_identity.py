@@ -31,9 +31,8 @@ NOT_RACED = {
     "bench/stats": "counts with records",
     "bench/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
-    "bench/script_files.py": "names the files of a script, which have hashes of their own",
-    "bench/terminal.py": "how wide a terminal is, and its colours",
-    "bench/text_table.py": "tables of what was recorded",
+    "bench/user_code/script_files.py": "names the files of a script, which have hashes of their own",
+    "bench/terminal": "how wide a terminal is, and tables of what was recorded",
 }
 SAMPLE = b'''"""Doc."""
 import os, sys as s

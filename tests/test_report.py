@@ -14,7 +14,8 @@ from browser import Browser, needs_browser
 from kept_records import COMPLETE, EVIL, RECORDS, add
 
 from bench.cli import report as cli
-from bench.report import png, run_charts, run_memory, run_page, site
+from bench.report import png, run_charts, run_memory, run_page
+from bench.report.site import site
 from bench.web.chart import thin
 from bench.web.page import json_block, page, tag
 

@@ -17,7 +17,8 @@ from bench.claims import leaderboard, leaderboard_rows
 from bench.cli import race, table
 from bench.cli import report as cli
 from bench.record import index
-from bench.report import site, site_pages, site_races, site_records, site_runs, table_groups
+from bench.report import table_groups
+from bench.report.site import packed_pages, race_list, record_chart, run_rows, site
 from bench.web.page import text
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -32,19 +33,19 @@ def results(tmp_path, monkeypatch):
 
 def write(results, out=None):
     """As the verb does."""
-    found = site_runs.read(results)
+    found = run_rows.read(results)
     return site.write(found, out or results / "site", leaderboard_rows.of_folders(found.runs, [results]))
 
 
 def columns(results):
-    return site_runs.columns(site_runs.read(results), {})
+    return run_rows.columns(run_rows.read(results), {})
 
 
 # ---- the rows
 
 
 def test_a_short_id_is_time_config_and_seed_and_longer_only_where_two_would_be_alike():
-    assert site_runs.short_ids(
+    assert run_rows.short_ids(
         [
             "20261121T072021Z-gpt2-adamw-ecc04969-s0",
             "20261121T072021Z-gpt2-adamw-ecc04969-s0-2",
@@ -71,7 +72,7 @@ def test_the_groups_are_those_of_the_table(results):
     for seed, validity in ((1, "valid"), (2, "invalid"), (3, "suspect")):
         add(results, seed, validity=validity)
     shown = columns(results)
-    rows = [row for _, row in site_runs.read(results).runs]
+    rows = [row for _, row in run_rows.read(results).runs]
     for group in table_groups.groups(rows):
         places = [shown["run_id"].index(run_id) for run_id in group["run_ids"]]
         assert len({shown["group"][place] for place in places}) == 1
@@ -87,7 +88,7 @@ def test_a_warm_up_run_of_a_race_is_called_so_and_counts_nowhere(results):
 
 def test_a_copy_of_a_run_is_shown_once_and_said(results):
     shutil.copytree(results / "cpu_nano", results / "copied" / "cpu_nano")
-    found = site_runs.read(results)
+    found = run_rows.read(results)
     assert (len(found.runs), found.num_copies) == (2, 2)
     assert "2 copies of a run not shown" in write(results).read_text()
 
@@ -102,20 +103,20 @@ def test_what_is_packed_is_what_was_there():
 
 
 def page_of(out, run_id):
-    return site_pages._unpacked(out / "runs" / f"{site_pages.pack_of(run_id)}.js").get(run_id)
+    return packed_pages._unpacked(out / "runs" / f"{packed_pages.pack_of(run_id)}.js").get(run_id)
 
 
 def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     out = results / "site"
     write(results)
-    ids = [row["run_id"] for _, row in site_runs.read(results).runs]
+    ids = [row["run_id"] for _, row in run_rows.read(results).runs]
     assert all("<h1>" in page_of(out, run_id) for run_id in ids) and len(ids) == 2
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     new = add(results, 9, config_id="0000beef")  # a repeat would change the pages beside it, which link it
     write(results)
     after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     made = {path.name for path in after if after[path] != before.get(path)}
-    assert made == {f"{site_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
+    assert made == {f"{packed_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
     analysis = {"ranks": {"0": {"kernels": [{"name": "sgemm", "count": 1, "sum_us": 5.0}]}}}
     (new / "analysis.json").write_text(json.dumps(analysis))
     write(results)
@@ -129,10 +130,10 @@ def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results
     """The others say how to get theirs."""
     ids = [add(results, seed).name for seed in range(1, 9)]
     assert cli.main([str(results), "--pages", "2"]) == 0
-    runs, shown = site_runs.read(results).runs, results / "site"
-    linked = site_records.linked(leaderboard_rows.of_folders(runs, [results]))
+    runs, shown = run_rows.read(results).runs, results / "site"
+    linked = record_chart.linked(leaderboard_rows.of_folders(runs, [results]))
     assert linked and all((page_of(shown, run_id) is not None) == (run_id in {*ids[-2:], *linked}) for run_id in ids)
-    words = site_pages.limits(2)
+    words = packed_pages.limits(2)
     assert "of the newest 2 runs and" in words and words.endswith("./run.sh report {}.")
     assert text(words.format("RUN")) in (shown / "index.html").read_text()
     assert text(words) in (shown / "runs" / "run.html").read_text()
@@ -145,14 +146,14 @@ def test_beyond_a_number_only_the_newest_and_the_linked_runs_have_a_page(results
 
 
 def test_a_run_in_a_pack_that_is_made_again_keeps_its_page(results, monkeypatch):
-    monkeypatch.setattr(site_pages, "pack_of", lambda run_id: "007")
+    monkeypatch.setattr(packed_pages, "pack_of", lambda run_id: "007")
     write(results)
-    ids = [row["run_id"] for _, row in site_runs.read(results).runs]
+    ids = [row["run_id"] for _, row in run_rows.read(results).runs]
     before = {run_id: page_of(results / "site", run_id) for run_id in ids}
     made = []
-    html = site_pages._html
+    html = packed_pages._html
     monkeypatch.setattr(
-        site_pages, "_html", lambda folder, *more: made.append(Path(folder).name) or html(folder, *more)
+        packed_pages, "_html", lambda folder, *more: made.append(Path(folder).name) or html(folder, *more)
     )
     new = add(results, 9, config_id="0000beef")
     write(results)
@@ -165,7 +166,7 @@ def test_a_new_repeat_is_linked_from_the_pages_beside_it(results):
     new = add(results, 9)
     write(results)
     home = results / "site" / "runs"
-    for _, row in site_runs.read(results).runs:
+    for _, row in run_rows.read(results).runs:
         html = page_of(results / "site", row["run_id"])
         assert (f"run.html?{new.name}" in html) == (row["run_id"] != new.name)
         for link in re.findall(r'href="([^"]*)"', html):
@@ -267,10 +268,10 @@ def test_many_pages_are_made_when_they_are_wanted(elsewhere, results):
 def test_the_size_that_is_said_is_about_that_of_the_pages(results):
     for seed in range(40):
         add(results, seed)
-    runs = site_runs.read(results).runs
+    runs = run_rows.read(results).runs
     write(results)
     packs = sum(path.stat().st_size for path in (results / "site" / "runs").glob("[0-9]*.js"))
-    assert 0.4 < site_pages.estimated_bytes(runs) / packs < 2.5
+    assert 0.4 < packed_pages.estimated_bytes(runs) / packs < 2.5
 
 
 # ---- the leaderboard
@@ -327,21 +328,21 @@ def test_what_cannot_be_a_record_is_found_without_reading_every_file(raced, monk
 
 def test_the_axis_of_one_day_shows_that_day():
     begin_s = 1_795_000_000.0
-    ticks = site_records.time_ticks(begin_s, begin_s + 5 * 3600)
+    ticks = record_chart.time_ticks(begin_s, begin_s + 5 * 3600)
     assert 3 <= len(ticks) <= 6 and all(begin_s <= when_s <= begin_s + 5 * 3600 for when_s, _ in ticks)
     assert {words[:5] for _, words in ticks} == {"11-18"}
-    words = [words for _, words in site_records.time_ticks(begin_s, begin_s + 800 * 86400)]
+    words = [words for _, words in record_chart.time_ticks(begin_s, begin_s + 800 * 86400)]
     assert 3 <= len(words) <= 6 and all(re.fullmatch(r"\d{4}-\d\d-\d\d", one) for one in words)
 
 
 def test_ticks_are_round_numbers_inside():
-    assert site_records.ticks(7.87, 8.83) == [8.0, 8.2, 8.4, 8.6, 8.8]
-    assert site_records.ticks(0.0, 1000.0) == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
+    assert record_chart.ticks(7.87, 8.83) == [8.0, 8.2, 8.4, 8.6, 8.8]
+    assert record_chart.ticks(0.0, 1000.0) == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
 
 
 def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):
     board, _ = leaderboard_rows.of_folders(index.read_rows([raced]), [raced])
-    svg = site_records.stepped(board["records"])
+    svg = record_chart.stepped(board["records"])
     path = re.search(r'd="(M[^"]*)"', svg)[1]
     assert re.fullmatch(r"M[\d.]+,[\d.]+H[\d.]+V[\d.]+H[\d.]+", path)  # across, then down
     assert svg.count("<a ") == 2 and f"run.html?{board['records'][1]['run_ids'][0]}" in svg
@@ -367,7 +368,7 @@ def test_races_stand_with_their_verdicts_the_newest_first(raced):
     broken.mkdir()
     (broken / "race.json").write_text('{"arms": 3}')
     (older / "race.html").unlink(missing_ok=True)
-    html = site_races.races(raced, raced / "site")
+    html = race_list.races(raced, raced / "site")
     assert html.index(folder.name) < html.index(older.name) < html.index(broken.name)
     time = json.loads((folder / "race.json").read_text())["result"]["against"]["B"]["time"]
     low, high = time["ci95_pct"]

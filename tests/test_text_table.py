@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bench import terminal, text_table
 from bench.paths import REPO
+from bench.terminal import screen, text_table
 
 KERNELS = [
     ["void reduce_kernel<128, 4, at::native::ReduceOp<float>>(float)", "1.234", "FAIL"],
@@ -16,7 +16,7 @@ KERNELS = [
 ]
 COLUMNS = ["kernel", "MDE (80 % power)", "status"]
 RIGHT = [False, True, False]
-SHOW = f"from bench import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
+SHOW = f"from bench.terminal import text_table; print(text_table.render({COLUMNS!r}, {KERNELS!r}, {RIGHT!r}))"
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +96,14 @@ def test_colours_are_those_of_a_terminal_alone():
     assert "\x1b[31mslower" in shown
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(SHOW, COLUMNS="200", **environment)
-    word = "from bench import terminal; print(terminal.coloured('FASTER'), terminal.coloured('A'))"
+    word = "from bench.terminal import screen; print(screen.coloured('FASTER'), screen.coloured('A'))"
     assert on_a_terminal(word) == "\x1b[32mFASTER\x1b[0m A"
     assert on_a_terminal(word, NO_COLOR="1") == "FASTER A"
-    assert terminal.coloured("FASTER") == "FASTER"  # into a pipe
+    assert screen.coloured("FASTER") == "FASTER"  # into a pipe
 
 
 def test_no_escape_of_a_foreign_record_reaches_a_terminal():
-    code = "from bench import text_table; print(text_table.render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
+    code = "from bench.terminal import text_table; print(text_table.render(['a'], [['x\\x1b]0;title\\x07\\x1b[2J y']]))"
     assert on_a_terminal(code, NO_COLOR="1").splitlines()[-1] == "x]0;title[2J y"
 
 
@@ -114,12 +114,12 @@ def test_marks_line_up_with_the_lines_of_progress(monkeypatch):
 
 
 def test_the_width_is_that_of_columns_before_the_terminals(monkeypatch):
-    assert terminal.width() is None
+    assert screen.width() is None
     monkeypatch.setenv("COLUMNS", "70")
-    assert terminal.width() == 70
+    assert screen.width() == 70
     for wrong in ("", "0", "wide", "-3"):
         monkeypatch.setenv("COLUMNS", wrong)
-        assert terminal.width() is None
+        assert screen.width() is None
 
 
 def test_control_characters_and_writing_direction_marks_are_left_out():

@@ -14,7 +14,7 @@ from bench.cli import race, table
 from bench.compare import target
 from bench.config import compose, resolve, schema
 from bench.paths import REPO
-from bench.report import site_records
+from bench.report.site import record_chart
 
 GPUS, LAPTOP = schema.Machine(8, 64), schema.Machine(0, 2)
 SPEEDRUNS = ("gpt2_small", "gpt2_medium", "gpt2_short")
@@ -149,7 +149,7 @@ def test_the_site_draws_steps_where_they_are_judged():
         "about": "",
         "entries": [entry | {"score": 3250}],
     }
-    html = str(site_records.leaderboard([board | {"records": [one | {"train_s": 9.0} for one in of_steps]}], ["steps"]))
+    html = str(record_chart.leaderboard([board | {"records": [one | {"train_s": 9.0} for one in of_steps]}], ["steps"]))
     assert "steps on any device" in html and "Record steps by date: from 3,600 to 3,250 steps in 2 records" in html
     assert "3,250</b>" in html and "train" not in html and "9.000" not in html and "0.100" not in html
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from bench import stats, text_table
+from bench import stats
 from bench.claims import claim as claims
 from bench.claims import publication
 from bench.compare import sentences
@@ -17,6 +17,7 @@ from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
 from bench.record.rows import row_of
 from bench.report import markdown_blocks
+from bench.terminal import text_table
 
 COMMAND = "judge --claim"  # what wrote the block of the README
 COLUMNS = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")

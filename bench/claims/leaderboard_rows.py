@@ -9,7 +9,7 @@ from bench import stats
 from bench.claims import leaderboard
 from bench.compare import comparison
 from bench.record.rows import Row
-from bench.report.site_records import Board, Entry, Record
+from bench.report.site.record_chart import Board, Entry, Record
 
 MAX_CHANGES = 4  # of a record's config that are named
 BY = re.compile(r"^By: *(?!\(to be written\))(\S.*)$", re.M)  # in the README of a publication or a claim

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from bench import stats, text_table
+from bench import stats
 from bench.claims import uncounted
 from bench.claims.leaderboard import boards
 from bench.paths import results_root
 from bench.record import index, named
+from bench.terminal import text_table
 
 MAX_ENTRIES = 20  # shown of a track
 COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")

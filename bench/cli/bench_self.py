@@ -8,8 +8,8 @@ Ratios only of things measured interleaved in one run, medians; absolute times a
 import json
 import sys
 
-from bench import text_table
 from bench.cli import arguments
+from bench.terminal import text_table
 
 PARTS = ("loop", "gpu", "loader", "startup", "memory")
 

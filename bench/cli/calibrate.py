@@ -7,7 +7,7 @@ wanted change needs; the verdicts of this session use it.
 import argparse
 import json
 
-from bench import atomic, text_table, utc
+from bench import atomic, utc
 from bench.cli import arguments
 from bench.compare import calibration, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
@@ -17,6 +17,7 @@ from bench.launch.console import say
 from bench.launch.prepare import prepare
 from bench.record import run_folder
 from bench.record.rows import row_of
+from bench.terminal import text_table
 
 DEFAULT_N = 5
 ORDER = "ABBA"

@@ -9,11 +9,11 @@ import sys
 
 import yaml
 
-from bench import text_table
 from bench.cli import arguments
 from bench.config import groups, schema
 from bench.data import shards, sources
 from bench.paths import of_user
+from bench.terminal import text_table
 from bench.units import format_bytes
 
 NUM_FIRST_TOKENS = 8

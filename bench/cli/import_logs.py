@@ -11,10 +11,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from bench import atomic, importers, text_table
+from bench import atomic, importers
 from bench.cli import arguments
 from bench.paths import of_user, results_root
 from bench.record import run_folder, step_files
+from bench.terminal import text_table
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
 NUM_SHOWN = 20  # lines of one kind

@@ -7,12 +7,12 @@ elsewhere.
 
 import json
 
-from bench import terminal, text_table
 from bench.claims import claim as claims
 from bench.claims import claim_folder, rules
 from bench.cli import arguments, rule_lines
 from bench.race import state
 from bench.record import ledger, named
+from bench.terminal import screen, text_table
 
 
 def main(argv):
@@ -65,7 +65,7 @@ def _verdict(name, claim, checked):
 def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
     head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
-    word = terminal.coloured("accepted" if verdict["accepted"] else "refused")
+    word = screen.coloured("accepted" if verdict["accepted"] else "refused")
     last = f"{'judge':>8}  {word}: {rule_lines.count(verdict['rules'])}"
     return "\n".join([text_table.printable(head), rule_lines.text(verdict["rules"]), last])
 

@@ -8,12 +8,13 @@ import json
 import os
 import sys
 
-from bench import atomic, text_table
+from bench import atomic
 from bench.cli import arguments
 from bench.memory import rss
 from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
 from bench.paths import of_user
 from bench.record import named
+from bench.terminal import text_table
 from bench.units import MIB, format_bytes
 
 NUM_SHOWN = 8

@@ -13,7 +13,7 @@ from bench.launch.console import say
 from bench.paths import project_folder
 from bench.record import named, run_folder
 from bench.report import markdown_blocks
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 
 
 def main(argv):

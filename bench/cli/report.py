@@ -100,12 +100,12 @@ def _one(folder, args, room, name):
 
 def _site(folder, out, args):
     from bench.claims import leaderboard_rows
-    from bench.report import site, site_pages, site_runs
+    from bench.report.site import packed_pages, run_rows, site
 
-    results = site_runs.read(folder)
-    num_pages = site_pages.NUM_PAGES if args.pages is None else args.pages
+    results = run_rows.read(folder)
+    num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
     if not args.anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
-        _ask(folder, site_pages.chosen(results.runs, (), num_pages), out)
+        _ask(folder, packed_pages.chosen(results.runs, (), num_pages), out)
     boards, fault = [], None
     try:
         boards = leaderboard_rows.of_folders(results.runs, [folder])
@@ -128,9 +128,9 @@ def _is_results(folder):
 
 def _ask(folder, paged, out):
     """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
-    from bench.report import site_pages
+    from bench.report.site import packed_pages
 
-    size = format_bytes(site_pages.estimated_bytes(paged))
+    size = format_bytes(packed_pages.estimated_bytes(paged))
     words = f"{folder} is not a results folder: {len(paged):,} pages, about {size}, would go to {out}"
     if not sys.stdin.isatty():
         raise ValueError(f"{words}: add --anyway, or name a folder of results")

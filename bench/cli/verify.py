@@ -7,9 +7,9 @@ Exit codes: 0 all passed, 1 a rule failed, 2 no record there.
 import json
 import sys
 
-from bench import text_table
 from bench.cli import arguments, rule_lines
 from bench.record import named, verification
+from bench.terminal import text_table
 
 
 def main(argv):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench import stats
 from bench.compare import order
 from bench.record.rows import Row
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 NAMES = {

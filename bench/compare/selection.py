@@ -9,7 +9,7 @@ from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, results_root
 from bench.record import index, named, race_folder, run_folder
 from bench.record.rows import Row, row_of
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 
 SEPARATOR = "vs"
 

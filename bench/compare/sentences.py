@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench import text_table
+from bench.terminal import text_table
 
 
 def alone(result: Mapping) -> str:

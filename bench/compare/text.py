@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from bench import terminal, text_table
 from bench.compare import measures
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.compare.verdict import Comparison
 from bench.diagnosis import text as diagnosis_text
+from bench.terminal import screen, text_table
 
 MAX_DIFFERENCES = 40
 MAX_FILES = 12
@@ -66,7 +66,7 @@ def verdict(result: Comparison, form: str = "terminal") -> str:
     word, words = result["verdict"].replace("_", " ").upper(), text_table.line(result["words"], form == "md")
     if words.startswith(NO_VERDICT):
         word, words = "NO VERDICT", words.removeprefix(NO_VERDICT)
-    return f"verdict: {f'**{word}**' if form == 'md' else terminal.coloured(word)}  {words}"
+    return f"verdict: {f'**{word}**' if form == 'md' else screen.coloured(word)}  {words}"
 
 
 def _hint(result, found, hint):

@@ -6,8 +6,8 @@ Every refusal is a ValueError that names the setting, its value and what to try.
 import re
 from pathlib import Path
 
-from bench import own_code
 from bench.config import micro_batch, schema
+from bench.user_code import classes
 
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladder/ has model.args.activations
 
@@ -23,7 +23,7 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
     _resolve_batch(config, machine.gpu_memory_gib)
     _check_goal(config)
     if config.name is None:
-        config.name = f"{own_code.short(config.model.arch)}-{own_code.short(config.optim.name)}"
+        config.name = f"{classes.short(config.model.arch)}-{classes.short(config.optim.name)}"
     return config
 
 
@@ -90,10 +90,10 @@ def _resolve_batch(config, gpu_memory_gib):
 
 def _resolve_model(config, vocab_size):
     model = config.model
-    if not own_code.is_import_path(model.arch) and model.width % (2 * model.num_heads):
+    if not classes.is_import_path(model.arch) and model.width % (2 * model.num_heads):
         _refuse("model.width", model.width, f"it must be a multiple of 2 * num_heads = {2 * model.num_heads}")
     if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
-        remedy = f"{own_code.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
+        remedy = f"{classes.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
         _refuse("model.residual_dtype", model.residual_dtype, remedy)
     if model.residual_dtype == "bfloat16" and config.hardware.dtype != "bfloat16":
         remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"

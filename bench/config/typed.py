@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Iterator
 
-from bench import own_code
+from bench.user_code import classes
 
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list"}
 GROUP = "a group of settings, KEY: VALUE"
@@ -109,8 +109,8 @@ def _variant(cls, values, path=""):
     names = variants(cls) if name != MISSING else []
     if not names:
         return cls
-    if own_code.is_import_path(name):
-        own = own_code.load(f"{path}name", name)
+    if classes.is_import_path(name):
+        own = classes.load(f"{path}name", name)
         if not issubclass(own, cls):
             raise ValueError(f"{path}name={name}: {own.__name__} must extend the dataclass Config of {cls.PACKAGE}")
         return own

@@ -1,7 +1,8 @@
 """Optional measurements: one a file, one yaml each in conf/instruments/, loaded only when chosen.
 
 A new instrument is a new file here with a class INSTRUMENT that extends base.Instrument, and a yaml of the same name.
-One of the user's own is a yaml in their conf/instruments/ whose setting class is an import path (bench/own_code.py).
+One of the user's own is a yaml in their conf/instruments/ whose setting class is an import path
+(bench/user_code/classes.py).
 """
 
 import importlib
@@ -9,18 +10,18 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from bench import own_code
 from bench.config import profiler_windows
 from bench.instruments import base
+from bench.user_code import classes
 
 
 def kind(name: str, settings: Mapping = MappingProxyType({})) -> type[base.Instrument]:
     """The class of an instrument, without torch.  Raises ValueError for a name without a file, or a wrong class."""
-    if own_code.CLASS in settings:
-        where = f"instruments.{name}.{own_code.CLASS}"
-        own = own_code.load(where, settings[own_code.CLASS])
+    if classes.CLASS in settings:
+        where = f"instruments.{name}.{classes.CLASS}"
+        own = classes.load(where, settings[classes.CLASS])
         if not issubclass(own, base.Instrument):
-            raise ValueError(f"{where}={settings[own_code.CLASS]}: it must extend bench.instruments.base.Instrument")
+            raise ValueError(f"{where}={settings[classes.CLASS]}: it must extend bench.instruments.base.Instrument")
         return own
     module = f"{__name__}.{name}"
     if importlib.util.find_spec(module) is None:
@@ -46,7 +47,7 @@ def flagging(chosen: Iterable[str] | Mapping[str, dict]) -> list[str]:
 
 
 def _flags_steps(name, settings):
-    if own_code.CLASS not in (settings or {}):
+    if classes.CLASS not in (settings or {}):
         return importlib.util.find_spec(f"{__name__}.{name}") is not None and kind(name).flags_steps
     try:
         return kind(name, settings).flags_steps
@@ -55,7 +56,7 @@ def _flags_steps(name, settings):
 
 
 def _without_class(settings):
-    return {key: value for key, value in settings.items() if key != own_code.CLASS}
+    return {key: value for key, value in settings.items() if key != classes.CLASS}
 
 
 def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:

@@ -10,7 +10,7 @@ from bench import atomic, instruments, private, utc
 from bench.config import groups, schema
 from bench.data import sources
 from bench.exporters import dashboards
-from bench.launch import script, script_folder
+from bench.launch.script import script, work_folder
 from bench.machine import code_state, environment
 from bench.paths import REPO
 from bench.record import ledger, run_folder, step_files
@@ -125,10 +125,10 @@ def write_inputs(folder, job, env, started_s, code, pipes=()):
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
     if job.script:
-        from bench.launch import script_profile  # numpy, as below script_run
+        from bench.launch.script import trace_files  # numpy, as below script_run
 
-        work = script_folder.make(folder, job.script, job.dataset, sources.data_root())
-        profile = script_profile.asked(job.config.instruments, job.script.dialect)
+        work = work_folder.make(folder, job.script, job.dataset, sources.data_root())
+        profile = trace_files.asked(job.config.instruments, job.script.dialect)
         launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)
     step_files.append_event(folder, {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": "init_start"})

@@ -12,10 +12,11 @@ from dataclasses import asdict
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks, ready, script, summary
+from bench.launch import finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
+from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine import environment
 from bench.machine.processes import has_ended
@@ -89,7 +90,7 @@ def launch_each(
 
 
 def _watched(folder, job):
-    from bench.launch import script_run  # numpy, which a launcher of our own runs does not need
+    from bench.launch.script import script_run  # numpy, which a launcher of our own runs does not need
 
     return script_run.Watched(folder, job)
 

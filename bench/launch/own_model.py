@@ -12,10 +12,10 @@ import subprocess
 import sys
 
 import models
-from bench import own_code
 from bench.config import schema
 from bench.machine import code_state
 from bench.paths import REPO, working_folder
+from bench.user_code import classes
 
 METHODS = {  # what a run calls: what it must do
     "forward": "forward(tokens_BT, targets_BT): the mean loss in nats per token",
@@ -41,14 +41,14 @@ REMEDY = (
 def check(config: schema.Config) -> None:
     """Raises ValueError that names all that config.model's class lacks; of a model of models/ only its args."""
     model = config.model
-    if not own_code.is_import_path(model.arch) and not model.args:
+    if not classes.is_import_path(model.arch) and not model.args:
         return
     question = schema.to_dict(model) | {"seq_len": config.data.seq_len, "optim": config.optim.name}
-    files = code_state.raced_files(REPO, own_code.sources(filter(own_code.is_import_path, [model.arch])))
+    files = code_state.raced_files(REPO, classes.sources(filter(classes.is_import_path, [model.arch])))
     faults = _answer(json.dumps(question, default=str), tuple(files.items()))
     if faults:
         lines = "".join(f"\n  - {fault}" for fault in faults)
-        remedy = "\n" + REMEDY.format(name=own_code.short(model.arch)) if len(faults) > 1 else ""
+        remedy = "\n" + REMEDY.format(name=classes.short(model.arch)) if len(faults) > 1 else ""
         raise ValueError(f"model.arch={model.arch} cannot be trained:{lines}{remedy}")
 
 
@@ -73,7 +73,7 @@ def faults_of(question: dict) -> list[str]:
 
     try:
         arch = question["arch"]
-        model_class = own_code.load("model.arch", arch) if own_code.is_import_path(arch) else models.load(arch)
+        model_class = classes.load("model.arch", arch) if classes.is_import_path(arch) else models.load(arch)
     except ValueError as error:
         return [str(error).partition(": ")[2]]
     if not issubclass(model_class, torch.nn.Module):
@@ -158,7 +158,7 @@ def _is_of_meta(error):
 
 
 def _failure(error):
-    return f"{type(error).__name__}: {str(error).strip() or 'no message'}{own_code.line_of(error)}"
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}{classes.line_of(error)}"
 
 
 def _words(arguments):

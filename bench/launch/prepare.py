@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import models
-from bench import instruments, own_code, private, script_files
+from bench import instruments, private
 from bench.config import compose, resolve, schema, windows
 from bench.data import sources
 from bench.exporters import dashboards
-from bench.launch import own_model, script
-from bench.launch.script import Script
+from bench.launch import own_model
+from bench.launch.script import script
+from bench.launch.script.script import Script
 from bench.machine import code_state, environment, gpus
 from bench.paths import REPO, of_user
+from bench.user_code import classes, script_files
 
 GLOBS = ("train_glob", "val_glob")
 
@@ -48,12 +50,12 @@ class Job:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
             return [f"{self.script.typed}{script_files.MAIN}"]
-        return own_code.of_config(schema.to_dict(self.config))
+        return classes.of_config(schema.to_dict(self.config))
 
     @property
     def own_sources(self) -> dict[str, Path]:
-        """own_code.sources() of those classes; {} without any."""
-        return own_code.sources(self.own)
+        """classes.sources() of those classes; {} without any."""
+        return classes.sources(self.own)
 
     @property
     def source_sha256(self) -> str:
@@ -85,7 +87,7 @@ def asked(overrides: list[str]) -> schema.Config:
 
 def _check_arch(arch):
     ours = [name for name in compose.choices("model") if models.find(name)]
-    if arch not in ours and not own_code.is_import_path(arch):
+    if arch not in ours and not classes.is_import_path(arch):
         raise ValueError(
             f"model.arch={arch}: unknown model; choose from {', '.join(ours)}, or give my_model.py:MyModel"
         )

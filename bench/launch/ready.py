@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable
 
-from bench import text_table
 from bench.launch.console import confirmed
 from bench.machine import check_host, environment, preflight
 from bench.paths import results_root
+from bench.terminal import text_table
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
 SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer hangs on it

@@ -6,7 +6,7 @@ from bench import instruments
 from bench.launch.prepare import Job
 from bench.paths import shown
 from bench.record.metrics import step_avg_ms
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 from bench.units import format_about_s, ms_from_s
 
 MAX_WARNINGS = 3  # shown after a run; the record has all

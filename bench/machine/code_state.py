@@ -13,10 +13,11 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import atomic, own_code
+from bench import atomic
 from bench.machine import git, syntax
 from bench.paths import REPO
 from bench.units import MIB
+from bench.user_code import classes
 
 IDENTITY_VERSION = 2
 # Files and folders whose code decides what a run trains, or acts or measures while it trains.  Not here: conf/ (its
@@ -33,17 +34,17 @@ RACED = (
     "bench/memory/recording.py",
     "bench/launch/agent.py",
     "bench/launch/ranks.py",
-    "bench/launch/script_output.py",
-    "bench/launch/script_run.py",
+    "bench/launch/script/output.py",
+    "bench/launch/script/script_run.py",
     "bench/machine/environment.py",
     "bench/machine/gpus.py",
     "bench/machine/processes.py",
     "bench/record/step_files.py",
-    "bench/own_code.py",
+    "bench/user_code/classes.py",
     "bench/units.py",
     "bench/__init__.py",
 )
-OTHER_SOURCES = own_code.KERNELS
+OTHER_SOURCES = classes.KERNELS
 NONE_OWN: Mapping[str, Path] = {}  # a run of nothing but what is here
 MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
@@ -54,7 +55,7 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 def raced_files(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
     """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted.
 
-    own: own_code.sources() of the run, the files of the user's own classes, which are raced too.
+    own: classes.sources() of the run, the files of the user's own classes, which are raced too.
     """
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     found = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)

@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction
 
-from bench import atomic, text_table
+from bench import atomic
 from bench.config.profiler_windows import KEMPNER_FLAGS, span
 from bench.machine import peak_rates
 from bench.profiling import breakdown, files
 from bench.profiling.recording import ExclusiveProfile
+from bench.terminal import text_table
 
 LOG = logging.getLogger(__name__)
 RULE = "=" * 100

@@ -12,13 +12,13 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import own_code
 from bench.machine import code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
 from bench.paths import working_folder
 from bench.record import run_folder
 from bench.record.rows import row_of
+from bench.user_code import classes
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
@@ -91,7 +91,7 @@ def best_row(config, run):
 
 def source_sha256(folder, own=()):
     """The identity of the code in this folder with the user's own classes of these import paths."""
-    return code_state.source_sha256(folder, own=own_code.sources(own))
+    return code_state.source_sha256(folder, own=classes.sources(own))
 
 
 def start(folder, overrides, results, tag, show=False, tick=lambda: None):

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from bench import atomic, text_table
+from bench import atomic
 from bench.compare import text as compare_text
 from bench.record import race_folder
+from bench.terminal import text_table
 
 
 def write(folder, race):

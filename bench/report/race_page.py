@@ -11,7 +11,7 @@ from bench import atomic
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 from bench.web import forest
 from bench.web.chart import chart, series_of
 from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag

@@ -3,7 +3,7 @@
 import json
 
 from bench.diagnosis import event_costs, stalls
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 from bench.web.page import Safe, bullets, details, section, soft, table, tag
 
 QUIET_EVENTS = ("init_start", "run_start", "run_stop", "run_end", "eval_stop")

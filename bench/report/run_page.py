@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import text_table
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts
+from bench.terminal import text_table
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 NAME = "report.html"  # in the run's folder

@@ -4,8 +4,8 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench import terminal, text_table
 from bench.record.rows import Row
+from bench.terminal import screen, text_table
 
 MAX_ID_CHARS = 44  # our own ids are whole, to be pasted; those of imported logs can be three times as long
 MIN_ID_CHARS = 32  # of a longer one
@@ -39,7 +39,7 @@ def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = 
     asked: columns that the user named, shown in any case.  Long ids are shortened in the middle before a column goes.
     """
     columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
-    cells, limit = {name: _column(rows, name) for name in columns}, terminal.width()
+    cells, limit = {name: _column(rows, name) for name in columns}, screen.width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
         for name in [name for name in reversed(columns[1:]) if name not in asked]:

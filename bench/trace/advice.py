@@ -3,7 +3,7 @@
 Nothing is said where nothing is known.
 """
 
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 
 BUSY_BELOW_PCT = 80
 EXPOSED_ABOVE_PCT = 20

@@ -2,7 +2,7 @@
 
 import re
 
-from bench import text_table
+from bench.terminal import text_table
 from bench.units import MIB
 
 MAX_NAME_CHARS = 60

@@ -13,13 +13,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
-from bench import own_code
 from bench.config.schema import Config, num_micro_steps
 from bench.data.loader import Loader, val_batches
 from bench.data.shards import Shard
 from bench.training import causality, distributed
 from bench.training import evaluate as evaluation
 from bench.training.step_log import StepLog
+from bench.user_code import classes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -198,7 +198,7 @@ def _zero_state(state):
 def _build_model(config, device):
     """The same weights on every rank and device: drawn on the CPU from the run's seed."""
     arch = config.model.arch
-    model_class = own_code.load("model.arch", arch) if own_code.is_import_path(arch) else models.load(arch)
+    model_class = classes.load("model.arch", arch) if classes.is_import_path(arch) else models.load(arch)
     model = model_class(
         vocab_size=config.model.vocab_size,
         seq_len=config.data.seq_len,

@@ -2,7 +2,7 @@
 
 from bench.claims.rules.evidence import of_each
 from bench.record import ledger, verification
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
 

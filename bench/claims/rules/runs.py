@@ -4,7 +4,7 @@ from bench.compare import target
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
-from bench.text_table import counted
+from bench.terminal.text_table import counted
 
 MAX_FILES = 8  # named of each other code
 

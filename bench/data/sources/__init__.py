@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import own_code
 from bench.data import shards
 from bench.data.shards import CheckFailed, Shard
 from bench.data.sources import checked
 from bench.data.sources.source import Source, data_root
 from bench.paths import REPO
+from bench.user_code import classes
 
 SOURCES = {  # what data.source may be: module and class, imported when they are needed
     "pysource": ("pysource", "PySource"),
@@ -51,8 +51,8 @@ class Dataset:
 
 def chosen(data) -> Source:
     """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is no Source."""
-    if own_code.is_import_path(data.source):
-        own = own_code.load("data.source", data.source)
+    if classes.is_import_path(data.source):
+        own = classes.load("data.source", data.source)
         if not issubclass(own, Source):
             raise ValueError(f"data.source={data.source}: {own.__name__} must extend bench.data.sources.source.Source")
         return own(data)

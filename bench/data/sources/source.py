@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import atomic, own_code
+from bench import atomic
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.paths import of_user, project_folder
 from bench.units import format_bytes
+from bench.user_code import classes
 
 ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens")  # fields of DataConfig that every source has
 MANIFEST = "made.json"
@@ -69,7 +70,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        return own_code.short(self.data.source)
+        return classes.short(self.data.source)
 
     def files(self) -> dict[str, list[Expected]]:
         """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""
@@ -99,7 +100,7 @@ class Made(Source):
         raise NotImplementedError
 
     def folder(self):
-        files = own_code.sources(filter(own_code.is_import_path, [self.data.source]))  # a user's code decides the bytes
+        files = classes.sources(filter(classes.is_import_path, [self.data.source]))  # a user's code decides the bytes
         own = {"code": {name: shards.sha256(path) for name, path in files.items()}} if files else {}
         text = json.dumps(self.recipe() | own, sort_keys=True)
         return data_root() / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

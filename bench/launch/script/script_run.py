@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench import atomic
 from bench.importers import dialects
-from bench.launch import script_folder, script_result
-from bench.launch.script_output import Output
+from bench.launch.script import outcome, work_folder
+from bench.launch.script.output import Output
 from bench.machine import environment
 from bench.paths import REPO
 from bench.record import failures, printed_times, run_folder, step_files
@@ -106,8 +106,8 @@ class Watched:
         """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
         failure = failure or failures.classify(self._folder, exit_code)
         try:
-            found = script_result.write(self._folder, self._job, run, self._output, self._telemetry())
-            run["script"]["files_written"] = script_folder.tidy(self._job.script, self._folder / script_folder.WORK)
+            found = outcome.write(self._folder, self._job, run, self._output, self._telemetry())
+            run["script"]["files_written"] = work_folder.tidy(self._job.script, self._folder / work_folder.WORK)
         except OSError as error:
             found = failures.failure(failures.kind_of(error), str(error))
         except Exception as error:  # of lines that nobody has thought of: the record says so, and is kept
@@ -123,7 +123,7 @@ class Watched:
         found = NO_TELEMETRY | {"foreign_cpu_cores": self._foreign, "warnings": self._warnings}
         if self._stopped is None:
             return found
-        timed = printed_times.events(script_result.rows_of_output(self._output, self._job.script.dialect))
+        timed = printed_times.events(outcome.rows_of_output(self._output, self._job.script.dialect))
         spans = [(a[0], b[0]) for a, b in zip(timed, timed[1:], strict=False) if not b[2]]
         rows = samples.read(self._folder / "telemetry.csv")
         joined = join.summary(rows, spans, self._started, self._stopped)

@@ -10,7 +10,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from bench import terminal
+from bench.terminal import screen
 
 MAX_DRAWN_ROWS = 500  # by rich, 0.7 ms each
 GAP = 2  # spaces between columns
@@ -41,12 +41,12 @@ def marked(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _is_too_wide(widths):
-    limit = terminal.width()
+    limit = screen.width()
     return limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit
 
 
 def _has_colours(rows):
-    return terminal.is_terminal() and any(map(terminal.colour, itertools.chain.from_iterable(rows)))
+    return screen.is_terminal() and any(map(screen.colour, itertools.chain.from_iterable(rows)))
 
 
 def _joined(rows, widths, right, is_md, has_head):
@@ -67,7 +67,7 @@ def _drawn(rows, widths, right, has_head):
     from rich.table import Table
     from rich.text import Text
 
-    limit = terminal.width() or sum(widths) + GAP * len(widths)
+    limit = screen.width() or sum(widths) + GAP * len(widths)
     if has_head and _is_too_wide(widths):
         rows[0] = [_folded_head(*one) for one in zip(zip(*rows), right)]
     least = [
@@ -78,10 +78,10 @@ def _drawn(rows, widths, right, has_head):
     for is_right in right:
         table.add_column(justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
     for number, row in enumerate(rows):
-        table.add_row(*(Text(cell, terminal.colour(cell)) for cell in row))
+        table.add_row(*(Text(cell, screen.colour(cell)) for cell in row))
         if has_head and number == 0:
             table.add_row(*(Rule(characters="-", style="") for _ in row))
-    return terminal.drawn(table, max(limit, sum(least) + GAP * (len(least) - 1)))
+    return screen.drawn(table, max(limit, sum(least) + GAP * (len(least) - 1)))
 
 
 def _folded_head(column, is_right):

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench import script_files
 from bench.paths import REPO, of_user, working_folder
+from bench.user_code import script_files
 
 OURS = ("bench", "models", "speedrun_bench")  # names of this program's processes, which no module of a user can have
 CLASS = "class"  # the setting of an instrument of the user's own

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import private
-from bench.launch import script_folder
+from bench.launch.script import work_folder
 from bench.paths import REPO
 from bench.training import script_worker
 
@@ -16,7 +16,7 @@ MAX_SHOWN = 200
 
 def shown(folder: Path, job, opened: list[dict]) -> list[str]:
     """Data files that the script opened, each once, as the record names them."""
-    work = str((folder / script_folder.WORK).absolute())
+    work = str((folder / work_folder.WORK).absolute())
     names = {one["path"].replace(work, "work") for one in opened if _is_data(one)}
     return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
 
@@ -24,7 +24,7 @@ def shown(folder: Path, job, opened: list[dict]) -> list[str]:
 def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
     """Sentences: it read other data than the track's, never the track's, or code that its identity lacks."""
     ours = {split: _of_split(folder, job, split) for split in ("train", "val")}
-    work = (folder / script_folder.WORK).absolute()
+    work = (folder / work_folder.WORK).absolute()
     real = {one["real"] for one in opened if _is_data(one)}
     written = {one["real"] for one in opened if one["writes"]}
     others = sorted(real - ours["train"] - ours["val"] - written - {path for path in real if _is_cache(path)})
@@ -52,7 +52,7 @@ def _is_data(one):
 def _of_split(folder, job, split):
     """True paths of the shards, and of what was made of them."""
     paths = {os.path.realpath(shard.path) for shard in getattr(job.dataset, split)}
-    data = folder / script_folder.WORK / job.script.data / f"{split}.bin"
+    data = folder / work_folder.WORK / job.script.data / f"{split}.bin"
     return paths | ({os.path.realpath(data)} if job.script.raw_data and data.is_symlink() else set())
 
 

@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import atomic, script_files
+from bench import atomic
+from bench.user_code import script_files
 
 WORK = "work"
 COPY_BYTES = 2**24

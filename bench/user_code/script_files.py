@@ -7,7 +7,7 @@ files) the script finds by a link, and it is no part of the identity.
 import os
 from pathlib import Path
 
-MAIN = ":__main__"  # PATH:__main__ names a script where a class is PATH:NAME (bench/own_code.py)
+MAIN = ":__main__"  # PATH:__main__ names a script where a class is PATH:NAME (bench/user_code/classes.py)
 SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".ptx", ".sh")
 TEXTS = (".json", ".toml", ".yaml", ".yml", ".txt", ".cfg")  # beside the script only: what it may read as settings
 # Folders that hold what programs wrote, and environments: neither part of the identity nor linked.

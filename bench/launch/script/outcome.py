@@ -1,6 +1,6 @@
 """What a script printed -> its rows of steps.csv, its half of the record, and every reason to doubt it.
 
-Called by the launcher once the ranks have ended: the script's lines with their times (script_output.py), what it opened
+Called by the launcher once the ranks have ended: the script's lines with their times (output.py), what it opened
 and how it ended (training/script_worker.py).
 """
 
@@ -15,8 +15,8 @@ from bench.importers import dialects
 from bench.importers.foreign_run import Run
 from bench.importers.modded_nanogpt import MEANINGS
 from bench.importers.records import rows_of
-from bench.launch import script_data, script_folder, script_profile
-from bench.launch.script import TIMING_PROTOCOL, WALL_PROTOCOL
+from bench.launch.script import opened_data, trace_files, work_folder
+from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.paths import REPO
 from bench.record import failures, printed_times, run_folder, step_files
 from bench.units import ms_from_ns, s_from_ms
@@ -31,12 +31,12 @@ NO_STEPS = "the script printed no step after step 0"
 def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     """steps.csv, events and .result.tmp; run gets its "script" and timing protocol.  Returns a failure, or None.
 
-    output: script_output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler.
+    output: output.Output, closed; telemetry: {"summary", "doubts", "warnings"} of the launcher's sampler.
     """
     name = _dialect(output, job.script.dialect)
     facts = _facts_of_ranks(folder, job.config.hardware.num_processes)
     run["script"] |= {"dialect": _shown(name), "num_unkept_lines": output.num_unkept_lines}
-    run["script"] |= {"opened": script_data.shown(folder, job, facts["opened"])}
+    run["script"] |= {"opened": opened_data.shown(folder, job, facts["opened"])}
     runs, of_file = dialects.read(name, [text for _, text in output.lines]) if name else ([], {})
     if not runs:
         _write_result(folder, facts, {}, [], telemetry)
@@ -44,7 +44,7 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
     rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
-    telemetry["profiles"] = script_profile.conclude(folder, job.config.instruments, rows)
+    telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, rows)
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
     is_wall = foreign.train_time_ms is None
     if is_wall:
@@ -55,8 +55,8 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "declared_steps": foreign.declared_steps}
     said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
-    said += [*_of_lines(foreign, runs, rows, job.dataset.vocab_size), *script_data.doubts(folder, job, facts["opened"])]
-    said += [f"{one} changed while it ran" for one in script_folder.changed(job.script, folder / script_folder.WORK)]
+    said += [*_of_lines(foreign, runs, rows, job.dataset.vocab_size), *opened_data.doubts(folder, job, facts["opened"])]
+    said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, said, telemetry)
     return _failure(foreign, rows)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 from bench import utc
-from bench.report import site_pages
+from bench.report.site import packed_pages
 from bench.web.page import Safe, details, section, soft, table, tag
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 16, 40
@@ -114,7 +114,7 @@ def _line(record, board):
 
 def _logs(record):
     links = [
-        tag("a", str(number), href=site_pages.link(run_id))
+        tag("a", str(number), href=packed_pages.link(run_id))
         for number, run_id in enumerate(record["run_ids"][:MAX_LOGS], 1)
     ]
     return tag("span", *(part for link in links for part in (link, " ")))
@@ -123,7 +123,7 @@ def _logs(record):
 def _entry(entry, board):
     lost = f", {entry['num_lost']} lost" if entry["num_lost"] else ""
     return (
-        tag("a", entry["name"], href=site_pages.link(entry["run_ids"][0])),
+        tag("a", entry["name"], href=packed_pages.link(entry["run_ids"][0])),
         entry["config_id"],
         f"{entry['n']}{lost}",
         _score(entry, board),
@@ -172,7 +172,7 @@ def _dot(record, score, x, y):
     side = "end" if x > WIDTH / 2 else "start"
     text = tag("text", words, x=f"{x:.1f}", y=f"{y - 12 if y > TOP + 20 else y + 24:.1f}", text_anchor=side)
     circle = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=6)
-    return tag("a", tag("title", words), circle, text, href=site_pages.link(record["run_ids"][0]), aria_label=words)
+    return tag("a", tag("title", words), circle, text, href=packed_pages.link(record["run_ids"][0]), aria_label=words)
 
 
 def _grid(dates_s, scores, across, up, axis):

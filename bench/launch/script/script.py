@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bench import private, script_files
+from bench import private
 from bench.config import schema
 from bench.machine import environment
 from bench.paths import REPO, of_user
+from bench.user_code import script_files
 
 INSTRUMENTS = ("telemetry", "trace", "window")  # those that need nothing of a script but its lines
 DATA = "data/fineweb10B"

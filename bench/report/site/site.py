@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import atomic
-from bench.report import curve_files, site_pages, site_races, site_records, site_runs
+from bench.report import curve_files
+from bench.report.site import packed_pages, race_list, record_chart, run_rows
 from bench.web.page import ASSETS, Safe, page, section, soft, table, tag
 
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
@@ -17,12 +18,12 @@ HELP = "A click on a head sorts, words below it filter (numbers take <, > and =)
 
 
 def write(
-    results: site_runs.Results,
+    results: run_rows.Results,
     out: Path,
-    boards: Iterable[site_records.Board] = (),
+    boards: Iterable[record_chart.Board] = (),
     fault: str | None = None,
     say: Callable[[int, int], object] = lambda done, total: None,
-    num_pages: int = site_pages.NUM_PAGES,
+    num_pages: int = packed_pages.NUM_PAGES,
 ) -> Path:
     """A results folder that was read, and what stands on its tracks -> path of the index.
 
@@ -30,14 +31,14 @@ def write(
     newest; those that the leaderboard links have one too.
     """
     boards = list(boards)
-    paged = site_pages.chosen(results.runs, site_records.linked(boards), num_pages)
-    limits = site_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
+    paged = packed_pages.chosen(results.runs, record_chart.linked(boards), num_pages)
+    limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
-    faults = site_pages.write(paged, out, say)
-    site_pages.write_viewer(out, limits)
-    curve_files.write(out, results.runs, lambda run_id: None if run_id in faults else site_pages.link(run_id))
-    data = {"columns": _packed(site_runs.columns(results, faults))}
+    faults = packed_pages.write(paged, out, say)
+    packed_pages.write_viewer(out, limits)
+    curve_files.write(out, results.runs, lambda run_id: None if run_id in faults else packed_pages.link(run_id))
+    data = {"columns": _packed(run_rows.columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
     body = [
         tag("h1", "Results"),
@@ -45,8 +46,8 @@ def write(
         tag("div", id="bar", class_="bar"),
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
-        section("Records", tag("p", fault)) if fault else site_records.leaderboard(boards, tracks),
-        site_races.races(results.folder, out),
+        section("Records", tag("p", fault)) if fault else record_chart.leaderboard(boards, tracks),
+        race_list.races(results.folder, out),
         _damaged(results, faults),
         tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),
     ]

@@ -1,0 +1,1 @@
+"""The results site: its pages, and what stands on them."""
