@@ -114,7 +114,7 @@ def test_an_optimizer_of_which_nothing_is_known_gets_every_gradient(pretended):
 
 
 def test_a_compiled_model_is_cut_by_the_size_of_its_tensors_not_of_the_buffers_they_lie_in():
-    """Eight layers of 16 KiB in one buffer: with 64 KiB a graph two and a rest, not one a layer."""
+    """Eight layers of 16 KiB in one buffer: two graphs of 64 KiB, not one a layer."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
     (layout,) = buckets.packed(list(model.parameters()), 1, most_bytes=2**30)
     flat = torch.zeros(layout.part_len)

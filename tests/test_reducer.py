@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import real_runs
@@ -30,11 +31,11 @@ KINDS = ("null", "plain", "shard")
 
 def trainer_of(ranks, *overrides):
     """In buckets of 64 KiB: several, also of a small model."""
-    reducer.BUCKET_BYTES = 2**16
     words = [*real_runs.SHORT, *SMALL, *BATCH, f"hardware.num_processes={ranks.world_size}", *overrides]
     job = prepare(words)
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
-    one = Trainer(job.config, ranks, files["train"], files["val"])
+    with mock.patch.object(reducer, "BUCKET_BYTES", 2**16):
+        one = Trainer(job.config, ranks, files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)
     one.attach(InstrumentSet(essential=log), log)
     return one
