@@ -1,6 +1,6 @@
-"""What GPUs say of the harness, interleaved: on one, under 25 minutes, against plain loops, and its own cost; on all of
-a machine that has several, under 15 minutes more, ways of reducing gradients (ranks.py).
+"""What a GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
 
+Where there are several, ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
 A round runs every contestant's block once, then once more in the other order, so that a clock that drifts falls on all
 alike.  Ratios are taken within a round; medians over rounds, with 95 % intervals.  A rehearsal does all of it at nano
 size on a CPU, so that on a GPU everything but the figures is known: its own figures say nothing of a GPU.
