@@ -13,6 +13,7 @@ certificate.json says so, beside the record and beside the replay, which lies in
 import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from bench.cli import arguments
@@ -39,10 +40,9 @@ def main(argv):
         print(json.dumps([dataclasses.asdict(one) for one in found if one is not None], indent=1))
     made = [one for one in found if one is not None]
     if len(folders) > 1 and made:
-        words = [
-            f"{sum(one.outcome == word for one in made)} {word}" for word in dict.fromkeys(one.outcome for one in made)
-        ]
-        _say(args, "replay", f"{counted(len(made), 'record')}: {', '.join(words)}")
+        numbers = Counter(one.outcome for one in made)
+        words = ", ".join(f"{number} {word}" for word, number in numbers.items())
+        _say(args, "replay", f"{counted(len(made), 'record')}: {words}")
     if args.check:
         return 0 if all(one is None for one in found) else 2
     if any(one.outcome == outcomes.DIFFERS for one in made):
@@ -85,9 +85,8 @@ def _of(folder, args):
     if args.check:
         missing = [check for check in checks if check.status == "fail"]
         return certificate.impossible(recorded, missing[0].found) if missing else None
-    found = replaying.replay(
-        recorded, checks, args.times, sys.stderr.isatty() and not args.quiet, lambda *words: _say(args, *words)
-    )
+    asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet)
+    found = replaying.replay(recorded, checks, asked, lambda *words: _say(args, *words))
     _say(args, "replay", f"{_coloured(found.outcome)}: {found.why}")
     _say(args, "wrote", shown(folder / certificate.FILE))
     return found
@@ -114,6 +113,9 @@ def _parser():
     parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
     parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
     parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
+    parser.add_argument(
+        "--keep-env", action="store_true", help="with this shell's variables (OMP_..., ONEDNN_...), not its"
+    )
     parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
     parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
     return parser

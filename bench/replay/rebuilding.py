@@ -182,7 +182,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
 
 
 def words(recorded: Recorded, own: Path) -> list[str]:
-    """The overrides of the replay but its seed: the record's, and what it ran with where it left that to the machine."""
+    """The overrides of the replay but its seed: the record's, and what the machine had then chosen for it."""
     hardware = recorded.config["hardware"]
     asked = {key.lstrip("+~").partition("=")[0] for key in recorded.overrides}
     pinned = {f"hardware.{key}": hardware.get(key) for key in OF_THE_MACHINE}

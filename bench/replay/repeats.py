@@ -27,13 +27,12 @@ def judged(
     """
     low, high = prediction_interval(losses)
     facts = {"val_losses": list(losses), "prediction_interval": [low, high], "recorded_val_loss": recorded_loss}
-    words = (
-        f"the recorded val_loss {recorded_loss:.4f} lies {{}} {low:.4f} to {high:.4f}, where {CONFIDENCE:.0%} of such "
-    )
-    words += f"runs lie by {len(losses)} fresh seeds (mean {stats.mean(losses):.4f})"
-    word, said = outcomes.REPRODUCED, [words.format("within")]
-    if not low <= recorded_loss <= high:
-        word, said = outcomes.DIFFERS, [words.format("outside")]
+    is_within = low <= recorded_loss <= high
+    said = [
+        f"the recorded val_loss {recorded_loss:.4f} is {'within' if is_within else 'outside'} {low:.4f} to {high:.4f}, "
+        f"where {CONFIDENCE:.0%} of runs lie by {len(losses)} fresh seeds (mean {stats.mean(losses):.4f})"
+    ]
+    word = outcomes.REPRODUCED if is_within else outcomes.DIFFERS
     if target is not None and reached:
         _, p = stats.one_sample_t_less(losses, target)
         facts |= {"target_val_loss": target, "p": p}

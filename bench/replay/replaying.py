@@ -1,6 +1,7 @@
 """A record, run again and judged: the way from a run folder to its certificate."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from bench.machine import environment
 from bench.machine.check import Check
@@ -9,6 +10,17 @@ from bench.replay import certificate, environments, outcomes, rebuilding, repeat
 from bench.replay.certificate import Certificate
 from bench.replay.environments import Field
 from bench.replay.rebuilding import Recorded
+
+FRESH_SEED = 1000  # added to the record's: its repeats have the next ones
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants of a replay."""
+
+    times: int | None = None  # runs of fresh seeds; None: one of the record's own seed
+    keep_env: bool = False  # this shell's variables, not the record's
+    show: bool = False  # pass on what the runs print
 
 
 def foreseen(recorded: Recorded) -> tuple[list[Check], list[Field]]:
@@ -20,24 +32,19 @@ def foreseen(recorded: Recorded) -> tuple[list[Check], list[Field]]:
     return rebuilding.checks(recorded), [field for field in fields if field.name != "variables"]
 
 
-def replay(
-    recorded: Recorded, checks: list[Check], times: int | None, show: bool, say: Callable[[str, str], None]
-) -> Certificate:
-    """Run it again, with its own seed or times fresh ones, and write the certificate beside it and its replays.
-
-    checks: of foreseen().  show: pass on what the runs print.
-    """
+def replay(recorded: Recorded, checks: list[Check], asked: Asked, say: Callable[[str, str], None]) -> Certificate:
+    """Run it again and write the certificate beside it and its replays.  checks: of foreseen()."""
     missing = [check for check in checks if check.status == "fail"]
     if missing:
         words = "; ".join(f"{check.name}: {check.found}" for check in missing)
         return _written(certificate.impossible(recorded, words), [recorded.folder])
     replayed: list[Recorded] = []
     try:
-        for one in _runs(recorded, times, show, say):
+        for one in _runs(recorded, asked, say):
             replayed.append(one)
     except ValueError as error:
         return _written(certificate.impossible(recorded, str(error)), [recorded.folder])
-    found = _one(recorded, replayed[0]) if times is None else _several(recorded, replayed)
+    found = _one(recorded, replayed[0]) if asked.times is None else _several(recorded, replayed)
     return _written(found, [recorded.folder, *(one.folder for one in replayed)])
 
 
@@ -46,18 +53,18 @@ def _written(found, folders):
     return found
 
 
-def _runs(recorded, times, show, say) -> Iterator[Recorded]:
+def _runs(recorded, asked, say) -> Iterator[Recorded]:
     """The replays, one after the other.  ValueError: the code here is not the record's, or a run failed."""
-    variables = environments.variables(certificate.environment_of(recorded))
+    variables = None if asked.keep_env else environments.variables(certificate.environment_of(recorded))
     seed = recorded.run["seed"]
-    seeds = [seed] if times is None else [seed + 1000 + number for number in range(times)]
+    seeds = [seed] if asked.times is None else [seed + FRESH_SEED + number for number in range(asked.times)]
     with rebuilding.checkout(recorded) as made:
         env = running.environment(made.own, variables)
         words = rebuilding.words(recorded, made.own)
         _agree(recorded, running.identity(made.code, [*words, f"seed={seed}"], env))
         for number, seed in enumerate(seeds, 1):
             say("replay", f"run {number} of {len(seeds)}, seed {seed}, of code {recorded.run['code']['commit'][:8]}")
-            folder = running.run(made.code, [*words, f"seed={seed}"], env, recorded.name, show)
+            folder = running.run(made.code, [*words, f"seed={seed}"], env, recorded.name, asked.show)
             run = run_folder.read(folder)
             if run["status"] != "complete":
                 why = (run["failure"] or {}).get("message") or run["status"]

@@ -24,11 +24,17 @@ def results() -> Path:
     return results_root() / "replays"
 
 
-def environment(own: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the replay's process: this one's, with the record's own variables in the place of those like them here."""
-    env = {name: value for name, value in arm_process.environment(results()).items() if not name.startswith(VARIABLES)}
+def environment(own: Path, variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Of the replay's process: this one's, with the record's variables in the place of those like them here.
+
+    variables: environments.variables() of the record; None: this shell's stay.
+    """
+    env = arm_process.environment(results()) | {"SPEEDRUN_CWD": str(own)}
+    if variables is None:
+        return env
+    env = {name: value for name, value in env.items() if not name.startswith(VARIABLES)}
     kept = {name: value for name, value in variables.items() if name not in OWN_VARIABLES}
-    return env | kept | {"SPEEDRUN_CWD": str(own)}
+    return env | kept
 
 
 def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, show: bool = True) -> Path:
@@ -42,11 +48,14 @@ def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, sho
     log = results() / ".replay.log.tmp"
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open(log, "wb") as hidden, raise_interrupted():
-            with child(command, code, env, sys.stderr if show else hidden, END_WITHIN_S) as process:
-                while not has_ended(process.pid, TICK_S):
-                    pass
-                process.wait()
+        with (
+            open(log, "wb") as hidden,
+            raise_interrupted(),
+            child(command, code, env, sys.stderr if show else hidden, END_WITHIN_S) as process,
+        ):
+            while not has_ended(process.pid, TICK_S):
+                pass
+            process.wait()
         new = sorted(set(_folders()) - before)
         if not new:
             tail = "" if show else ":\n" + "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
