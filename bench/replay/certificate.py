@@ -113,11 +113,15 @@ def write(found: Certificate, folders: list[Path]) -> None:
 
 
 def read(folder: Path | str) -> dict | None:
-    """The certificate of a run folder; None: there is none, it cannot be read, or it is of other losses."""
+    """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run."""
     try:
         with open(os.path.join(folder, FILE)) as file:
             found = json.load(file)
-        listed = {one["path"]: one["sha256"] for one in run_folder.read_raw(folder)["artifacts"]}
-        return found if found["losses_sha256"] == listed.get("steps.csv") else None
+        run = run_folder.read_raw(folder)
+        if f"{run['track']}/{run['run_id']}" in found["replays"]:
+            return found
+        listed = {one["path"]: one["sha256"] for one in run["artifacts"]}
+        is_of_it = found["record"] == f"{run['track']}/{run['run_id']}"
+        return found if is_of_it and found["losses_sha256"] == listed.get("steps.csv") else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
