@@ -25,7 +25,7 @@ TAIL_LINES = 15
 TICK_S = 0.5
 
 
-def environment(results):
+def environment(results: Path | str) -> dict[str, str]:
     """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
     from bench.data import sources
 

@@ -26,7 +26,6 @@ from bench.record import run_folder, verification
 OF_THE_RECORD = (  # rules of `verify` without which a record does not say what ran
     verification.config_id_is_that_of_the_config,
     verification.artifacts_are_unchanged,
-    verification.steps_are_without_gaps,
 )
 # Settings that a run leaves to the machine: a replay asks for those that the record ran with.
 OF_THE_MACHINE = ("device", "num_processes", "num_threads", "dtype", "compile", "micro_batch_seqs")
