@@ -89,13 +89,16 @@ def test_buckets_are_reduced_while_backward_runs_and_in_the_last_micro_step_alon
     assert all(parameter.grad is None for parameter in sharded.model.parameters())
 
 
-def test_a_tensor_without_a_gradient_is_named(sharded):
-    one_pass(sharded, is_last=True)
-    sharded.update(0)
-    with sharded.reducer.micro_step(is_last=True):
-        sharded.model.blocks[0].mlp.up.weight.square().sum().backward()
+@pytest.mark.parametrize("kind", ["plain", "shard"])
+def test_a_tensor_without_a_gradient_is_named(pretended, kind):
+    trainer = trainer_of(pretended, "optim=muon", f"hardware.reducer={kind}")
+    one_pass(trainer, is_last=True)
+    trainer.update(0)
+    with trainer.reducer.micro_step(is_last=True):
+        trainer.model.blocks[0].mlp.up.weight.square().sum().backward()
     with pytest.raises(RuntimeError, match="no gradient of .*embedding.weight.*: every tensor must take part"):
-        sharded.update(1)
+        trainer.update(1)
+    trainer.close()
 
 
 def test_an_optimizer_of_which_nothing_is_known_gets_every_gradient(pretended):

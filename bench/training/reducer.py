@@ -3,7 +3,8 @@
 null    torch's DistributedDataParallel; every rank then does the whole update.  Of one process: nothing
 plain   all-reduce when the backward pass is over; every rank does the whole update.  What the others must agree with
 shard   each rank gets the mean of the gradients of its share while the backward pass still runs, updates its share,
-        and gives the others the result (ZeRO's first two stages, Rajbhandari et al. 2020, arXiv:1910.02054)
+        and gives the others the result (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
+        arXiv:1910.02054)
 """
 
 import contextlib
@@ -102,6 +103,7 @@ class Plain(Alone):
         self._buckets = [buckets.Reduced(layout, ranks) for layout in layouts]
 
     def clip(self, most_norm: float | None) -> None:
+        _refuse_missing(self.model, self._buckets)
         for bucket in self._buckets:
             bucket.launch()
             bucket.wait()
@@ -118,7 +120,6 @@ class Shard(Alone):
     name = "shard"
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks, bucket_bytes: int):
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._ranks, self._cut_bytes = ranks, bucket_bytes
         parts = getattr(optimizer, "parts", {"": optimizer}).values()
         self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
@@ -135,16 +136,16 @@ class Shard(Alone):
         return contextlib.nullcontext()
 
     def clip(self, most_norm: float | None) -> None:
-        self._check_all_launched()
+        _refuse_missing(self.model, self._order[self._num_launched :])
         if most_norm is None:
             return
         for bucket in self._order:
             bucket.wait()
         everywhere = [p.grad for bucket in self._order if type(bucket) is buckets.Reduced for p in _tensors(bucket)]
         own = [grad for bucket in self._order for grad in bucket.own_grads()]
-        norm = self._norm(own, everywhere)
-        scale = torch.clamp(most_norm / (norm + 1e-6), max=1.0)  # as torch.nn.utils.clip_grad_norm_ has it
-        torch._foreach_mul_(own + everywhere, scale)
+        norm, grads = self._norm(own, everywhere), own + everywhere
+        if grads:  # more ranks than matrices, and nothing but matrices: this rank has none
+            torch._foreach_mul_(grads, torch.clamp(most_norm / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_
 
     def step(self) -> None:
         for part, found in self._parts:
@@ -179,14 +180,6 @@ class Shard(Alone):
             self._order[self._num_launched].launch()
             self._num_launched += 1
 
-    def _check_all_launched(self):
-        if self._num_launched == len(self._order):
-            return
-        slots = [slot for bucket in self._order[self._num_launched :] for slot in bucket.layout.slots]
-        names = [self._names[slot.parameter] for slot in slots if slot.parameter.grad is None]
-        remedy = "every tensor must take part in the loss of every step"
-        raise RuntimeError(f"no gradient of {', '.join(names)}: {remedy}")
-
     def _learn_order(self):
         """Rank 0's order of the first step from now on, in the place of the guess."""
         numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
@@ -217,6 +210,14 @@ def _buckets_of(optimizer, ranks, bucket_bytes):
         if by_element:
             group["params"] = [bucket.weights for bucket in found]
         yield from found
+
+
+def _refuse_missing(model, waiting):
+    """RuntimeError where a bucket still waits for a gradient when all of a step's backward passes are over."""
+    missing = {parameter for bucket in waiting for parameter in _tensors(bucket) if parameter.grad is None}
+    if missing:
+        names = [name for name, parameter in model.named_parameters() if parameter in missing]
+        raise RuntimeError(f"no gradient of {', '.join(names)}: every tensor must take part in the loss of every step")
 
 
 def _tensors(bucket):
