@@ -38,7 +38,7 @@ class _Search:
         asked = request.parse(args.words)
         if asked["arms"]:
             raise ValueError(
-                "the arms are GOOD and the commits between: give settings for all of them, without A= and B="
+                "GOOD and the commits between are the arms: give settings for all of them, without A= and B="
             )
         self._n = asked.get("n", DEFAULT_N)
         self._facts, self._races = {}, []
@@ -67,11 +67,7 @@ class _Search:
     def _ask(self, commit):
         known = self._known(commit)
         if known:
-            say(
-                "bisect",
-                f"{commit[:12]} {known}: its raced code and settings are those of {known.upper()}",
-                always=True,
-            )
+            say("bisect", f"{commit[:12]} {known}: it trains by the code and settings of {known.upper()}", always=True)
             return known
         for n in (self._n, 2 * self._n):
             try:
@@ -88,7 +84,7 @@ class _Search:
         return found
 
     def _known(self, commit):
-        """GOOD or BAD where the commit trains by the same code and settings; None else, and where it cannot be asked."""
+        """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
         try:
             own = self._identity(commit)
         except ValueError:
@@ -106,11 +102,7 @@ class _Search:
         if commit not in self._facts:
             with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
                 (path,) = paths.values()
-                words = [
-                    word
-                    for word in self._words
-                    if not word.startswith(("looks=", "alpha=", "margin=", "seed=", "name="))
-                ]
+                words = [word for word in self._words if word.partition("=")[0] not in request.SETTINGS]
                 found = arm_process.facts(path, words, results_root())
             self._facts[commit] = found["config_id"], found["source_sha256"]
         return self._facts[commit]

@@ -65,7 +65,7 @@ class Ended:
 
 @contextlib.contextmanager
 def searched(repo: Path, bad: str) -> Iterator[Path]:
-    """A worktree with a git bisect of its own, so that the user's checkout, and a bisect of theirs, stay as they are."""
+    """A worktree with a git bisect of its own: the user's checkout, and a bisect of theirs, stay as they are."""
     with worktrees.of(repo, {"bisect": bad}) as paths:
         try:
             yield paths["bisect"]
