@@ -101,6 +101,15 @@ def test_a_tensor_without_a_gradient_is_named(pretended, kind):
     trainer.close()
 
 
+def test_gradients_that_are_kept_over_a_step_are_refused(sharded):
+    """A share would count this rank's part of them alone."""
+    one_pass(sharded, is_last=True)
+    sharded.reducer.clip(None)
+    sharded.reducer.step()
+    with pytest.raises(RuntimeError, match="hardware.reducer=shard: gradients are left from the step before"):
+        one_pass(sharded, is_last=True)
+
+
 def test_an_optimizer_of_which_nothing_is_known_gets_every_gradient(pretended):
     config = compose.compose([*SMALL, "hardware=cpu", "hardware.reducer=shard"])
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))

@@ -129,10 +129,13 @@ class Shard(Alone):
         self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
         self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
         self._is_last, self._num_launched, self._filled = False, 0, []
-        self._knows_order = False
+        self._knows_order, self._is_first = False, True
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
-        self._is_last = is_last
+        if self._is_first and any(grad is not None for bucket in self._order for grad in bucket.own_grads()):
+            remedy = "drop them after every step, or use another hardware.reducer"
+            raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
+        self._is_last, self._is_first = is_last, False
         return contextlib.nullcontext()
 
     def clip(self, most_norm: float | None) -> None:
@@ -158,7 +161,7 @@ class Shard(Alone):
             bucket.finish()
         if not self._knows_order:
             self._learn_order()
-        self._num_launched, self._filled = 0, []
+        self._num_launched, self._filled, self._is_first = 0, [], True
 
     def close(self) -> None:
         super().close()
