@@ -1,7 +1,7 @@
 """config.yaml of run folders as columns: every setting by its dotted name, optim.lr, quickly for 10,000 runs.
 
-A run's config is kept as a tuple of JSON texts, one a group ('{"optim.lr":0.003,...}').  Most runs share most groups, so
-that each text is parsed once, the index keeps it once, and two runs differ only where their texts do.
+A run's config is kept as a tuple of JSON texts, one a group ('{"optim.lr":0.003,...}').  Most runs share most groups,
+so that each text is parsed once, the index keeps it once, and two runs differ only where their texts do.
 """
 
 import functools
@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
+
+from bench.config import versions
 
 Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
 
@@ -51,10 +53,7 @@ def _texts(part):
         raise ValueError(f"it is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError("it holds no settings")
-    if isinstance(values.get("optim"), dict) and isinstance(values["optim"].get("schedule"), str):
-        from bench.config import schema
-
-        values = schema.upgraded(values)
+    values = versions.upgraded(values)
     return tuple(
         json.dumps(dict(_leaves(name, value)), separators=(",", ":"), default=str)
         for name, value in values.items()
@@ -119,8 +118,6 @@ def varied(rows: Iterable[Mapping]) -> list[str]:
     for key in keys({"config": config} for config in configs):
         order[key] = len(order)
     differing = (
-        key
-        for key, found in values.items()
-        if len(found) > 1 or (found == {"true"} and counts[key] < len(configs))
+        key for key, found in values.items() if len(found) > 1 or (found == {"true"} and counts[key] < len(configs))
     )
     return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.get)

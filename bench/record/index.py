@@ -2,8 +2,9 @@
 
 The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
 change and time of status change, and while the code that made it is the same; a deleted, damaged or foreign index is
-ignored.  config.yaml is written before its run.json is and never again, so run.json's signature stands for both.  A run that still runs, or whose run.json changed in the last seconds before it was read (file systems
-count time in coarse ticks), is read again every time.  Where the index cannot be written, everything still works.
+ignored.  config.yaml is written before its run.json and never again, so that run.json's signature stands for both.  A
+run that still runs, or whose run.json changed in the last seconds before it was read (file systems count time in coarse
+ticks), is read again every time.  Where the index cannot be written, everything still works.
 """
 
 import contextlib
@@ -139,7 +140,9 @@ def _save(parent, known, changed):
             "code": _code(),
             "names": list(entries),
             "signatures": [signature for signature, _ in entries.values()],
-            "rows": {column: PACK.get(column, _packed)(values) for column, values in zip(COLUMNS, columns, strict=False)},
+            "rows": {
+                column: PACK.get(column, _packed)(values) for column, values in zip(COLUMNS, columns, strict=False)
+            },
         }
         atomic.write_text(Path(parent, NAME), json.dumps(index, separators=(",", ":")), durable=False)
 

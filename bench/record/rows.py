@@ -158,9 +158,10 @@ def _epochs(run, shards):
     """As the record says; an earlier one does not, and its tokens are counted."""
     if run["data"].get("epochs") is not None:
         return run["data"]["epochs"]
-    num_tokens, batch_tokens = sum(shard.get("num_tokens") or 0 for shard in shards), run["measured"].get("batch_tokens")
+    num_tokens = sum(shard.get("num_tokens") or 0 for shard in shards)
     num_steps = run["metrics"].get("num_steps") if run["status"] == "complete" else None
-    return num_steps * batch_tokens / num_tokens if num_tokens and num_steps and batch_tokens else None
+    num_seen = (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    return num_seen / num_tokens if num_tokens and num_seen else None
 
 
 def _counted(run, complete) -> Counted:
