@@ -4,6 +4,7 @@ Beside the last two the mean over each axis of numbers.  Charts are specs (bench
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 from bench import stats
@@ -50,37 +51,27 @@ def _is_numeric(found, key):
 
 
 def _line(found, key, value="val_loss"):
-    is_alone = len(found.keys) == 1
-    runs = {}
-    for row in table_groups.counted(found.rows):
-        if row[value] is not None:
-            runs.setdefault(row[key], []).append(row)
-    at = sorted(runs)
-    numbers = [[row[value] for row in runs[x]] for x in at]
-    mean = series_of("mean", [stats.mean(some) for some in numbers], "line")
-    if is_alone:
-        edges = [stats.mean_interval(some) for some in numbers]
-        mean |= {"low": [edge and edge[0] for edge in edges], "high": [edge and edge[1] for edge in edges]}
-    most = max(map(len, numbers), default=0)
-    dots = [
-        series_of(
-            "each run" if number == 0 else f"run {number + 1}",
-            [some[number] if number < len(some) else None for some in numbers],
-            "points",
-            [f"{runs[x][number]['run_id']}" if number < len(runs[x]) else None for x in at],
-        )
-        for number in range(min(most, 8))
-    ]
-    band = "mean of the runs with its 95 % interval (Student's t)" if is_alone else "mean over all the other settings"
-    spec = chart(
-        f"by-{key.replace('.', '-').replace('/', '-')}",
-        f"{value} by {key}",
-        f"{band}; points are runs",
-        key,
-        UNITS.get(value, value),
-        at,
-        [mean, *dots],
-    )
+    """A point a run, in the order of the axis; the mean stands at the first run of each value."""
+    runs = sorted(table_groups.counted(found.rows), key=lambda row: row[key])
+    runs = [row for row in runs if row[value] is not None]
+    at = [row[key] for row in runs]
+    some = {x: [row[value] for row in runs if row[key] == x] for x in at}
+    is_first = [number == 0 or at[number - 1] != x for number, x in enumerate(at)]
+
+    def each(of):
+        return [of(some[x]) if first else None for x, first in zip(at, is_first, strict=True)]
+
+    mean = series_of("mean", each(stats.mean), "line")
+    if len(found.keys) == 1:
+        low, high = (each(lambda values, end=end: (stats.mean_interval(values) or (None, None))[end]) for end in (0, 1))
+        mean |= {"low": low, "high": high}
+        about = "mean with its 95 % interval (Student's t); points are runs"
+    else:
+        about = "mean over all the other settings; points are runs"
+    labels = [f"{row['run_id']}\n{number_words(value, row[value])}" for row in runs]
+    dots = series_of("runs", [row[value] for row in runs], "points", labels)
+    name = f"by-{re.sub('[^a-z0-9_]', '-', key)}"
+    spec = chart(name, f"{value} by {key}", about, key, UNITS[value], at, [mean, dots])
     return spec | {"log_x": at[0] > 0 and at[-1] / at[0] > LOG_FROM}
 
 

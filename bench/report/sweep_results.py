@@ -3,7 +3,7 @@
 Read from the records alone; the sweep's own folder says what was asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +53,11 @@ class Results:
         return [pivot for pivot in found if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
 
 
-def read(folder: Path | str) -> Results:
-    """A sweep's folder -> Results.  ValueError where it is damaged."""
+def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> Results:
+    """A sweep's folder -> Results.  ValueError where it is damaged.
+
+    known: (absolute folder, row) of every run in the results folder, where they were read already.
+    """
     folder = Path(folder).absolute()
     facts, points = sweep.read(folder), sweep.points(folder)
     results = folder.parent.parent
@@ -63,10 +66,13 @@ def read(folder: Path | str) -> Results:
         if point.folder is not None:
             found[point.folder.name] = point.folder
             numbers[point.folder.name] = sweep.values(point.overrides)
-    for path, row in index.read_rows([results], on_error=lambda message: None):
+    if known is None:
+        known = index.read_rows([results], on_error=lambda message: None)
+    by_path = dict(known)
+    for path, row in by_path.items():
         if row["sweep_id"] == facts["sweep_id"]:
             found.setdefault(row["run_id"], Path(path))
-    rows = [_row(path) for path in found.values()]
+    rows = [dict(by_path[str(path)]) if str(path) in by_path else _row(path) for path in found.values()]
     axes = sweep.axes([point.overrides for point in points])
     rows = sorted((row for row in rows if row), key=lambda row: (row["started_at"] or "", row["run_id"]))
     _add_axes(rows, axes, numbers)
