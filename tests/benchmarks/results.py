@@ -92,9 +92,9 @@ def make_runs(folder):
         home = folder / run["track"] / run["run_id"]
         home.mkdir(parents=True)
         (home / "run.json").write_text(json.dumps(run, indent=1))
-        of_run = config.replace("seed: 0
-", f"seed: {seed}
-").replace("lr: 0.003", f"lr: {0.003 + 0.003 * (arm == 'b')}")
+        of_run = config.replace("seed: 0\n", f"seed: {seed}\n").replace(
+            "lr: 0.003", f"lr: {[0.003, 0.006][arm == 'b']}"
+        )
         (home / "config.yaml").write_text(of_run)
         if seed < NUM_STEPS_FILES:
             (home / "steps.csv").write_text(steps)
