@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import atomic
 from bench.report import run_page, sweep_charts, sweep_results, sweep_text, table_pivot
 from bench.report.table_text import number_words, value_words
 from bench.terminal.text_table import counted
@@ -14,15 +13,12 @@ NAME = "sweep.html"
 MAX_RUNS = 2000
 
 
-def write(folder: Path | str) -> Path:
-    """A sweep's folder -> sweep.html in it, its path."""
-    atomic.write_text(Path(folder) / NAME, html(folder), durable=False)
-    return Path(folder) / NAME
+def html(folder: Path | str, at: Path | str | None = None, found: sweep_results.Results | None = None) -> str:
+    """A sweep's folder -> its page.  ValueError for a damaged sweep.
 
-
-def html(folder: Path | str, at: Path | str | None = None) -> str:
-    """at: the folder that the page will lie in, None: the sweep's.  ValueError for a damaged sweep."""
-    found, at = sweep_results.read(folder), Path(at or folder)
+    at: the folder that the page will lie in, None: the sweep's; found: what was read of it, None: it is read.
+    """
+    found, at = found or sweep_results.read(folder), Path(at or folder)
     charts, drawings = sweep_charts.charts(found), sweep_charts.drawings(found)
     title = f"Sweep over {', '.join(found.axes) or 'nothing'}"
     body = [
