@@ -3,7 +3,6 @@
 import argparse
 import json
 
-from bench import atomic
 from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, overrides
 from bench.launch import console, launcher, ready, series, summary
@@ -100,7 +99,7 @@ def _end(folder, args, answers):
     console.show(sweep_text.table(found))
     if words := sweep_text.best(found):
         say("sweep", words)
-    atomic.write_text(folder / sweep_page.NAME, sweep_page.html(folder, found=found))
+    sweep_page.write(folder, found)
     num_complete = sum(one["status"] == "complete" for one in answers)
     say("sweep", sweep_text.ended(found, folder, num_complete, len(answers)), always=True)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import atomic
 from bench.report import run_page, sweep_charts, sweep_results, sweep_text, table_pivot
 from bench.report.table_text import number_words, value_words
 from bench.terminal.text_table import counted
@@ -11,6 +12,13 @@ from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, page, 
 
 NAME = "sweep.html"
 MAX_RUNS = 2000
+
+
+def write(folder: Path | str, found: sweep_results.Results | None = None) -> Path:
+    """A sweep's folder -> sweep.html in it, its path.  found: what was read of it, None: it is read."""
+    path = Path(folder) / NAME
+    atomic.write_text(path, html(folder, found=found), durable=False)
+    return path
 
 
 def html(folder: Path | str, at: Path | str | None = None, found: sweep_results.Results | None = None) -> str:
