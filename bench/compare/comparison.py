@@ -1,11 +1,9 @@
 """Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
 
-import json
 import os
 from collections.abc import Iterable
 
-import yaml
-
+from bench import reading
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import versions
@@ -91,8 +89,8 @@ def _facts(arm):
 
 
 def _facts_of_run(run, folder):
-    config = folder and _read(folder, "config.yaml", _parse_yaml)
-    environment = folder and _read(folder, "environment.json", json.loads)
+    config = folder and _read(reading.yaml_mapping, folder, "config.yaml")
+    environment = folder and _read(reading.json_object, folder, "environment.json")
     return differences.facts(run, config and versions.upgraded(config), environment)
 
 
@@ -101,17 +99,11 @@ def differing_folders(a: str, b: str) -> list[dict]:
     return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 
-def _parse_yaml(text):
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
-def _read(folder, name, parse):
+def _read(read, folder, name):
     try:
-        with open(f"{folder}/{name}") as file:
-            found = parse(file.read())
-    except (OSError, ValueError, yaml.YAMLError):
+        return read(f"{folder}/{name}")
+    except reading.Damaged:  # verify says so; what it held is unknown here
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _with_steps(arm):

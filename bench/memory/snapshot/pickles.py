@@ -7,6 +7,8 @@ its shape is checked, so that what comes after can rely on it.
 import pickle
 from pathlib import Path
 
+from bench import reading
+
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 
 
@@ -21,10 +23,10 @@ class _Plain(pickle.Unpickler):
 def load(path: Path | str) -> dict:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
-        with open(path, "rb") as file:
+        with reading.opened(path) as file:
             found = _Plain(file).load()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}): give a memory snapshot, *.pickle") from None
+    except reading.Damaged:
+        raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
         reason = str(error) or type(error).__name__
         raise ValueError(
