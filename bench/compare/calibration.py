@@ -33,7 +33,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     aa = verdict.of_rows(a_rows, b_rows)
     if not aa["comparable"]:
         raise ValueError(f"these runs cannot be used to calibrate: {aa['reasons'][0]}")
-    excluded = {run["run_id"] for run in aa["left_out"]}
+    excluded = {run["run_id"] for run in aa["excluded"]}
     groups = [
         [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in excluded]
         for rows in (a_rows, b_rows)
@@ -52,7 +52,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
         "schema_version": SCHEMA_VERSION,
         **{key: first[key] for key in ("session_id", "comparability_id", "config_id", "name", "track", "device")},
         "runs": [row["run_id"] for row in sorted(rows, key=lambda row: row["started_at"] or "")],
-        "left_out": aa["left_out"],
+        "excluded": aa["excluded"],
         "doubts": _doubts(rows, aa["flags"]),
         "n": ns,
         "floor_pct": floor_pct(spread, len(rows) - 1, min(ns)),
