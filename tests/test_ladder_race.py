@@ -13,6 +13,7 @@ import scipy.stats
 from browser import Browser, needs_browser
 
 from bench.cli import ladder
+from bench.config import compose, resolve, schema
 from bench.ladder import page, request, rungs, sizes, staircase, to_target
 from bench.paths import CONF, REPO
 from bench.record import ledger
@@ -135,6 +136,24 @@ def test_a_rung_that_cannot_run_is_excluded_from_all_and_refused_by_name():
 
 def test_the_size_follows_the_machine():
     assert [sizes.of_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "steps", "batch_tokens"),
+    [("short", 1, {400}, 131_072), ("record", 8, {19560, 9536, 6200, 5100, 4578, 3200, 3242, 3000, 3250}, 524_288)],
+)
+def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, num_gpus, steps, batch_tokens):
+    """Composed and resolved for such a machine; the record's size changes nothing but how often it validates."""
+    machine, size, found = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name], set()
+    for rung in [rung for rung in rungs.known() if rung.name <= "r11" or rung.name == "simple"]:
+        config = compose.compose([*size.words, f"experiment={rung.name}"], machine)
+        assert compose.deviations(config) == []
+        resolved = resolve.resolve(config, machine, 50257)
+        assert (resolved.model.width, resolved.data.batch_tokens) == (768, batch_tokens)
+        found.add(resolved.goal.num_steps)
+        changed = {key for key, *_ in sizes._changed(compose.compose([f"experiment={rung.name}"], machine), config)}
+        assert changed == {"goal.val_every_steps"} or name == "short"
+    assert found == steps
 
 
 @pytest.mark.parametrize(
@@ -306,7 +325,7 @@ def test_a_dry_run_says_what_it_would_run_and_runs_nothing(raced, tmp_path, caps
     assert ladder.main(["r01", "r04", "n=4", "size=nano", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "10 runs: 4 of each of 2 rungs after a warm-up each" in out
-    assert "about 5 min in all" in out  # ten of 30 s, by the size's own guess
+    assert "about 5 min in all, a guess: none has run here" in out  # ten of 30 s, by the size's own guess
     assert "model.vocab_size 50257 -> null" in out.split("r04")[1]
     assert not (tmp_path / "results").exists()
 

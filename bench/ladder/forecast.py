@@ -1,6 +1,6 @@
 """A dry run: what a ladder would run, what of each rung it would change, and about how long it would take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.config import schema
 from bench.ladder.sizes import START_S, Fitted, Size
@@ -25,7 +25,7 @@ def of(size: Size, fitted: Sequence[Fitted], asked: dict) -> dict:
         "n": asked["n"],
         "num_runs": (asked["n"] + 1) * len(arms),
         "all_s": (asked["n"] + 1) * sum(runs_s.values()),
-        "known": f"{len(known_s)} of {len(arms)} rungs by their earlier runs here",
+        "num_known": sum(ids[name] in known_s for name in arms),
         "rungs": {
             one.rung.name: {"overrides": words[name], "run_s": runs_s[name], "changed": one.changed}
             for name, one in arms.items()
@@ -51,7 +51,7 @@ def text(found: dict) -> str:
     lines = [
         f"size {found['size']}: {found['about']}",
         f"{found['num_runs']} runs: {found['n']} of each of {len(found['rungs'])} rungs after a warm-up each",
-        f"{format_about_s(found['all_s'])} in all ({found['known']}; the rest is a guess)",
+        f"{format_about_s(found['all_s'])} in all, {_known(found)}",
         f"changed of every rung: {words(change for change in order if change in shared) or 'nothing'}",
     ]
     for name, one in found["rungs"].items():
@@ -60,6 +60,13 @@ def text(found: dict) -> str:
     return "\n".join(lines + [f"  {name}  cannot run: {why}" for name, why in found["excluded"].items()])
 
 
-def words(changes) -> str:
+def _known(found):
+    num, num_all = found["num_known"], len(found["rungs"])
+    if num == num_all:
+        return "by earlier runs here"
+    return f"by earlier runs of {num} of {num_all} rungs, the rest is a guess" if num else "a guess: none has run here"
+
+
+def words(changes: Iterable[tuple[str, str, str]]) -> str:
     """[(setting, the record's value, this size's)] -> "model.width 768 -> 128, ..."."""
     return ", ".join(f"{key} {before} -> {after}" for key, before, after in changes)

@@ -56,7 +56,8 @@ def _refuse(fitted, runnable, size, named):
     """ValueError: a rung that was named cannot run at this size, or fewer than two of all can."""
     faults = [f"{one.rung.name} cannot run at size={size.name}: {one.fault}" for one in fitted if one.fault]
     if faults and (named or len(runnable) < 2):
-        raise ValueError(f"{faults[0]}; leave it out, or choose another size: {', '.join(sizes.SIZES)}")
+        others = f"; {len(faults) - 1} others cannot either" if len(faults) > 1 else ""
+        raise ValueError(f"{faults[0]}{others}; name other rungs, or another size: {', '.join(sizes.SIZES)}")
 
 
 def _for_the_plan(size, fitted):
