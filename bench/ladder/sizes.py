@@ -42,16 +42,16 @@ SIZES = {
         Size(
             "nano",
             "width 128, steps of 1,024 bytes of Python source",
-            # 8 sequences * 128; validated every 5 steps, 64 sequences * 128, so that the way down has points
+            # 8 sequences * 128; validated every 2 steps, 32 sequences * 128, so that the way down has points
             ("track=free", "data=pysource", "data.seq_len=128", "data.batch_tokens=1024", "goal.num_steps=60")
-            + ("goal.val_every_steps=5", "goal.val_tokens=8192"),
+            + ("goal.val_every_steps=2", "goal.val_tokens=4096"),
             "nano",
             30.0,  # on two cores that others used too, 2026-11: 20 to 40 s, 12 of them before the first step
         ),
         Size(
             "short",
             "the records' model, steps and data of track gpt2_short",
-            ("track=gpt2_short", "data.seq_len=1024", "data.batch_tokens=131072", "goal.num_steps=400")
+            ("track=gpt2_short", "data.batch_tokens=131072", "goal.num_steps=400")
             + ("goal.val_every_steps=20", "goal.val_tokens=2097152"),
             None,
             240.0,  # gpt2_short's 2 minutes on an H200 and as much for compilation: estimated, not measured

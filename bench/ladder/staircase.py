@@ -14,6 +14,7 @@ from bench.ladder import to_target
 from bench.ladder.step import POSITIVE, Judge, Level, Step, decide, level, values
 from bench.ladder.to_target import Run
 from bench.record import race_folder
+from bench.terminal import text_table
 
 
 class Rung(TypedDict):
@@ -100,7 +101,8 @@ def _target(arms, curves, kept):
     ]
     if not finals:
         return None, f"no run of {rung} is complete, and the target would have been what it reaches"
-    return max(finals), f"measured here: what {rung} reaches at its last step, the highest of its {len(finals)} runs"
+    of_runs = text_table.counted(len(finals), "run")
+    return max(finals), f"measured here: what {rung} reaches at its last step, the highest of {of_runs}"
 
 
 def _timed(arms):
