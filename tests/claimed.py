@@ -204,7 +204,8 @@ class Racers:
         status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
         asked = overrides, self.shares_of(arm), dict(place), status
         losses = self.losses_of(arm, seed)
-        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *asked, losses=losses)
+        more = {"losses": losses} if losses else {}
+        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *asked, **more)
         if what in ("interrupt", "kill"):
             raise Interrupted("SIGINT")
         return ""
