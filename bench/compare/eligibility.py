@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     loss_remarks: list  # sentences: what differs and may change losses
 
 
-def is_timed(row):
+def is_timed(row: Row) -> bool:
     """Whether the run has a time that may count."""
     return (
         row["status"] == "complete"
