@@ -1,0 +1,123 @@
+"""The points of a sweep as runs: each with its own process group and record, what is complete skipped.
+
+Each point leaves a line in the sweep's folder, whichever process made its run: results/sweeps/ID/points.jsonl.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.launch import launcher, ready, summary
+from bench.launch.console import say
+from bench.launch.prepare import Job, prepare
+from bench.machine.signals import Interrupted
+from bench.paths import results_root
+from bench.record import index, run_folder
+from bench.sweep import objective
+
+POINTS = "points.jsonl"  # {"number", "overrides", "folder"} of each point that has a record
+
+
+@dataclass
+class Points:
+    """Makes the runs that Hydra asks for (bench/config/multirun.py).  It is pickled into a launcher's processes."""
+
+    folder: Path  # of the sweep, absolute
+    command: list[str]  # what the user typed, for the records
+    anyway: bool = False  # on a busy machine too
+    objective: str = objective.DEFAULT
+    asked: list[list[str]] = field(default_factory=list)  # of every point that all() was given, in its process
+
+    def one(self, words: list[str], number: int) -> float | None:
+        """A run in a process of somebody else's launcher -> its objective.  words: its overrides."""
+        job = prepare(words, say=lambda text: say("data", text))
+        run = complete_before([job]).get(0)
+        if run is None:
+            run = launcher.launch(job, self.command)
+            say("run", summary.last_words(run), always=True)
+        else:
+            _say_complete(job, run)
+        self._keep(number, job, run)
+        return objective.of(run, self.objective)
+
+    def all(self, points: list[list[str]], first_number: int, settings: dict) -> list[float | None]:
+        """Runs that follow each other, all checked before the first; one that fails does not end the sweep.
+
+        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, ValueError.
+        """
+        prepared = [prepare(words, say=lambda text: say("data", text)) for words in points]
+        self.asked += [job.overrides for job in prepared]
+        kinds = {(job.config_id, job.config.seed): job for job in prepared}  # of equal points one is run
+        jobs = list(kinds.values())
+        found = complete_before(jobs)
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        for number, run in found.items():
+            _say_complete(jobs[number], run)
+            self._keep(first_number + number, jobs[number], run)
+        todo = [number for number in range(len(jobs)) if number not in found]
+        if todo:
+            ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
+            words = [" ".join(jobs[number].overrides) for number in todo]
+            runs = launcher.launch_each([jobs[number] for number in todo], self.command, words)
+            for number, run in zip(todo, runs):
+                found[number] = run
+                self._keep(first_number + number, jobs[number], run)
+                if run["status"] == "aborted":
+                    raise Interrupted(run["failure"]["signal"])
+        runs = (found.get(numbers[job.config_id, job.config.seed]) for job in prepared)
+        return [objective.of(run, self.objective) for run in runs]
+
+    def _keep(self, number, job, run):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        line = {"number": number, "overrides": job.overrides, "folder": run["folder"]}
+        with open(self.folder / POINTS, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def made(self) -> list[tuple[list[str], dict]]:
+        """(overrides, record with its folder) of every point that has one, in order."""
+        try:
+            lines = [json.loads(line) for line in (self.folder / POINTS).read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+        lines.sort(key=lambda line: line["number"])
+        return [
+            (line["overrides"], run_folder.read(line["folder"]) | {"folder": str(line["folder"])}) for line in lines
+        ]
+
+    def not_begun(self) -> list[list[str]]:
+        """The points that were asked for here and have no record: a signal ended the sweep."""
+        begun = {tuple(words) for words, _ in self.made()}
+        return [words for words in self.asked if tuple(words) not in begun]
+
+
+def _say_complete(job, run):
+    say("sweep", f"{' '.join(job.overrides)}: complete before, {run['run_id']}{_doubts(run)}")
+    if exporters := ",".join(job.config.exporters):
+        say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
+
+
+def _doubts(run):
+    return "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
+
+
+def complete_before(jobs: Sequence[Job]) -> dict[int, dict]:
+    """Index of a job: a complete record of its config, seed, raced code and data, a valid one where there is one.
+
+    A race's warm-up runs do not count.
+    """
+    folders = {results_root() / job.config.track.name for job in jobs}
+    known = {}
+    for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
+        if row["status"] == "complete" and not row["discarded"]:
+            files = json.loads(row["setting"])
+            data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
+            kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
+            known.setdefault((kind, row["validity"] == "valid"), folder)
+    found = {}
+    for number, job in enumerate(jobs):
+        data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
+        kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
+        if folder := known.get((kind, True)) or known.get((kind, False)):
+            found[number] = run_folder.read(folder) | {"folder": str(folder)}
+    return found
