@@ -16,6 +16,8 @@ class ProcessesConf:
     """Settings hydra.launcher.*; meanings in docs/SWEEPS.md."""
 
     _target_: str = "hydra_plugins.speedrun.Processes"
+    stop_above_nats: float | None = None
+    stop_from_frac: float = 0.25
 
 
 class Processes(Launcher):

@@ -7,7 +7,7 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from bench import atomic, utc
@@ -28,13 +28,20 @@ HEARTBEAT_S = 10.0
 TICK_S = 0.5
 
 
-def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, race: dict | None = None) -> dict:
+def launch(
+    job: Job,
+    command: Sequence[str] = (),
+    series: Series | None = None,
+    race: dict | None = None,
+    stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
+) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py).  ValueError where no record can be written at all.
+    run.json["race"] (bench/race/runner.py); stop: asked with each validation, [(step, val_loss)] so far, why the run
+    is to end now, None: it is not; its status is "stopped" then.  ValueError where no record can be written at all.
     """
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
@@ -55,7 +62,7 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
             if series is None:  # else they were shown before the first
                 ready.show_odd(checks)
             run["preflight"] = [asdict(check) for check in checks]
-            exit_code, failure = _watch(folder, job, run, child_env, series, watched)
+            exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
@@ -71,17 +78,22 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
 
 
 def launch_each(
-    jobs: Sequence[Job], command: Sequence[str], words: Sequence[str], first_race: dict | None = None
+    jobs: Sequence[Job],
+    command: Sequence[str],
+    words: Sequence[str],
+    first_race: dict | None = None,
+    stop_of: Callable[[Job], Callable | None] = lambda job: None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
     command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    stop_of: of a run that begins, launch()'s stop.
     """
     kinds = [job.config_id for job in jobs]
     with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
         for number, job in enumerate(jobs):
             series.begin(words[number])
-            run = launch(job, command, series=series, race=None if number else first_race)
+            run = launch(job, command, series=series, race=None if number else first_race, stop=stop_of(job))
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
@@ -99,7 +111,7 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, series, watched):
+def _watch(folder, job, run, child_env, series, watched, stop):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     with (
@@ -117,12 +129,16 @@ def _watch(folder, job, run, child_env, series, watched):
     ):
         if watched:
             watched.started(process.pid)
-        beat_s = time.monotonic()
+        num_asked, beat_s = 0, time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not has_ended(process.pid, TICK_S):
             if watched:
                 watched.tick()
             progress.show()
+            if stop and len(progress.validations) > num_asked:
+                num_asked = len(progress.validations)
+                if why := stop(progress.validations):
+                    return None, failures.failure("stopped", why, step=progress.validations[-1][0])
             if series:
                 series.paced(progress.whole_s())
                 series.tick()

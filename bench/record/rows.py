@@ -12,7 +12,7 @@ class Asked(TypedDict):
     run_id: str
     track: str | None
     num_deviations: int  # from what the track fixes
-    status: str  # running, complete, failed, aborted
+    status: str  # running, complete, failed, aborted, stopped
     failure: str | None  # its kind
     validity: str | None  # valid, suspect, invalid
     name: str | None

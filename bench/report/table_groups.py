@@ -12,7 +12,7 @@ GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
 # fmt: off
 GROUP_COLUMNS = (
     "track", "num_deviations", "name", "model", "optim", "world_size", "device", "config_id", "n", "num_suspect",
-    "num_invalid", "num_failed", "num_aborted", "num_running",
+    "num_invalid", "num_failed", "num_aborted", "num_stopped", "num_running",
     *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
     "source_sha256", "comparability_id", "run_ids",
 )
@@ -65,7 +65,7 @@ def _group(members):
     group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in used)
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
-    for status in ("failed", "aborted", "running"):
+    for status in ("failed", "aborted", "stopped", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
     for name in GROUPED:
         values = [row[name] for row in used if row[name] is not None]

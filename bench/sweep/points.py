@@ -4,7 +4,7 @@ Each point leaves a line in the sweep's folder, whichever process made its run: 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from bench.launch.prepare import Job, prepare
 from bench.machine.signals import Interrupted
 from bench.paths import results_root
 from bench.record import index, run_folder
-from bench.sweep import objective
+from bench.sweep import objective, stopping
 
 POINTS = "points.jsonl"  # {"number", "overrides", "folder"} of each point that has a record
 
@@ -27,6 +27,7 @@ class Points:
     command: list[str]  # what the user typed, for the records
     anyway: bool = False  # on a busy machine too
     objective: str = objective.DEFAULT
+    stops: dict[tuple, Callable] = field(default_factory=dict)  # a search's, by the words of a point
     asked: list[list[str]] = field(default_factory=list)  # of every point that all() was given, in its process
 
     def one(self, words: list[str], number: int) -> float | None:
@@ -48,24 +49,32 @@ class Points:
         """
         prepared = [prepare(words, say=lambda text: say("data", text)) for words in points]
         self.asked += [job.overrides for job in prepared]
-        kinds = {(job.config_id, job.config.seed): job for job in prepared}  # of equal points one is run
+        kinds = {_kind(job): job for job in prepared}  # of equal points one is run
         jobs = list(kinds.values())
         found = complete_before(jobs)
         numbers = {kind: number for number, kind in enumerate(kinds)}
         for number, run in found.items():
             _say_complete(jobs[number], run)
             self._keep(first_number + number, jobs[number], run)
+        asked = {job_kind: tuple(words) for job_kind, words in zip(map(_kind, prepared), points)}
         todo = [number for number in range(len(jobs)) if number not in found]
+
+        def stop_of(job):
+            if settings["stop_above_nats"] is None:
+                return self.stops.get(asked[_kind(job)])
+            before = [run for _, run in self.made()]
+            return stopping.AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], before)
+
         if todo:
             ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
             words = [" ".join(jobs[number].overrides) for number in todo]
-            runs = launcher.launch_each([jobs[number] for number in todo], self.command, words)
+            runs = launcher.launch_each([jobs[number] for number in todo], self.command, words, stop_of=stop_of)
             for number, run in zip(todo, runs):
                 found[number] = run
                 self._keep(first_number + number, jobs[number], run)
                 if run["status"] == "aborted":
                     raise Interrupted(run["failure"]["signal"])
-        runs = (found.get(numbers[job.config_id, job.config.seed]) for job in prepared)
+        runs = (found.get(numbers[_kind(job)]) for job in prepared)
         return [objective.of(run, self.objective) for run in runs]
 
     def _keep(self, number, job, run):
@@ -85,10 +94,18 @@ class Points:
             (line["overrides"], run_folder.read(line["folder"]) | {"folder": str(line["folder"])}) for line in lines
         ]
 
+    def was_stopped(self, words: list[str]) -> bool:
+        """Whether the run of a point was stopped before its end."""
+        return any(run["status"] == "stopped" for made, run in self.made() if made == words)
+
     def not_begun(self) -> list[list[str]]:
         """The points that were asked for here and have no record: a signal ended the sweep."""
         begun = {tuple(words) for words, _ in self.made()}
         return [words for words in self.asked if tuple(words) not in begun]
+
+
+def _kind(job):
+    return job.config_id, job.config.seed
 
 
 def _say_complete(job, run):
