@@ -16,6 +16,9 @@ class ProcessesConf:
     """Settings hydra.launcher.*; meanings in docs/SWEEPS.md."""
 
     _target_: str = "hydra_plugins.speedrun.Processes"
+    parallel: Any = None
+    cores_per_run: int | None = None
+    max_slowdown_pct: float = 10.0
     stop_above_nats: float | None = None
     stop_from_frac: float = 0.25
 

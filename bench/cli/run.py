@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+from pathlib import Path
 
 from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, hydra_app, multirun, overrides
@@ -13,7 +14,7 @@ from bench.machine.signals import Interrupted
 from bench.paths import results_root
 from bench.record.rows import row_of
 from bench.report import table_groups, table_text
-from bench.sweep import points, sweeps
+from bench.sweep import packing, points, sweeps
 
 SWEEP_SHOWN = (
     "varied",
@@ -35,6 +36,8 @@ def main(argv):
     if args.cfg:
         _show_cfg(args)
         return 0
+    if args.beside:
+        return _beside(args)
     mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
@@ -47,6 +50,16 @@ def main(argv):
         print(json.dumps(found, indent=1))
     runs = found if args.multirun else [found]
     return 0 if all(run["status"] == "complete" for run in runs) else 1
+
+
+def _beside(args):
+    """One of several runs of a sweep, started by bench/sweep/packing.py."""
+    given = json.loads(args.beside)
+    runs = points.Points(Path(given.pop("folder")), ["run", *args.overrides])
+    number = given.pop("number")
+    with console.output(args.quiet):
+        run = runs.beside(args.overrides, packing.parsed(json.dumps(given)), number)
+    return 0 if run["status"] == "complete" else 1
 
 
 def _show_cfg(args):
@@ -141,4 +154,5 @@ def _parser():
     parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
+    parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON
     return parser

@@ -34,6 +34,7 @@ def launch(
     series: Series | None = None,
     race: dict | None = None,
     stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
+    beside: dict | None = None,
 ) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
@@ -41,7 +42,8 @@ def launch(
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
     run.json["race"] (bench/race/runner.py); stop: asked with each validation, [(step, val_loss)] so far, why the run
-    is to end now, None: it is not; its status is "stopped" then.  ValueError where no record can be written at all.
+    is to end now, None: it is not; its status is "stopped" then; beside: where it runs beside others of its sweep, for
+    run.json["beside"] (bench/sweep/packing.py).  ValueError where no record can be written at all.
     """
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
@@ -50,6 +52,7 @@ def launch(
         child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
+    run |= {"beside": beside} if beside else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:

@@ -157,6 +157,7 @@ def setting(run):
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
         "world_size": run.get("world_size"),
+        **({"beside": run["beside"]["num_slots"]} if run.get("beside") else {}),
     }
 
 
