@@ -21,11 +21,14 @@ from bench.paths import REPO
 # Of Hydra's own settings, where the user's words and yamls do not say otherwise: what it writes goes into the sweep's
 # folder alone, and what a person sees is this program's to say.
 QUIET = {"hydra/job_logging": "none", "hydra/hydra_logging": "none"}
+OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 class Runner(Protocol):
     """What makes the runs."""
+
+    budget_s: float | None  # of all of them; None: no limit
 
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
@@ -54,14 +57,16 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
     of_hydra, mine = overrides.of_sweep(words)
     of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
     with _refusals(words), _importable():
-        _checked(of_hydra, mine, machine)
+        config, _ = _checked(of_hydra, mine, machine)
+        if runner.budget_s is not None and config.hydra.launcher._target_ != OUR_LAUNCHER:
+            raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
         hydra_app.app(functools.partial(_loader, machine)).multirun(
             groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
         )
 
 
-def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]]:
-    """The words of every run of a sweep, in order.  Raises ValueError, also where a search chooses them as it goes."""
+def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
+    """The words of every run of a sweep, in order; None where a search chooses them as it goes.  Raises ValueError."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -70,7 +75,7 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
         hydra = hydra_app.app(functools.partial(_loader, machine))
         config, stored = _checked(of_hydra, mine, machine)
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
-            raise ValueError(f"{' '.join(words)}: the sweeper chooses the points as it goes: nobody knows them before")
+            return None
         parser = OverridesParser.create(config_loader=hydra.config_loader)
         (found,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
     return found

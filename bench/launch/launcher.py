@@ -33,6 +33,7 @@ def launch(
     command: Sequence[str] = (),
     series: Series | None = None,
     race: dict | None = None,
+    sweep_id: str | None = None,
     stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
     beside: dict | None = None,
 ) -> dict:
@@ -41,9 +42,10 @@ def launch(
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py); stop: asked with each validation, [(step, val_loss)] so far, why the run
-    is to end now, None: it is not; its status is "stopped" then; beside: where it runs beside others of its sweep, for
-    run.json["beside"] (bench/sweep/packing.py).  ValueError where no record can be written at all.
+    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); stop: asked
+    with each validation, [(step, val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped"
+    then; beside: where it runs beside others of its sweep, for run.json["beside"] (bench/sweep/packing.py).  ValueError
+    where no record can be written at all.
     """
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
@@ -52,6 +54,7 @@ def launch(
         child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
+    run |= {"sweep": {"sweep_id": sweep_id}} if sweep_id else {}
     run |= {"beside": beside} if beside else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
@@ -85,18 +88,23 @@ def launch_each(
     command: Sequence[str],
     words: Sequence[str],
     first_race: dict | None = None,
+    sweep_id: str | None = None,
+    budget_s: float | None = None,
     stop_of: Callable[[Job], Callable | None] = lambda job: None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
-    command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    command, sweep_id: as of launch(); words: what each is, for the line that begins it; first_race: the first run's
+    slot.  budget_s: no run begins that would end later than that after the first began, as far as that is known.
     stop_of: of a run that begins, launch()'s stop.
     """
     kinds = [job.config_id for job in jobs]
     with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
         for number, job in enumerate(jobs):
+            if budget_s is not None and not series.fits(budget_s):
+                return
             series.begin(words[number])
-            run = launch(job, command, series=series, race=None if number else first_race, stop=stop_of(job))
+            run = launch(job, command, series, None if number else first_race, sweep_id, stop_of(job))
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run

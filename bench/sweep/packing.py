@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -105,31 +105,39 @@ def environment(place: Place) -> dict[str, str]:
 
 
 def run_all(
-    points: Sequence[tuple[int, list[str]]], where: Sequence[Place], logs: Path, record_of: Callable[[int], dict | None]
-) -> Iterator[tuple[int, dict | None, str]]:
-    """Run every point, as many at a time as there are places; yields (number, record, end of its output) as they end.
+    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, deadline_s: float | None = None
+) -> Iterator[tuple[int, str | None, str]]:
+    """Run every point, as many at a time as there are places; yields (index, record's folder or None, end of output).
 
-    points: (number, overrides); logs: a folder for their output; record_of: by a point's number, None: it left none.
-    Raises Interrupted after the runs that are under way have ended as aborted.
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place;
+    deadline_s: of time.monotonic(), after which none begins.  Raises Interrupted after the runs under way have ended.
     """
     logs.mkdir(parents=True, exist_ok=True)
     todo, free, running = list(points), list(where), []
+
+    def may_begin():
+        return todo and (deadline_s is None or time.monotonic() < deadline_s)
+
     with raise_interrupted(), contextlib.ExitStack() as all_of_them:
-        while todo or running:
-            while todo and free:
-                (number, words), place = todo.pop(0), free.pop(0)
-                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {' '.join(words)}")
+        while running or may_begin():
+            while free and may_begin():
+                number, place = todo.pop(0), free.pop(0)
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {' '.join(points[number])}")
                 stack = all_of_them.enter_context(contextlib.ExitStack())
-                out = stack.enter_context(open(logs / f"{number}.log", "wb"))
-                command = [sys.executable, "-m", "bench", "run", *words, "--quiet", OPTION]
-                command.append(json.dumps(asdict(place) | {"number": number, "folder": str(logs.parent)}))
-                process = stack.enter_context(processes.child(command, REPO, environment(place), out, END_WITHIN_S))
-                running.append((number, place, process, stack))
+                paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
+                out = stack.enter_context(open(paths[0], "wb"))
+                given = json.dumps(asdict(place) | facts | {"answer": str(paths[1])})
+                program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
+                process = stack.enter_context(processes.child(program, REPO, environment(place), out, END_WITHIN_S))
+                running.append((number, place, process, stack, paths))
             for one in [one for one in running if one[2].poll() is not None]:
                 running.remove(one)
-                one[3].close()
-                free.append(one[1])
-                yield one[0], record_of(one[0]), _tail(logs / f"{one[0]}.log")
+                number, place, _, stack, (log, answer) = one
+                stack.close()
+                free.append(place)
+                folder = answer.read_text() if answer.exists() else None
+                answer.unlink(missing_ok=True)
+                yield number, folder, _tail(log)
             time.sleep(TICK_S)
 
 
@@ -138,7 +146,7 @@ def _tail(path):
 
 
 def measured(where: Sequence[Place]) -> float:
-    """Per cent by which a step of the probe is slower beside the others than alone, the worst place's.  See probe.py."""
+    """Per cent by which a step of the probe is slower beside the others than alone, the worst place's (probe.py)."""
     alone = _probe(where[:1])
     beside = _probe(where)
     return max(0.0, 100 * (max(beside) / alone[0] - 1))
