@@ -46,7 +46,7 @@ TABLE = {
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
     "report.site": "atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths record report stats terminal utc",
-    "sweep": "launch machine paths record",
+    "sweep": "config launch launch.script machine paths record",
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
@@ -77,7 +77,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/run.py",
     "training/trainer.py",
 }
-TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "training", "cli"}
+TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "sweep", "training", "cli"}
 
 
 def room_of(path):
