@@ -57,7 +57,7 @@ def _end(folder, why):
     console.show(sweep_text.table(found))
     if words := sweep_text.best(found):
         say("sweep", words)
-    sweep_page.write(folder)
+    sweep_page.write(folder, found)
     num_complete = sum(one["status"] == "complete" for one in answers)
     say("sweep", sweep_text.ended(found, folder, num_complete, len(answers)), always=True)
     return answers

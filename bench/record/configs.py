@@ -57,7 +57,7 @@ def _texts(part):
     return tuple(
         json.dumps(dict(_leaves(name, value)), separators=(",", ":"), default=str)
         for name, value in values.items()
-        if name not in OF_THE_ROW
+        if name not in OF_THE_ROW and not (name in SWITCHES and not value)
     )
 
 

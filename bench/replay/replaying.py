@@ -71,6 +71,7 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
                 raise ValueError(f"its replay {run['run_id']} is {run['status']}: {why}")
             found = rebuilding.read(folder)
             _agree(recorded, {"config_id": run["config_id"], "source_sha256": run["code"]["source_sha256"]})
+            _same_settings(recorded, found)
             _same_data(recorded, found)
             yield found
 
@@ -80,6 +81,8 @@ def _agree(recorded, found):
     if found is None:
         return
     wanted = {"config_id": recorded.run["config_id"], "source_sha256": recorded.run["code"]["source_sha256"]}
+    if recorded.run.get("script"):  # which lies elsewhere now: its path is hashed
+        del wanted["config_id"]
     for key, value in wanted.items():
         if found[key] != value:
             what = "settings" if key == "config_id" else "code"
@@ -87,6 +90,15 @@ def _agree(recorded, found):
                 f"the {what} that the record holds give {key} {found[key][:12]}, and run.json says {value[:12]}: "
                 "the record was changed, or lacks a part"
             )
+
+
+def _same_settings(recorded, replayed):
+    """Of a script, whose config_id cannot say so."""
+    theirs, ours = ({**one.config, "name": None} for one in (recorded, replayed))
+    theirs, ours = (one | {"script": {**(one["script"] or {}), "path": None}} for one in (theirs, ours))
+    differing = [group for group in theirs if theirs[group] != ours.get(group)]
+    if recorded.run.get("script") and differing:
+        raise ValueError(f"the settings that the record holds give another {', '.join(differing)} than its config.yaml")
 
 
 def _same_data(recorded, replayed):

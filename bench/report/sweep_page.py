@@ -14,15 +14,19 @@ NAME = "sweep.html"
 MAX_RUNS = 2000
 
 
-def write(folder: Path | str) -> Path:
-    """A sweep's folder -> sweep.html in it, its path."""
-    atomic.write_text(Path(folder) / NAME, html(folder), durable=False)
-    return Path(folder) / NAME
+def write(folder: Path | str, found: sweep_results.Results | None = None) -> Path:
+    """A sweep's folder -> sweep.html in it, its path.  found: what was read of it, None: it is read."""
+    path = Path(folder) / NAME
+    atomic.write_text(path, html(folder, found=found), durable=False)
+    return path
 
 
-def html(folder: Path | str, at: Path | str | None = None) -> str:
-    """at: the folder that the page will lie in, None: the sweep's.  ValueError for a damaged sweep."""
-    found, at = sweep_results.read(folder), Path(at or folder)
+def html(folder: Path | str, at: Path | str | None = None, found: sweep_results.Results | None = None) -> str:
+    """A sweep's folder -> its page.  ValueError for a damaged sweep.
+
+    at: the folder that the page will lie in, None: the sweep's; found: what was read of it, None: it is read.
+    """
+    found, at = found or sweep_results.read(folder), Path(at or folder)
     charts, drawings = sweep_charts.charts(found), sweep_charts.drawings(found)
     title = f"Sweep over {', '.join(found.axes) or 'nothing'}"
     body = [

@@ -32,7 +32,7 @@ def sweeps(results: Path | str, runs: Sequence[tuple[str, Row]], out: Path) -> S
 def _line(folder, runs, out):
     try:
         found = sweep_results.read(folder, runs)
-        link = tag("a", folder.name, href=_page(folder, out))
+        link = tag("a", folder.name, href=_page(folder, found, out))
         complete = sum(row["status"] == "complete" for row in found.rows)
         counts = f"{complete} complete" + "".join(
             f", {num} {word}" for num, word in ((len(found.lost), "lost"), (len(found.not_run), "not run")) if num
@@ -50,11 +50,11 @@ def _line(folder, runs, out):
         )
 
 
-def _page(folder, out):
+def _page(folder, found, out):
     """From the index to the sweep's page."""
     path = folder / sweep_page.NAME
     if not path.exists():
         path = out / "sweeps" / f"{folder.name}.html"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_text(path, sweep_page.html(folder, at=path.parent), durable=False)
+        atomic.write_text(path, sweep_page.html(folder, path.parent, found), durable=False)
     return quote(os.path.relpath(path, out))
