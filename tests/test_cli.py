@@ -11,6 +11,7 @@ import real_runs
 
 from bench.cli import run as run_verb
 from bench.launch import prepare, summary
+from bench.record import index
 from bench.sweep import points
 
 

@@ -25,7 +25,8 @@ def go(args, argv):
     for point in known:
         asked(point)
     same = [word for word in overrides.of_sweep(args.overrides)[1] if overrides.plain(word)]
-    sweep_id = sweep.id_of(args.overrides, source_sha256(same))
+    _, stored = multirun.stored(same)
+    sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
     if known:
         say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(known), len(known))}")
     is_new = not (results_root() / sweep.FOLDER / sweep_id).exists()

@@ -63,7 +63,7 @@ def places(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) 
     most = len(found) or len(cores) // (cores_per_run or 1)
     number = most if parallel == "auto" else int(parallel)
     each = cores_per_run or len(cores) // max(number, 1)
-    if number > most or each < 1 or number * each > len(cores):
+    if not 1 <= number <= most or each < 1 or number * each > len(cores):
         has = f"{len(found)} GPU(s) and {len(cores)} cores" if found else f"{len(cores)} cores"
         raise ValueError(
             f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
