@@ -6,14 +6,12 @@ what, the value, and what to try.
 """
 
 import copy
-import difflib
 import functools
-from collections.abc import Iterable
 
 import yaml
 
 from bench.config import hydra_app, schema
-from bench.config.groups import GROUPS, PRIMARY, choices, config_name, own_folders, path_of
+from bench.config.groups import GROUPS, PRIMARY, choices, config_name, did_you_mean, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 from bench.paths import CONF
@@ -183,16 +181,6 @@ def _merged(old, new):
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question whether a known key was meant, and a space; nothing where none is near."""
-    last = word.split(".")[-1]
-    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
-    near = [key for key in known if key.split(".")[-1] in (last, initials)]
-    near = near or difflib.get_close_matches(word, known, n=1)
-    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
-    return f"did you mean {near[0]}? " if near else ""
 
 
 # ---- the groups

@@ -5,10 +5,12 @@ that --config-dir names; and those of installed packages, by the entry points of
 as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
 """
 
+import difflib
 import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from bench.paths import CONF, MARK, of_user, own_conf, working_folder
@@ -67,6 +69,16 @@ def as_typed() -> list[str]:
     """--config-dir and --config-name of this process as its user typed them, for a record's command; [] without."""
     options = {"--config-dir": os.environ.get(VARIABLE), "--config-name": os.environ.get(NAME_VARIABLE)}
     return [word for option, value in options.items() if value for word in (option, value)]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question whether a known key was meant, and a space; nothing where none is near."""
+    last = word.split(".")[-1]
+    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
+    near = [key for key in known if key.split(".")[-1] in (last, initials)]
+    near = near or difflib.get_close_matches(word, known, n=1)
+    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def introduction() -> str | None:

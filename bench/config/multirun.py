@@ -30,6 +30,9 @@ class Runner(Protocol):
 
     budget_s: float | None  # of all of them; None: no limit
 
+    def handed_over(self, launcher: str) -> None:
+        """The launcher of that name, not ours, is going to call one()."""
+
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
 
@@ -58,11 +61,14 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
     of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
     with _refusals(words), _importable():
         config, _ = _checked(of_hydra, mine, machine)
-        if runner.budget_s is not None and config.hydra.launcher._target_ != OUR_LAUNCHER:
+        launcher = config.hydra.runtime.choices["hydra/launcher"]
+        is_ours = config.hydra.launcher._target_ == OUR_LAUNCHER
+        if runner.budget_s is not None and not is_ours:
             raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
-        hydra_app.app(functools.partial(_loader, machine)).multirun(
-            groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
-        )
+        with contextlib.nullcontext() if is_ours else _of_plugin(launcher, runner):
+            hydra_app.app(functools.partial(_loader, machine)).multirun(
+                groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
+            )
 
 
 def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
@@ -158,6 +164,20 @@ def _refusals(words) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise hydra_app.refused(error, words) from None
+
+
+@contextlib.contextmanager
+def _of_plugin(launcher, runner) -> Iterator[None]:
+    """What somebody else's launcher could not do, as a line of the user's: no SLURM here, a job that was killed."""
+    from hydra.errors import HydraException
+
+    runner.handed_over(launcher)
+    try:
+        yield
+    except (ValueError, HydraException):
+        raise
+    except Exception as error:
+        raise ValueError(f"hydra/launcher={launcher}: {type(error).__name__}: {overrides.one_line(error)}") from None
 
 
 @contextlib.contextmanager

@@ -24,7 +24,10 @@ def validity(run: dict) -> tuple[str, list[str]]:
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
         doubts.append(f"{words}: its loss counts, its times are not those of a machine of its own")
     foreign = run["measured"].get("foreign_cpu_cores")
-    if run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
+    on_cpu = run["hardware"]["device"] == "cpu"
+    if on_cpu and foreign is None:
+        doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
+    elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         limit = f"limit {MAX_FOREIGN_CPU_CORES}"
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run ({limit})")
     return ("suspect", doubts) if doubts else ("valid", [])

@@ -14,6 +14,7 @@ from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
 from bench.machine.signals import Interrupted
+from bench.paths import shown
 from bench.record import run_folder, sweep
 from bench.sweep import earlier, objective, packing, stopping
 
@@ -38,6 +39,10 @@ class Points:
     @property
     def sweep_id(self) -> str:
         return self.folder.name
+
+    def handed_over(self, launcher: str) -> None:
+        """The runs are somebody else's to start, in processes whose output this one does not see."""
+        say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(self.folder)}")
 
     def one(self, words: list[str], number: int) -> float | None:
         """A run in a process of somebody else's launcher -> its objective.  words: its overrides."""
