@@ -11,10 +11,9 @@ import functools
 import yaml
 
 from bench.config import hydra_app, schema
-from bench.config.groups import GROUPS, PRIMARY, choices, config_name, did_you_mean, own_folders, path_of
+from bench.config.groups import GROUPS, PRIMARY, choices, config_name, default_track, did_you_mean, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
-from bench.paths import CONF
 
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
@@ -116,7 +115,7 @@ def _split(overrides, machine):
         if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
             groups["track"] = f"track={TRACK_OF_GPUS}"
         elif "experiment" not in groups and config_name() == PRIMARY:  # which may choose their own
-            groups["track"] = f"track={_default_track()}"
+            groups["track"] = f"track={default_track()}"
     return tuple(sorted(groups.values())), lists, settings
 
 
@@ -203,11 +202,6 @@ def _composed(groups, folders, name):
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed
-
-
-def _default_track():
-    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
-    return next(one["track"] for one in defaults if "track" in one)
 
 
 def _of_track(name):

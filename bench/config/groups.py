@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
+
 from bench.paths import CONF, MARK, of_user, own_conf, working_folder
 
 # fmt: off
@@ -69,6 +71,12 @@ def as_typed() -> list[str]:
     """--config-dir and --config-name of this process as its user typed them, for a record's command; [] without."""
     options = {"--config-dir": os.environ.get(VARIABLE), "--config-name": os.environ.get(NAME_VARIABLE)}
     return [word for option, value in options.items() if value for word in (option, value)]
+
+
+def default_track() -> str:
+    """The track that conf/config.yaml chooses."""
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    return next(one["track"] for one in defaults if "track" in one)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
