@@ -21,23 +21,30 @@ GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter
 ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
 # Settings that differ with what is shown anyway, or that hang on others: no column unless one is asked for
 IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
-MAX_KEPT = 20_000  # texts: more than a results folder has different groups
+MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remembered while a folder is read
 
 
 def read(folder: str) -> Config:
     """config.yaml of a run folder; () where there is none or it cannot be read: verify says so, not a table."""
     try:
-        with open(f"{folder}/config.yaml", encoding="utf-8") as file:
+        with open(f"{folder}/config.yaml", "rb", buffering=0) as file:
             text = file.read()
-        return of_text(text)
+        return of_text(text.decode())
     except (OSError, ValueError):
         return ()
 
 
 def of_text(text: str) -> Config:
     """What config.yaml says, of any version.  ValueError where it is no yaml of settings."""
+    before, _, after = text.partition("\nseed: ")  # a column of its own: without it repeats have one text
+    _, _, rest = after.partition("\n")
+    return _of_text(f"{before}\n{rest}")
+
+
+@functools.lru_cache(maxsize=MAX_TEXTS)
+def _of_text(text):
     parts = [text] if ALIAS.search(text) else GROUPS.split(text)
-    return tuple(itertools.chain.from_iterable(map(_texts, filter(None, parts))))
+    return tuple(itertools.chain.from_iterable(map(_texts, filter(str.strip, parts))))
 
 
 @functools.lru_cache(maxsize=MAX_KEPT)
