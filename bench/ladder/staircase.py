@@ -128,7 +128,7 @@ def _notes(race, arms, timed):
     failed = [row for row in rows if not to_target.is_ended(row)]
     if failed:
         notes.append(f"{len(failed)} of {len(rows)} runs failed or are invalid: they reached nothing")
-    if race["peeked"]:
+    if race["unplanned_look"]:
         notes.append("there was an interim look that the plan has not: the verdicts are not evidence")
     if race["status"] == "stopped_early":
         notes.append(str(race["why"]))

@@ -114,4 +114,4 @@ def level(numbers: Sequence[float], is_geometric: bool) -> Level:
     there, back = (math.log, math.exp) if is_geometric else (float, float)
     moved = [there(number) for number in numbers]
     edges = stats.mean_interval(moved)
-    return {"mean": back(stats.mean(moved)), "ci95": [back(edge) for edge in edges], "n": len(moved)}
+    return {"mean": back(stats.mean(moved)), "ci95": edges and [back(edge) for edge in edges], "n": len(moved)}
