@@ -12,6 +12,7 @@ from bench.config import groups
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
+SEVERAL_RUNS = ("speedrun", "race", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
@@ -43,6 +44,10 @@ def main(argv: list[str]) -> int:
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
+        if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
+            from bench.launch import joining
+
+            joining.refuse(verb)
         rest = _use_config_dir(rest)
         if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
             introduction = groups.introduction()

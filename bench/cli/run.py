@@ -1,12 +1,16 @@
 """One run, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
 
 import argparse
+import contextlib
 import json
+import time
 
 from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, overrides
-from bench.launch import console, launcher, ready, series, summary
+from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
+from bench.launch.nodes.member import Refused
+from bench.launch.of_nodes import OfNodes
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.paths import results_root
 from bench.record import index, run_folder
@@ -35,24 +39,68 @@ def main(argv):
         return 0
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
+    if args.multirun:
+        joining.refuse("run -m")
+    started_by = None if args.multirun else joining.started_by("run")
+    if joining.is_follower(started_by):
+        return _follow(started_by, args.overrides)
     with console.output(args.quiet, args.json):
-        found = _sweep(args, argv) if args.multirun else _run(args, argv)
+        found = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
+    if isinstance(found, int):  # another node has the record
+        return found
     if args.json:
         print(json.dumps(found, indent=1))
     runs = found if args.multirun else [found]
     return 0 if all(run["status"] == "complete" for run in runs) else 1
 
 
-def _run(args, argv):
-    """-> what --json prints."""
-    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
+def _follow(started_by, overrides):
+    """A rank that another launcher started: rank 0 says what there is to say."""
+    try:
+        return joining.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
+    except Refused:
+        time.sleep(joining.SAY_S)
+        return 2
+
+
+def _prepared(overrides, check_own):
+    return prepare(overrides, say=lambda text: say("data", text), check_own=check_own)
+
+
+def _run(args, argv, started_by):
+    """-> what --json prints; or the exit code, where another node has the record."""
+    with contextlib.ExitStack() as stack:
+        coordinator = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
+        try:
+            overrides = joining.effective(args.overrides, started_by)
+            job = _prepared(overrides, not args.race)  # a race has checked it
+            joining.check(job, started_by)
+            if coordinator is None and job.config.hardware.nodes:
+                coordinator = joining.lead_nodes(job)
+                if coordinator is None:
+                    say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
+                    return joining.follow_nodes(job)
+                stack.enter_context(coordinator)
+            if coordinator is not None:
+                joining.gather(coordinator, job)
+        except ValueError as error:
+            if coordinator is not None:
+                coordinator.refuse(str(error))
+            raise
+        found = _run_job(job, args, argv, coordinator and OfNodes(coordinator, job, started_by))
+        if coordinator is not None:
+            coordinator.bye(0 if found["status"] == "complete" else 1)
+        return found
+
+
+def _run_job(job, args, argv, of_nodes):
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
-    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
+    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, of_nodes=of_nodes)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
 

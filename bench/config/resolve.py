@@ -47,13 +47,7 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     on_gpu = hardware.device == "cuda"
     if on_gpu and not machine.num_gpus:
         _refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
-    if hardware.num_processes is None:
-        hardware.num_processes = machine.num_gpus if on_gpu else 1
-    if on_gpu and hardware.num_processes > machine.num_gpus:
-        remedy = f"this machine has {machine.num_gpus} GPU(s), one process each"
-        _refuse("hardware.num_processes", hardware.num_processes, remedy)
-    if hardware.num_threads is None:
-        hardware.num_threads = max(1, machine.num_cpus // hardware.num_processes)
+    _resolve_ranks(hardware, machine, on_gpu)
     if hardware.dtype is None:
         hardware.dtype = "bfloat16" if on_gpu else "float32"
     if hardware.compile is None:
@@ -70,6 +64,30 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     if hardware.gc != "manual" and hardware.gc_every_steps is not None:
         remedy = f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it"
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
+
+
+def _resolve_ranks(hardware, machine, on_gpu):
+    """machine is each of the nodes: they are alike."""
+    if hardware.nodes == 1:
+        hardware.nodes = None  # given or not, one node is one config with one id
+    num_nodes = hardware.nodes or 1
+    if hardware.num_processes is None:
+        hardware.num_processes = num_nodes * (machine.num_gpus if on_gpu else 1)
+    if hardware.num_processes % num_nodes:
+        _refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
+    of_node = hardware.num_processes // num_nodes
+    if on_gpu and of_node > machine.num_gpus:
+        each = "each machine" if num_nodes > 1 else "this machine"
+        remedy = f"{each} has {machine.num_gpus} GPU(s), one process each"
+        _refuse("hardware.num_processes", hardware.num_processes, remedy)
+    if hardware.num_threads is None:
+        hardware.num_threads = max(1, machine.num_cpus // of_node)
+    if num_nodes == 1 and hardware.rendezvous is not None:
+        _refuse(
+            "hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER"
+        )
+    if hardware.rendezvous is not None:
+        schema.rendezvous_of(hardware)
 
 
 def _resolve_batch(config, gpu_memory_gib):

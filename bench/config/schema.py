@@ -99,7 +99,12 @@ class GoalConfig:
 @dataclass(kw_only=True)
 class HardwareConfig:
     device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"  # what to train on; auto: every GPU, else the CPU
-    num_processes: AtLeast1 | None = None  # ranks; null: one per GPU, or one on a CPU
+    num_processes: AtLeast1 | None = None  # ranks, of all nodes together; null: one per GPU, or one on a CPU and node
+    # machines that the run spans; the same command is given on each; null: this one
+    nodes: AtLeast1 | None = None
+    # HOST:PORT where nodes meet, an address of the node that makes the record and a free port there; with nodes only
+    rendezvous: str | None = None
+    rendezvous_timeout_s: Positive | None = None  # how long ranks wait for each other before a run; null: 300 s
     num_threads: AtLeast1 | None = None  # CPU threads of each process; null: an equal share of the cores
     # of activations; null: bfloat16 on a GPU, float32 on a CPU
     dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
@@ -117,6 +122,11 @@ class HardwareConfig:
     # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
     collective_timeout_s: Positive = 120.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Of a resolved config: how many ranks each node has."""
+        return self.num_processes // (self.nodes or 1)
 
 
 @dataclass(kw_only=True)
@@ -238,6 +248,8 @@ def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
+    for name in ("rendezvous", "rendezvous_timeout_s"):  # where and how long nodes wait for each other before it
+        del values["hardware"][name]
     if values["optim"] is None:
         return _digest(values)
     schedule = values["optim"].pop("schedule")
@@ -257,6 +269,17 @@ def _without_none(values):
     if not isinstance(values, dict):
         return values
     return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def rendezvous_of(hardware: HardwareConfig) -> tuple[str, int]:
+    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
+    host, _, port = (hardware.rendezvous or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            f"hardware.rendezvous={hardware.rendezvous}: use HOST:PORT, an address of the node that is to make the "
+            "record and a free port there, such as 10.0.0.1:29600"
+        )
+    return host.strip("[]"), int(port)
 
 
 def get(config: Config | dict, dotted: str) -> Any:
