@@ -40,7 +40,7 @@ def main(argv):
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
     if args.multirun:
-        joining.refuse("run -m")
+        joining.refuse("run -m", args.overrides)
     started_by = None if args.multirun else joining.started_by("run")
     if joining.is_follower(started_by):
         return _follow(started_by, args.overrides)
@@ -75,7 +75,7 @@ def _run(args, argv, started_by):
             overrides = joining.effective(args.overrides, started_by)
             job = _prepared(overrides, not args.race)  # a race has checked it
             joining.check(job, started_by)
-            if coordinator is None and job.config.hardware.nodes:
+            if coordinator is None and job.config.hardware.rendezvous:
                 coordinator = joining.lead_nodes(job)
                 if coordinator is None:
                     say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
@@ -87,10 +87,7 @@ def _run(args, argv, started_by):
             if coordinator is not None:
                 coordinator.refuse(str(error))
             raise
-        found = _run_job(job, args, argv, coordinator and OfNodes(coordinator, job, started_by))
-        if coordinator is not None:
-            coordinator.bye(0 if found["status"] == "complete" else 1)
-        return found
+        return _run_job(job, args, argv, coordinator and OfNodes(coordinator, job, started_by))
 
 
 def _run_job(job, args, argv, of_nodes):
@@ -101,6 +98,8 @@ def _run_job(job, args, argv, of_nodes):
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
     run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, of_nodes=of_nodes)
+    if of_nodes:
+        of_nodes.bye(run)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
 

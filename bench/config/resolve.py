@@ -15,6 +15,9 @@ WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladde
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
     config = schema.build(schema.Config, schema.to_dict(config))
+    if config.data.shards is not None:  # 9-12 or 9,10,11,12: one config with one id
+        config.data.shards = [str(number) for number in config.data.shard_numbers]
+        config.data.num_train_shards = None
     resolve_hardware(config.hardware, machine)
     if config.script is not None:
         _resolve_script(config, vocab_size)

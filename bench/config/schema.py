@@ -35,6 +35,9 @@ AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
 ]
+ShardNumbers = Annotated[
+    str, Range(lambda word: re.fullmatch(r"\d{1,6}(-\d{1,6})?", word), "a number as 3, or numbers as 9-12")
+]
 Name = Annotated[
     str,
     Range(
@@ -78,10 +81,27 @@ class DataConfig:
     markov_lags: list[int] | None = None  # which earlier tokens the next one depends on, [1] or [1,3]; source markov
     repo: Repository | None = None  # dataset repository on the Hugging Face hub; source hub
     revision: str | None = None  # commit of repo; null: the hub's current one, noted by the first fetch; source hub
-    num_train_shards: AtLeast1 | None = None  # how many to fetch, 100 million tokens each; source hub
+    # how many to fetch, 100 million tokens each, from the first on; source hub; null: those that shards names
+    num_train_shards: AtLeast1 | None = None
+    # which training shards and in which order, by the number in their names, [3,7,9-12]; sources hub and shards; null:
+    # all of source shards, the first num_train_shards of a hub's
+    shards: list[ShardNumbers] | None = None
     train_sha256: str | None = None  # what the made training file must hash to; null: anything; pysource and markov
     val_sha256: str | None = None  # what the made validation file must hash to; null: anything; pysource and markov
     args: dict[str, Any] | None = None  # settings of your own source
+
+    @property
+    def shard_numbers(self) -> list[int] | None:
+        """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
+        if self.shards is None:
+            return None
+        found = []
+        for word in self.shards:
+            first, _, last = word.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        if not found or len(set(found)) < len(found):
+            raise ValueError(f"data.shards=[{','.join(self.shards)}]: name at least one, none twice, ranges upwards")
+        return found
 
 
 @dataclass(kw_only=True)

@@ -110,7 +110,7 @@ def _data(job):
         "floor_nats": sources.floor_nats(dataset, config.goal.val_tokens),
         "train": [facts(shard) for shard in dataset.train],
         "val": [facts(shard) for shard in dataset.val],
-    }
+    } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
 def write_inputs(folder, job, env, started_s, code, pipes=()):

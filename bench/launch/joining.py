@@ -57,10 +57,10 @@ def check(job: Job, found: Adopted | None) -> None:
     if several and job.script:
         what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
-    if hardware.nodes and not found and hardware.rendezvous is None:
+    if hardware.nodes and not found and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
         raise ValueError(
             f"hardware.nodes={hardware.nodes}: where do they meet?  Give hardware.rendezvous=HOST:PORT, an address of "
-            "the node that is to make the record, and the same command on every node"
+            "the node that is to make the record, and the same command on every node; or cluster=slurm"
         )
 
 
@@ -167,13 +167,22 @@ def _follow(connection, key, hello, job, keep_master):
     return member.run(ranks.WORKER, env, launch)
 
 
+def slurm_node() -> str:
+    """The name of this node of the allocation, for people."""
+    return os.environ.get("SLURMD_NODENAME", "?")
+
+
 def is_follower(found: Adopted | None) -> bool:
     """Whether another process of this launch makes the record, and says what is to be said."""
     return found is not None and found.rank > 0
 
 
-def refuse(verb: str) -> None:
+def refuse(verb: str, words: list[str]) -> None:
     """Of a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
+    by_hand = next((word for word in words if "hardware.rendezvous=" in word), None)
+    if by_hand:
+        what = f"{by_hand}: nodes that are started by hand meet for one run"
+        raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
     found = started_by(verb)
     if found is None or found.world_size == 1:
         return

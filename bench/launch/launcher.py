@@ -12,9 +12,9 @@ from dataclasses import asdict
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks, ready, summary
+from bench.launch import allocation, finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
-from bench.launch.of_nodes import OfNodes
+from bench.launch.of_nodes import OfNodes, of_allocation
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
 from bench.launch.script import script
@@ -40,9 +40,18 @@ def launch(
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py); of_nodes: ranks that other processes start too, which have gathered.
-    ValueError where no record can be written at all.
+    run.json["race"] (bench/race/runner.py); of_nodes: ranks that other processes start too, which have gathered
+    (None: those of a SLURM allocation are started here).  ValueError where no record can be written at all.
     """
+    if of_nodes is None and job.config.hardware.nodes:
+        with of_allocation(job) as of_nodes:
+            run = _launch(job, command, series, race, of_nodes)
+            of_nodes.bye(run)
+            return run
+    return _launch(job, command, series, race, of_nodes)
+
+
+def _launch(job, command, series, race, of_nodes):
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
@@ -50,7 +59,8 @@ def launch(
         child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
-    run |= of_nodes.facts() if of_nodes else {}
+    of_slurm = allocation.found()
+    run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import atomic
 from bench.config import schema
-from bench.launch import joining, ranks
+from bench.launch import allocation, joining, ranks
 from bench.launch.nodes import fabric
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
@@ -34,6 +34,8 @@ class OfNodes:
         rows = [_node(0, size, own | {"fabric": fabric.facts(first.interface())}, None)]
         rows += [_node(peer.node, size, peer.facts, peer) for peer in sorted(leaders, key=lambda peer: peer.node)]
         by = {"by": found.by, "job_id": found.job_id} if found else {"by": "nodes", "job_id": None}
+        if found is None and (job_of_slurm := allocation.found()):
+            by = job_of_slurm.facts()
         return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
 
     @contextlib.contextmanager
@@ -57,7 +59,7 @@ class OfNodes:
             own |= fabric.variables(self._coordinator.interface(), os.environ)
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
         launch = {"started_s": atomic.read_json(folder / ".launch.tmp")["started_s"]}
-        master = {} if found and found.has_store else _master(found, hardware)
+        master = {} if found and found.has_store else _master(found.host if found else self._coordinator.host)
         self._coordinator.begin(folder, texts, launch, ranks.WORKER, own, master, shared, log)
         try:
             yield self
@@ -65,6 +67,10 @@ class OfNodes:
             self._coordinator.stop()
             self._coordinator.collect()
             self._write_answer()
+
+    def bye(self, run: dict) -> None:
+        """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""
+        self._coordinator.bye(0 if run["status"] == "complete" else 1)
 
     def has_ended(self, within_s: float) -> bool:
         """Whether all ranks end within so many seconds."""
@@ -103,6 +109,21 @@ class OfNodes:
                 )
 
 
+@contextlib.contextmanager
+def of_allocation(job: Job):
+    """A context that yields OfNodes over the SLURM allocation that this process runs in, gathered.
+
+    ValueError: there is none, or its nodes are not alike.
+    """
+    found = allocation.found()
+    if found is None:
+        what = f"hardware.nodes={job.config.hardware.nodes}"
+        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
+    with allocation.led(job, found) as coordinator:
+        joining.gather(coordinator, job)
+        yield OfNodes(coordinator, job, None)
+
+
 def _node(number, num_ranks, facts, peer):
     return {
         "node": number,
@@ -116,8 +137,7 @@ def _node(number, num_ranks, facts, peer):
     }
 
 
-def _master(found, hardware):
+def _master(host):
     """Where torch's process group meets: on this node, on a port that is free now."""
-    host = schema.rendezvous_of(hardware)[0] if found is None else found.host
     with socket.create_server((host, 0)) as free:
         return {"MASTER_ADDR": host, "MASTER_PORT": str(free.getsockname()[1])}

@@ -58,11 +58,13 @@ class Coordinator:
     """
 
     def __init__(self, listener, key: str, num_members: int, own_ranks: int, is_adopted: bool):
+        self.host = listener.getsockname()[0]
         self._listener, self._key, self._num_members = listener, key, num_members
         self._own_ranks, self._is_adopted = own_ranks, is_adopted
         self._inbox, self._channels, self.peers = queue.Queue(), [], []
         self._own = self._folder = None
         self._closing = False
+        self.still = lambda: None  # words where those that have not joined never will
         self.exit_codes = []  # {"rank", "exit_code", "failed_at_s"} of every rank that failed
         self.lost = self.interrupted = None  # words, of the first
         self.bad_files = []  # sentences: files of other nodes that could not be stored
@@ -95,6 +97,8 @@ class Coordinator:
         """Until all members have joined.  ValueError, after all have been refused: one is missing, or is not alike."""
         until_s = time.monotonic() + timeout_s
         while len(self.peers) < self._num_members:
+            if why := self.still():
+                self._refuse_all(f"{why}, and not every node had joined: see what it says")
             if time.monotonic() > until_s:
                 found, wanted = len(self.peers) + 1, counted(self._num_members + 1, self._kind)
                 self._refuse_all(
