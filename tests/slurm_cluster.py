@@ -9,6 +9,7 @@ skipped, with that reason.  Debian's slurmd may run several times on a machine, 
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -134,6 +135,7 @@ def _free_ports(count):
 if __name__ == "__main__":
     if missing():
         sys.exit(missing())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Cluster(sys.argv[1]) as cluster:
         print(f"export SLURM_CONF={cluster.variables['SLURM_CONF']} PATH=$PATH:/usr/sbin", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

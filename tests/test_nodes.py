@@ -10,7 +10,7 @@ import hosts
 import pytest
 import real_runs
 
-from bench.launch.nodes import carried, clocks
+from bench.launch.nodes import carried, clocks, peers
 from bench.record import run_folder
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -66,6 +66,24 @@ def test_files_that_each_node_writes_have_one_role():
     assert run_folder._role("telemetry.node1.csv") == "telemetry"
     assert run_folder._role("environment.node12.json") == "environment"
     assert run_folder._role("telemetry.csv") == "telemetry"
+
+
+ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"source_sha256": "d" * 64}, f"code, {'d' * 12} instead of {'a' * 12}: check out the same commit"),
+        ({"torch": "2.12.1"}, "torch, 2.12.1 instead of 2.13.0: install the same requirements.lock"),
+        ({"torch": None}, "torch, none instead of 2.13.0"),
+        ({"data_sha256": ["e" * 64]}, "the shards differ: ./run.sh data show"),
+        ({"config_id": "f"}, "config, f instead of c: give the same settings"),
+    ],
+)
+def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
+    assert words in peers.difference(ALIKE | changed, ALIKE)
+    assert peers.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
 
 
 # ---- runs

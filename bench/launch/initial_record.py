@@ -125,7 +125,8 @@ def write_inputs(folder, job, env, started_s, code, pipes=()):
     config["exporters"] = private.redact_all(config["exporters"], REPO)
     config["hardware"]["rendezvous"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    overrides = [_public(override) for override in job.overrides]
+    typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    overrides = [_public(override) for override in typed]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
     code_state.write(REPO, folder / "code", job.own_sources, code)

@@ -10,45 +10,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.launch.nodes import carried, channel, clocks, fabric
 from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel
+from bench.launch.nodes.peers import Peer, difference
 from bench.launch.nodes.rank_processes import RankProcesses
 from bench.terminal.text_table import counted
 
-ALIKE = {  # what all nodes must have alike: (what a person calls it, what to do)
-    "source_sha256": ("code", "check out the same commit, with the same changes, on every node"),
-    "torch": ("torch", "install the same requirements.lock on every node"),
-    "python": ("Python", "use the same Python on every node"),
-    "data_sha256": ("data", "the shards differ: ./run.sh data show NAME on every node"),
-    "config_id": ("config", "give the same settings on every node; where machines differ, hardware.num_threads too"),
-}
 COLLECT_S = 600.0  # for files that a node's ranks left, traces of gigabytes among them
 STOP_S = 20.0  # for ranks of other nodes to end, some seconds more than their own grace
 REFUSE_S = 10.0  # for those that are still on their way
-
-
-@dataclass
-class Peer:
-    """A member as the coordinator knows it."""
-
-    channel: Channel
-    node: int
-    first_rank: int
-    num_ranks: int
-    local_rank: int
-    facts: dict | None
-    folder: str | None = None
-    clock: dict | None = None  # clocks.measure() at the start
-    clock_at_end: dict | None = None
-    left: set = field(default_factory=set)  # its ranks that still run
-    is_gone: bool = False
-
-    @property
-    def words(self):
-        return f"node {self.node}, rank {self.first_rank}"
 
 
 class Coordinator:
@@ -107,8 +79,9 @@ class Coordinator:
                 )
             self._take_one(self._join)
         for peer in self.peers:
-            if peer.facts is not None:
-                self._compare(peer, facts)
+            where = f"node {peer.node}" if self._is_adopted else "a node"
+            if peer.facts is not None and (why := difference(peer.facts, facts)):
+                self._refuse_all(f"{where} has another {why}")
         first_rank = self._own_ranks
         for node, peer in enumerate(self.peers, 1):
             if not self._is_adopted:  # in the order of their arrival
@@ -130,13 +103,6 @@ class Coordinator:
             if gone and self._is_adopted:
                 self._refuse_all(f"rank {gone[0].first_rank} ended before the run began: see what it says")
             self.peers = [peer for peer in self.peers if peer.channel is not one]
-
-    def _compare(self, peer, own):
-        for name, (words, remedy) in ALIKE.items():
-            if own[name] != peer.facts.get(name):
-                theirs, ours = _short(peer.facts.get(name)), _short(own[name])
-                where = f"node {peer.node}" if self._is_adopted else "a node"
-                self._refuse_all(f"{where} has another {words}, {theirs} instead of {ours}: {remedy}")
 
     def refuse(self, why: str) -> None:
         """Tell all members, also those that come within some seconds, that there will be no run."""
@@ -287,7 +253,3 @@ class Coordinator:
             carried.store(self._folder, message["name"], chunks)
         except (OSError, ValueError, TypeError) as error:
             self.bad_files.append(str(error))
-
-
-def _short(value):
-    return str(value)[:12] if value is not None else "none"
