@@ -33,6 +33,7 @@ def launch(
     command: Sequence[str] = (),
     series: Series | None = None,
     race: dict | None = None,
+    sweep_id: str | None = None,
     of_nodes: OfNodes | None = None,
 ) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
@@ -40,18 +41,19 @@ def launch(
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py); of_nodes: ranks that other processes start too, which have gathered
-    (None: those of a SLURM allocation are started here).  ValueError where no record can be written at all.
+    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); of_nodes:
+    ranks that other processes start too, which have gathered (None: those of a SLURM allocation are started here).
+    ValueError where no record can be written at all.
     """
     if of_nodes is None and job.config.hardware.nodes:
         with of_allocation(job) as of_nodes:
-            run = _launch(job, command, series, race, of_nodes)
+            run = _launch(job, command, series, race, sweep_id, of_nodes)
             of_nodes.bye(run)
             return run
-    return _launch(job, command, series, race, of_nodes)
+    return _launch(job, command, series, race, sweep_id, of_nodes)
 
 
-def _launch(job, command, series, race, of_nodes):
+def _launch(job, command, series, race, sweep_id, of_nodes):
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
@@ -59,6 +61,7 @@ def _launch(job, command, series, race, of_nodes):
         child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
+    run |= {"sweep": {"sweep_id": sweep_id}} if sweep_id else {}
     of_slurm = allocation.found()
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
@@ -91,17 +94,25 @@ def _launch(job, command, series, race, of_nodes):
 
 
 def launch_each(
-    jobs: Sequence[Job], command: Sequence[str], words: Sequence[str], first_race: dict | None = None
+    jobs: Sequence[Job],
+    command: Sequence[str],
+    words: Sequence[str],
+    first_race: dict | None = None,
+    sweep_id: str | None = None,
+    budget_s: float | None = None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
-    command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    command, sweep_id: as of launch(); words: what each is, for the line that begins it; first_race: the first run's
+    slot.  budget_s: no run begins that would end later than that after the first began, as far as that is known.
     """
     kinds = [job.config_id for job in jobs]
     with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
         for number, job in enumerate(jobs):
+            if budget_s is not None and not series.fits(budget_s):
+                return
             series.begin(words[number])
-            run = launch(job, command, series=series, race=None if number else first_race)
+            run = launch(job, command, series, None if number else first_race, sweep_id)
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run

@@ -14,7 +14,7 @@ FOLDER = "speedrun-worktrees"
 LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
 
 
-def commit_of(repo, rev):
+def commit_of(repo: Path | str, rev: str) -> str:
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
     _git_folder(repo, rev)
     found = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")

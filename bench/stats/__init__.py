@@ -11,6 +11,7 @@ from bench.stats.hypotheses import (
     equivalence_p,
     holm,
     interval,
+    mean_interval,
     non_inferiority_p,
     one_sample_t_less,
     welch,
