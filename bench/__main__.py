@@ -12,6 +12,8 @@ from bench.config import groups
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
+SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
+SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
@@ -44,6 +46,14 @@ def main(argv: list[str]) -> int:
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
+        if verb in SUBMITTED and any(word.startswith(("cluster=", "cluster.")) for word in rest):
+            from bench.launch import cluster
+
+            return cluster.go(verb, cluster.asked(rest))
+        if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
+            from bench.launch import joining
+
+            joining.refuse(verb, rest)
         rest = _use_config(rest)
         if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
             introduction = groups.introduction()

@@ -40,8 +40,9 @@ TABLE = {
     "compat": "memory training units",
     "launch.script": "atomic config data importers instruments machine paths private profiling record telemetry "
     "training units user_code utc",
-    "launch": "atomic config data.sources diagnosis exporters instruments launch.script machine paths private record "
-    "terminal training units user_code utc",
+    "launch.nodes": "atomic machine paths record terminal",
+    "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
+    "private record terminal training units user_code utc",
     "compare": "config diagnosis importers paths record stats terminal utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
     "report.site": "atomic record report utc web",
@@ -53,9 +54,10 @@ TABLE = {
     "overhead": "config data instruments launch machine memory paths stats training units",
     "replay": "atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic claims claims.rules compare config data data.sources exporters importers ladder launch machine "
-    "memory memory.snapshot overhead paths race record replay report report.site sweep terminal trace units utc",
-    "__main__": "cli config paths",  # it finds a verb in cli/ by its name
+    "cli": "atomic claims claims.rules compare config data data.sources exporters importers ladder launch launch.nodes "
+    "machine memory memory.snapshot overhead paths race record replay report report.site sweep terminal trace units "
+    "utc",
+    "__main__": "cli config launch paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms

@@ -1,12 +1,16 @@
 """One run, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
 
 import argparse
+import contextlib
 import json
+import time
 
 from bench.cli import arguments, settings, sweeping
 from bench.config import compose, explain, groups, hydra_app, multirun, overrides
-from bench.launch import console, launcher, ready, series, summary
+from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
+from bench.launch.nodes.member import Refused
+from bench.launch.of_nodes import OfNodes
 from bench.launch.prepare import asked, prepare, this_machine
 from bench.sweep import packing
 
@@ -33,10 +37,17 @@ def main(argv):
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
     if args.budget is not None and not args.multirun:
         raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
+    if args.multirun:
+        joining.refuse("run -m", args.overrides)
+    started_by = None if args.multirun else joining.started_by("run")
+    if joining.is_follower(started_by):
+        return _follow(started_by, args.overrides)
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
-        found = sweeping.go(args, argv) if args.multirun else _run(args, argv)
+        found = sweeping.go(args, argv) if args.multirun else _run(args, argv, started_by)
+    if isinstance(found, int):  # another node has the record
+        return found
     if args.json:
         print(json.dumps(found, indent=1))
     runs = found if args.multirun else [found]
@@ -56,16 +67,52 @@ def _show_cfg(args):
         print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
 
 
-def _run(args, argv):
-    """-> what --json prints."""
-    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
+def _follow(started_by, overrides):
+    """A rank that another launcher started: rank 0 says what there is to say."""
+    try:
+        return joining.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
+    except Refused:
+        time.sleep(joining.SAY_S)
+        return 2
+
+
+def _prepared(overrides, check_own):
+    return prepare(overrides, say=lambda text: say("data", text), check_own=check_own)
+
+
+def _run(args, argv, started_by):
+    """-> what --json prints; or the exit code, where another node has the record."""
+    with contextlib.ExitStack() as stack:
+        coordinator = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
+        try:
+            overrides = joining.effective(args.overrides, started_by)
+            job = _prepared(overrides, not args.race)  # a race has checked it
+            joining.check(job, started_by)
+            if coordinator is None and job.config.hardware.rendezvous:
+                coordinator = joining.lead_nodes(job)
+                if coordinator is None:
+                    say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
+                    return joining.follow_nodes(job)
+                stack.enter_context(coordinator)
+            if coordinator is not None:
+                joining.gather(coordinator, job)
+        except ValueError as error:
+            if coordinator is not None:
+                coordinator.refuse(str(error))
+            raise
+        return _run_job(job, args, argv, coordinator and OfNodes(coordinator, job, started_by))
+
+
+def _run_job(job, args, argv, of_nodes):
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
-    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
+    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, of_nodes=of_nodes)
+    if of_nodes:
+        of_nodes.bye(run)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
 

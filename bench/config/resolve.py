@@ -15,6 +15,9 @@ WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladde
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
     config = schema.build(schema.Config, schema.to_dict(config))
+    if config.data.shards is not None:  # 9-12 or 9,10,11,12: one config with one id
+        config.data.shards = [str(number) for number in config.data.shard_numbers]
+        config.data.num_train_shards = None
     resolve_hardware(config.hardware, machine)
     if config.script is not None:
         _resolve_script(config, vocab_size)
@@ -48,13 +51,7 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     on_gpu = hardware.device == "cuda"
     if on_gpu and not machine.num_gpus:
         _refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
-    if hardware.num_processes is None:
-        hardware.num_processes = machine.num_gpus if on_gpu else 1
-    if on_gpu and hardware.num_processes > machine.num_gpus:
-        remedy = f"this machine has {machine.num_gpus} GPU(s), one process each"
-        _refuse("hardware.num_processes", hardware.num_processes, remedy)
-    if hardware.num_threads is None:
-        hardware.num_threads = max(1, machine.num_cpus // hardware.num_processes)
+    _resolve_ranks(hardware, machine, on_gpu)
     if hardware.dtype is None:
         hardware.dtype = "bfloat16" if on_gpu else "float32"
     if hardware.compile is None:
@@ -73,6 +70,30 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     if hardware.gc != "manual" and hardware.gc_every_steps is not None:
         remedy = f"it has no effect with hardware.gc={hardware.gc or 'freeze'}: remove it"
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
+
+
+def _resolve_ranks(hardware, machine, on_gpu):
+    """machine is each of the nodes: they are alike."""
+    if hardware.nodes == 1:
+        hardware.nodes = None  # given or not, one node is one config with one id
+    num_nodes = hardware.nodes or 1
+    if hardware.num_processes is None:
+        hardware.num_processes = num_nodes * (machine.num_gpus if on_gpu else 1)
+    if hardware.num_processes % num_nodes:
+        _refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
+    of_node = hardware.num_processes // num_nodes
+    if on_gpu and of_node > machine.num_gpus:
+        each = "each machine" if num_nodes > 1 else "this machine"
+        remedy = f"{each} has {machine.num_gpus} GPU(s), one process each"
+        _refuse("hardware.num_processes", hardware.num_processes, remedy)
+    if hardware.num_threads is None:
+        hardware.num_threads = max(1, machine.num_cpus // of_node)
+    if num_nodes == 1 and hardware.rendezvous is not None:
+        _refuse(
+            "hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER"
+        )
+    if hardware.rendezvous is not None:
+        schema.rendezvous_of(hardware)
 
 
 def _resolve_batch(config, gpu_memory_gib):

@@ -33,6 +33,9 @@ AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
 ]
+ShardNumbers = Annotated[
+    str, Range(lambda word: re.fullmatch(r"\d{1,6}(-\d{1,6})?", word), "a number as 3, or numbers as 9-12")
+]
 Name = Annotated[
     str,
     Range(
@@ -76,10 +79,27 @@ class DataConfig:
     markov_lags: list[int] | None = None  # which earlier tokens the next one depends on, [1] or [1,3]; source markov
     repo: Repository | None = None  # dataset repository on the Hugging Face hub; source hub
     revision: str | None = None  # commit of repo; null: the hub's current one, noted by the first fetch; source hub
-    num_train_shards: AtLeast1 | None = None  # how many to fetch, 100 million tokens each; source hub
+    # how many to fetch, 100 million tokens each, from the first on; source hub; null: those that shards names
+    num_train_shards: AtLeast1 | None = None
+    # which training shards and in which order, by the number in their names, [3,7,9-12]; sources hub and shards; null:
+    # all of source shards, the first num_train_shards of a hub's
+    shards: list[ShardNumbers] | None = None
     train_sha256: str | None = None  # what the made training file must hash to; null: anything; pysource and markov
     val_sha256: str | None = None  # what the made validation file must hash to; null: anything; pysource and markov
     args: dict[str, Any] | None = None  # settings of your own source
+
+    @property
+    def shard_numbers(self) -> list[int] | None:
+        """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
+        if self.shards is None:
+            return None
+        found = []
+        for word in self.shards:
+            first, _, last = word.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        if not found or len(set(found)) < len(found):
+            raise ValueError(f"data.shards=[{','.join(self.shards)}]: name at least one, none twice, ranges upwards")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -97,7 +117,12 @@ class GoalConfig:
 @dataclass(kw_only=True)
 class HardwareConfig:
     device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"  # what to train on; auto: every GPU, else the CPU
-    num_processes: AtLeast1 | None = None  # ranks; null: one per GPU, or one on a CPU
+    num_processes: AtLeast1 | None = None  # ranks, of all nodes together; null: one per GPU, or one on a CPU and node
+    # machines that the run spans; the same command is given on each; null: this one
+    nodes: AtLeast1 | None = None
+    # HOST:PORT where nodes meet, an address of the node that makes the record and a free port there; with nodes only
+    rendezvous: str | None = None
+    rendezvous_timeout_s: Positive | None = None  # how long ranks wait for each other before a run; null: 300 s
     num_threads: AtLeast1 | None = None  # CPU threads of each process; null: an equal share of the cores
     # of activations; null: bfloat16 on a GPU, float32 on a CPU
     dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
@@ -118,6 +143,11 @@ class HardwareConfig:
     # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
     collective_timeout_s: Positive = 120.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Of a resolved config: how many ranks each node has."""
+        return self.num_processes // (self.nodes or 1)
 
 
 @dataclass(kw_only=True)
@@ -224,6 +254,8 @@ def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
+    for name in ("rendezvous", "rendezvous_timeout_s"):  # where and how long nodes wait for each other before it
+        del values["hardware"][name]
     if values["optim"] is None:
         return _digest(values)
     schedule = values["optim"].pop("schedule")
@@ -237,6 +269,17 @@ def _config_id(values):
 def _digest(values):
     text = json.dumps(without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
+
+
+def rendezvous_of(hardware: HardwareConfig) -> tuple[str, int]:
+    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
+    host, _, port = (hardware.rendezvous or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            f"hardware.rendezvous={hardware.rendezvous}: use HOST:PORT, an address of the node that is to make the "
+            "record and a free port there, such as 10.0.0.1:29600"
+        )
+    return host.strip("[]"), int(port)
 
 
 def get(config: Config | dict, dotted: str) -> Any:

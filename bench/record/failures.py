@@ -28,6 +28,7 @@ HINTS = {  # what to do
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
     "agent_killed": KILLED,
+    "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",

@@ -47,6 +47,7 @@ class Run:
         )
         self.record = run_folder.read(folder)
         self.shards = inputs.find_shards(launch, self.record)
+        self._t_offset_ns = (launch or {}).get("t_offset_ns", 0)  # of node 0's clock, from this node's
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
@@ -80,7 +81,8 @@ class Run:
         """The chosen instruments; one that cannot be made is a warning."""
         ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
         facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
-        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows)
+        of_node = {name: getattr(ranks, name) for name in ("node", "local_rank", "local_size")}
+        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows, **of_node)
         made, warnings = load(self.config.instruments, context)
         return InstrumentSet(made, warnings=warnings)
 
@@ -128,10 +130,11 @@ class Run:
             num_steps, _ = loop.train(
                 trainer.step, trainer.evaluate, self._reached, goal.num_steps, goal.val_every_steps, clock, instruments
             )
-            own_cpu_s = meter.own_cpu_s()
+            own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
-            foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
+            of_node_s = [cpu_s for node, cpu_s in distributed.gather(own_cpu_s) if node == self.ranks.node]
+            foreign = meter.foreign_cpu_cores(sum(of_node_s))
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
             found = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
@@ -148,6 +151,8 @@ class Run:
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
             peak_mem_gib=self.peaks.whole_gib(),
             foreign_cpu_cores=foreign,
+            node=self.ranks.node,
+            t_offset_ns=self._t_offset_ns,
         )
 
     def _known_facts(self):

@@ -48,6 +48,18 @@ def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
         raise CheckFailed(f"{need}: make room, or name another folder with SPEEDRUN_DATA=/path")
 
 
+def with_numbers(paths: list, numbers: list[int], number_of: Callable, what: str) -> list:
+    """Those of paths that have these numbers, in this order.  number_of(path) -> int or None; ValueError: one is not
+    there."""
+    known = {number_of(path): path for path in paths}
+    lacking = [number for number in numbers if number not in known]
+    if lacking:
+        there = sorted(number for number in known if number is not None)
+        some = f"{there[0]} to {there[-1]}" if there else "none with a number in its name"
+        raise ValueError(f"data.shards: {what} has no shard {lacking[0]}: it has {some}")
+    return [known[number] for number in numbers]
+
+
 class Source:
     """One source with its settings checked.  vocab_size, name and files() say what it is; obtain() gets it there."""
 
@@ -71,6 +83,11 @@ class Source:
     @property
     def name(self) -> str:
         return classes.short(self.data.source)
+
+    @property
+    def origin(self) -> dict | None:
+        """Where its bytes can be had again, for the record: {"repo", "revision"} of a hub's; None: made or brought."""
+        return None
 
     def files(self) -> dict[str, list[Expected]]:
         """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""
