@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import yaml
 
-from bench.config import schema
+from bench.config import schema, stages
 from bench.config.groups import GROUPS, choices, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
@@ -78,6 +78,9 @@ def deviations(config: schema.Config) -> list[str]:
             rule = rules.get(key)
             if rule != value and key not in UNFIXED:
                 found.append(f"{key}: {value} instead of {rule}")
+    for key, words in stages.changed(config).items():
+        if any(key == fixed or key.startswith(fixed + ".") or fixed.startswith(key + ".") for fixed in track.fixed):
+            found.append(f"{words} in the place of {key}, which the track fixes")
     return found
 
 
@@ -157,8 +160,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     last = word.split(".")[-1]
     initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
     near = [key for key in known if key.split(".")[-1] in (last, initials)]
-    near = near or difflib.get_close_matches(word, known, n=1)
     near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
+    near = near or difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 

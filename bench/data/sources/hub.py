@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from bench import atomic
 from bench.data import shards
 from bench.data.shards import CheckFailed
+from bench.data.sources import gpt2_tokens
 from bench.data.sources.source import Expected, Source, data_root, need_bytes
 from bench.paths import CONF, INSTALLED
 from bench.units import format_bytes, format_s
@@ -44,6 +45,7 @@ class Hub(Source):
     uses = ("repo", "revision", "num_train_shards")
     needs = ("repo", "num_train_shards")
     vocab_size = VOCAB_SIZE
+    eos_token = gpt2_tokens.DOCUMENT
 
     @property
     def name(self):

@@ -13,11 +13,16 @@ from bench.paths import of_user
 
 
 class UserShards(Source):
-    uses = needs = ("train_glob", "val_glob")
+    needs = ("train_glob", "val_glob")
+    uses = (*needs, "eos_token")
 
     def __init__(self, data):
         super().__init__(data)
         self.vocab_size = data.vocab_size  # None is refused when the largest token is known, so that it can be named
+
+    @property
+    def eos_token(self):
+        return self.data.eos_token
 
     def files(self):
         return {split: [Expected(path, None) for path in paths] for split, paths in split_globs(self.data).items()}
