@@ -1,4 +1,4 @@
-"""models/modern.py whose tokens attend only within their document and a window: what stages may change as a run goes on.
+"""models/modern.py whose tokens attend only within their document and a window, which stages may change.
 
 From github.com/KellerJordan/modded-nanogpt, records 12 (document mask) and 13 (a window that grows).  The mask is an
 explicit tensor, so that it runs everywhere and skips no work: the reference beside which a fast kernel is tested.
