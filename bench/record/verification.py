@@ -22,7 +22,8 @@ MAX_STEP_SUM_FRAC = 1.05  # step_ms are maxima over ranks: together a little mor
 # Not in the first records: absent there, checked where recorded.
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
-DERIVED = ("analysis.json", "summary.md", "report.html")  # by ./run.sh analyze and report: anyone can make them again
+# By ./run.sh analyze, report and replay: anyone can make them again.
+DERIVED = ("analysis.json", "summary.md", "report.html", "certificate.json")
 LOCAL_ROLES = ("log", "trace", "memory", "work")  # folders that git ignores: a clone lacks them as a whole
 
 
