@@ -9,11 +9,8 @@ from pathlib import Path
 from bench.config import micro_batch, schema, stages
 from bench.user_code import classes
 
-WITH_RESIDUAL_DTYPE = (
-    "gpt2",
-    "modern",
-    "windowed",
-)  # what takes the setting; models/ladder/ has model.args.activations
+# what takes the setting; models/ladder/ has model.args.activations
+WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
