@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -289,6 +290,22 @@ def test_the_warm_up_warms_every_stage_and_leaves_no_trace(monkeypatch):
     trainer.close()
     assert set(seen) <= warm  # no graph is new once the clock runs
     assert {window for _, window, has_gradients in seen if not has_gradients} == {128}
+
+
+def test_no_stage_compiles_anything_once_the_clock_runs(monkeypatch):
+    graphs, compiled = [], torch.compile
+    backend = functools.partial(compiled, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(torch, "compile", backend)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    trainer, _, _ = trainer_of(*SMALL, "experiment=stages", "goal.num_steps=6", "hardware.compile=true")
+    try:
+        trainer.warm_up()
+        num_warm = len(graphs)
+        assert num_warm >= 5  # four shapes of training and one of validation
+        trained(trainer, trainer._log)
+        assert len(graphs) == num_warm
+    finally:
+        torch._dynamo.reset()
 
 
 def test_without_a_window_of_its_own_validation_has_that_of_the_next_step(monkeypatch):
