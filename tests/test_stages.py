@@ -116,6 +116,8 @@ def test_parts_of_the_optimizer_are_checked_together():
         resolved(*SMALL, *groups, "stages=[{update_every_steps:{tail:2}}]")
     with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: update_every_steps adds up"):
         resolved(*SMALL, *groups, "optim.grad_clip_norm=1.0", "stages=[{update_every_steps:{head:2}}]")
+    with pytest.raises(ValueError, match="hardware.reducer=shard: update_every_steps keeps gradients"):
+        resolved(*SMALL, *groups, "hardware.reducer=shard", "stages=[{update_every_steps:{head:2}}]")
 
 
 @pytest.mark.parametrize(

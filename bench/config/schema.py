@@ -118,6 +118,9 @@ class HardwareConfig:
     # what attention may run on: flash, efficient, cudnn or math; null: what torch chooses
     sdpa: Annotated[str, one_of("flash", "efficient", "cudnn", "math")] | None = None
     compile: bool | None = None  # torch.compile; null: on a GPU only
+    # how ranks come to one update: plain, every rank all of it, gradients reduced after the backward pass; shard, each
+    # its share, reduced while that runs; null: torch's DistributedDataParallel, every rank all of it
+    reducer: Annotated[str, one_of("plain", "shard")] | None = None
     # most sequences of a rank at once; null: what is estimated to fit the GPU's memory, all of them on a CPU
     micro_batch_seqs: PositiveInt | None = None
     deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU

@@ -100,6 +100,9 @@ def _check_parts(config, stage, where):
     if stage.update_every_steps and config.optim.grad_clip_norm is not None:
         remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
         raise ValueError(f"optim.grad_clip_norm={config.optim.grad_clip_norm}: {remedy}")
+    if stage.update_every_steps and config.hardware.reducer is not None:
+        remedy = "update_every_steps keeps gradients over steps, which it does not expect: use null"
+        raise ValueError(f"hardware.reducer={config.hardware.reducer}: {remedy}")
 
 
 def _check_together(config):

@@ -94,10 +94,13 @@ def _agree(recorded, found):
 
 def _same_settings(recorded, replayed):
     """Of a script, whose config_id cannot say so."""
-    theirs, ours = ({**one.config, "name": None} for one in (recorded, replayed))
-    theirs, ours = (one | {"script": {**(one["script"] or {}), "path": None}} for one in (theirs, ours))
+    if not recorded.run.get("script"):
+        return
+    theirs, ours = (
+        one.config | {"name": None, "script": one.config["script"] | {"path": None}} for one in (recorded, replayed)
+    )
     differing = [group for group in theirs if theirs[group] != ours.get(group)]
-    if recorded.run.get("script") and differing:
+    if differing:
         raise ValueError(f"the settings that the record holds give another {', '.join(differing)} than its config.yaml")
 
 

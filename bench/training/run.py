@@ -164,6 +164,7 @@ class Run:
                 "batch_tokens": mean_batch_tokens(config),
                 **({"stages": stages} if config.stages else {"num_micro_steps": stages[0]["num_micro_steps"]}),
                 "dtype": config.hardware.dtype,
+                "reducer": self._trainer.reducer.name,
                 **kernels.facts(),
             },
         }

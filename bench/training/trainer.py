@@ -4,13 +4,11 @@ Legend: B sequences, T tokens.
 """
 
 import contextlib
-import inspect
 import itertools
 import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from bench.config.schema import Config
 from bench.config.stages import num_micro_steps, val_seq_len
@@ -20,6 +18,7 @@ from bench.data.shards import Shard
 from bench.training import causality, distributed, staging
 from bench.training import evaluate as evaluation
 from bench.training.build_model import build_model
+from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -35,16 +34,10 @@ class Trainer:
         eos_token = sources.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
         self.timeline = staging.timeline_of(config, self.model)
-        self.forward = self._compiled() if config.hardware.compile else self.model
-        if ranks.world_size > 1:
-            on_gpu = ranks.device.type == "cuda"
-            self.forward = DistributedDataParallel(
-                self.forward,
-                device_ids=[ranks.device.index] if on_gpu else None,
-                **{_buffers_argument(): False},  # the models' buffers are constants
-                gradient_as_bucket_view=True,
-            )
+        if config.hardware.compile:
+            self._allow_graphs()
         self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
+        self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
         aligned_to = eos_token if config.data.bos_aligned else None
         shapes = staging.batch_shapes(config, self.timeline)
@@ -85,9 +78,9 @@ class Trainer:
             self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
             self._instruments.on_phase("forward")
-            with self._no_sync() if micro_step < num_parts - 1 else contextlib.nullcontext():
+            with self.reducer.micro_step(is_last=micro_step == num_parts - 1):
                 with self.autocast():
-                    loss = self.forward(tokens_BT, targets_BT)
+                    loss = self.reducer.forward(tokens_BT, targets_BT)
                 loss = loss / num_parts
                 self._instruments.on_phase("backward")
                 loss.backward()
@@ -103,17 +96,16 @@ class Trainer:
 
         Parts that the stage updates every so many steps keep theirs till then; the warm-up updates all.
         """
-        if self.config.optim.grad_clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip_norm)
+        self.reducer.clip(self.config.optim.grad_clip_norm)
         stage = self.timeline.at(step).stage
         self.config.optim.set_step(self.optimizer, step, self.config.goal.num_steps)
         stage.apply(self.optimizer)
         if stage.update_every_steps is None or self._is_warming_up:
-            self.optimizer.step()
+            self.reducer.step()
             self.optimizer.zero_grad(set_to_none=True)
         else:
             due = [name for name in self.optimizer.parts if stage.is_due(name, step)]
-            self.optimizer.step(due)
+            self.reducer.step(due)
             self.optimizer.zero_grad(set_to_none=True, names=due)
 
     def evaluate(self, max_batches: int | None = None) -> float:
@@ -123,10 +115,8 @@ class Trainer:
         """
         next_window_tokens = self.timeline.window_after(self._steps_done)
         self._set_window(self.config.goal.val_window_tokens or next_window_tokens)
-        batches = self._val_batches(max_batches)
-        nats = evaluation.evaluate(
-            self._forward_alone(), batches, self.autocast, distributed.all_sum, self.ranks.device
-        )
+        batches, forward = self._val_batches(max_batches), self.reducer.evaluated
+        nats = evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device)
         self._set_window(next_window_tokens)
         return nats
 
@@ -165,9 +155,10 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Drop DDP before the process group goes: in the other order gloo aborts at exit now and then."""
+        """Drop the reducer before the process group goes: in the other order gloo aborts at exit now and then."""
         self.loader.close()
-        self.forward = None
+        self.reducer.close()
+        self.reducer = None
 
     def _warm_up_last_window(self):
         """A window that grows is at the end of the run wider than in any step."""
@@ -215,18 +206,10 @@ class Trainer:
         if saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
 
-    def _compiled(self):
+    def _allow_graphs(self):
         """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
         num_graphs = 2 * len(self.timeline.distinct) + 2  # with and without gradients
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
-        return torch.compile(self.model, dynamic=False)
-
-    def _no_sync(self):
-        return contextlib.nullcontext() if self.ranks.world_size == 1 else self.forward.no_sync()
-
-    def _forward_alone(self):
-        """The compiled model without DDP: validation has no gradients to synchronise."""
-        return self.forward.module if isinstance(self.forward, DistributedDataParallel) else self.forward
 
     def _val_batches(self, max_batches):
         val_tokens, config, ranks = self.config.goal.val_tokens, self.config, self.ranks
@@ -234,12 +217,6 @@ class Trainer:
         shape = (seq_len, max(1, rank_tokens // seq_len))
         batches = val_batches(self._val_shards, val_tokens, *shape, ranks.rank, ranks.world_size, ranks.device)
         return itertools.islice(batches, max_batches)
-
-
-def _buffers_argument():
-    """torch 2.13 gave DDP's broadcast_buffers another name."""
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
 
 
 def _compile_cache():
