@@ -117,7 +117,13 @@ def test_parts_of_the_optimizer_are_checked_together():
     with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: update_every_steps adds up"):
         resolved(*SMALL, *groups, "optim.grad_clip_norm=1.0", "stages=[{update_every_steps:{head:2}}]")
     with pytest.raises(ValueError, match="hardware.reducer=shard: update_every_steps keeps gradients"):
-        resolved(*SMALL, *groups, "hardware.reducer=shard", "stages=[{update_every_steps:{head:2}}]")
+        resolved(
+            *SMALL,
+            *groups,
+            "hardware.reducer=shard",
+            "hardware.num_processes=2",
+            "stages=[{update_every_steps:{head:2}}]",
+        )
 
 
 @pytest.mark.parametrize(
@@ -298,9 +304,9 @@ def test_no_stage_compiles_anything_once_the_clock_runs(monkeypatch):
     graphs, compiled = [], torch.compile
     backend = functools.partial(compiled, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(torch, "compile", backend)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     trainer, _, _ = trainer_of(*SMALL, "experiment=stages", "goal.num_steps=6", "hardware.compile=true")
     try:
+        assert torch._dynamo.config.recompile_limit >= 10  # four shapes with gradients and without, and two more
         trainer.warm_up()
         num_warm = len(graphs)
         assert num_warm >= 5  # four shapes of training and one of validation
