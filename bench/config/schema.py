@@ -239,7 +239,7 @@ def _config_id(values):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
     if values.get("stages"):
-        values["stages"] = [_without_none(stage) for stage in values["stages"]]
+        values["stages"] = [without_none(stage) for stage in values["stages"]]
     if values["optim"] is None:
         return _digest(values)
     schedule = values["optim"].pop("schedule")

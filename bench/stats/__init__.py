@@ -11,7 +11,6 @@ from bench.stats.hypotheses import (
     equivalence_p,
     holm,
     interval,
-    mean_interval,
     non_inferiority_p,
     one_sample_t_less,
     welch,
