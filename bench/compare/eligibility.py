@@ -29,8 +29,10 @@ NAMES = {
     "train_data": "training data",
     "val_data": "validation data",
     "world_size": "world size",
+    "beside": "runs at a time",
 }
 
+BESIDE = '"beside": '  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
@@ -140,6 +142,10 @@ def _disturbed(a, b, names):
             runs = f"{counted(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
             yield "of time", f"{runs} {words}; race again without it"
+        beside = [row for row in rows if BESIDE in row["setting"]]
+        if beside:
+            words = "ran beside others of their sweep: their times do not count"
+            yield "of time", f"{counted(len(beside), 'run')} of {name} {words}; race them alone: ./run.sh race"
 
 
 def _trusted(a, b, names):

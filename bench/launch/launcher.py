@@ -7,7 +7,7 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from bench import atomic, utc
@@ -34,13 +34,17 @@ def launch(
     series: Series | None = None,
     race: dict | None = None,
     sweep_id: str | None = None,
+    stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
+    beside: dict | None = None,
 ) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py).  ValueError
+    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); stop: asked
+    with each validation, [(step, val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped"
+    then; beside: where it runs beside others of its sweep, for run.json["beside"] (bench/sweep/packing.py).  ValueError
     where no record can be written at all.
     """
     started_s = time.time()
@@ -51,6 +55,7 @@ def launch(
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
     run |= {"sweep": {"sweep_id": sweep_id}} if sweep_id else {}
+    run |= {"beside": beside} if beside else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
@@ -63,7 +68,7 @@ def launch(
             if series is None:  # else they were shown before the first
                 ready.show_odd(checks)
             run["preflight"] = [asdict(check) for check in checks]
-            exit_code, failure = _watch(folder, job, run, child_env, series, watched)
+            exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
@@ -85,11 +90,13 @@ def launch_each(
     first_race: dict | None = None,
     sweep_id: str | None = None,
     budget_s: float | None = None,
+    stop_of: Callable[[Job], Callable | None] = lambda job: None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
     command, sweep_id: as of launch(); words: what each is, for the line that begins it; first_race: the first run's
     slot.  budget_s: no run begins that would end later than that after the first began, as far as that is known.
+    stop_of: of a run that begins, launch()'s stop.
     """
     kinds = [job.config_id for job in jobs]
     with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
@@ -97,7 +104,7 @@ def launch_each(
             if budget_s is not None and not series.fits(budget_s):
                 return
             series.begin(words[number])
-            run = launch(job, command, series, None if number else first_race, sweep_id)
+            run = launch(job, command, series, None if number else first_race, sweep_id, stop_of(job))
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
@@ -115,7 +122,7 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, series, watched):
+def _watch(folder, job, run, child_env, series, watched, stop):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     with (
@@ -133,12 +140,16 @@ def _watch(folder, job, run, child_env, series, watched):
     ):
         if watched:
             watched.started(process.pid)
-        beat_s = time.monotonic()
+        num_asked, beat_s = 0, time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not has_ended(process.pid, TICK_S):
             if watched:
                 watched.tick()
             progress.show()
+            if stop and len(progress.validations) > num_asked:
+                num_asked = len(progress.validations)
+                if why := stop(progress.validations):
+                    return None, failures.failure("stopped", why, step=progress.validations[-1][0])
             if series:
                 series.paced(progress.whole_s())
                 series.tick()
