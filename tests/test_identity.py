@@ -29,6 +29,7 @@ NOT_RACED = {
     "bench/paths.py": "finds folders",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
+    "bench/record/work.py": "counts the tokens that a record says, also for that line",
     "bench/stats": "counts with records",
     "bench/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",

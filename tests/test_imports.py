@@ -73,6 +73,7 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "profiling/kempner.py",
     "profiling/recording.py",
     "profiling/tables.py",
+    "training/build_model.py",
     "training/buckets.py",
     "training/causality.py",
     "training/distributed.py",

@@ -25,7 +25,9 @@ def writer(folder, out=None):
     def speed(train_s, num_steps):
         return metrics.speed(RUN, train_s, num_steps)
 
-    return StepWriter(folder, 4, 1024, lambda step: 1e-3 * step, speed, (out if out is not None else []).append)
+    return StepWriter(
+        folder, 4, lambda step: 1024 * step, lambda step: 1e-3 * step, speed, (out if out is not None else []).append
+    )
 
 
 def test_rows_are_in_the_file_with_the_columns_of_a_complete_run(tmp_path):

@@ -76,9 +76,8 @@ def _prepared(args):
 def _cost(job):
     """What all runs together take, but for the time: a sentence."""
     goal, repeats = job.config.goal, job.config.track.repeats
-    num_tokens = goal.num_steps * job.config.data.batch_tokens
     most = "at most " * goal.stop_at_target
-    each = f"{most}{goal.num_steps:,} steps, {num_tokens:,} tokens ({job.epochs:.2f} epochs)"
+    each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
     earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
     disk = f"data {format_bytes(job.data_bytes)}"
     if earlier:

@@ -10,7 +10,7 @@ import functools
 
 import yaml
 
-from bench.config import hydra_app, schema
+from bench.config import hydra_app, schema, stages
 from bench.config.groups import GROUPS, PRIMARY, choices, config_name, default_track, did_you_mean, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
@@ -81,6 +81,9 @@ def deviations(config: schema.Config) -> list[str]:
             rule = rules.get(key)
             if rule != value and key not in UNFIXED:
                 found.append(f"{key}: {value} instead of {rule}")
+    for key, words in stages.changed(config).items():
+        if any(key == fixed or key.startswith(fixed + ".") or fixed.startswith(key + ".") for fixed in track.fixed):
+            found.append(f"{words} in the place of {key}, which the track fixes")
     return found
 
 

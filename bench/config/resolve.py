@@ -6,10 +6,11 @@ Every refusal is a ValueError that names the setting, its value and what to try.
 import re
 from pathlib import Path
 
-from bench.config import micro_batch, schema
+from bench.config import micro_batch, schema, stages
 from bench.user_code import classes
 
-WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladder/ has model.args.activations
+# what takes the setting; models/ladder/ has model.args.activations
+WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
@@ -99,16 +100,28 @@ def _resolve_ranks(hardware, machine, on_gpu):
 def _resolve_batch(config, gpu_memory_gib):
     """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
     data, hardware = config.data, config.hardware
-    step_tokens = data.seq_len * hardware.num_processes
-    for name, tokens in (("data.batch_tokens", data.batch_tokens), ("goal.val_tokens", config.goal.val_tokens)):
+    val_seq_len = stages.val_seq_len(config)
+    for name, tokens, seq_len in (
+        ("data.batch_tokens", data.batch_tokens, data.seq_len),
+        ("goal.val_tokens", config.goal.val_tokens, val_seq_len),
+    ):
+        step_tokens = seq_len * hardware.num_processes
         if tokens % step_tokens:
             near = max(1, round(tokens / step_tokens)) * step_tokens
-            product = f"{data.seq_len} * {hardware.num_processes} = {step_tokens}"
+            product = f"{seq_len} * {hardware.num_processes} = {step_tokens}"
             _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
-    rank_seqs = data.batch_tokens // step_tokens
-    if hardware.micro_batch_seqs is None and hardware.device == "cuda":
-        hardware.micro_batch_seqs = micro_batch.largest(config, rank_seqs, gpu_memory_gib)
-    limit = min(hardware.micro_batch_seqs or rank_seqs, rank_seqs)
+    asked_seqs = hardware.micro_batch_seqs
+
+    def at_once(seq_len, rank_seqs):
+        if asked_seqs is not None:
+            return max(1, asked_seqs * data.seq_len // seq_len)
+        if hardware.device == "cuda":
+            return micro_batch.largest(config, seq_len, rank_seqs, gpu_memory_gib)
+        return rank_seqs
+
+    stages.resolve(config, at_once)
+    rank_seqs = data.batch_tokens // (data.seq_len * hardware.num_processes)
+    limit = min(at_once(data.seq_len, rank_seqs), rank_seqs)
     hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
 
 
@@ -122,6 +135,10 @@ def _resolve_model(config, vocab_size):
     if model.residual_dtype == "bfloat16" and config.hardware.dtype != "bfloat16":
         remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
         _refuse("model.residual_dtype", model.residual_dtype, remedy)
+    if model.bfloat16_params is not None and config.hardware.dtype != "bfloat16":
+        remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
+        _refuse("model.bfloat16_params", model.bfloat16_params, remedy)
+    config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:
         model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304

@@ -21,6 +21,7 @@ from bench.config.typed import build
 from bench.config.versions import without_none
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
+from models.stages import Stage
 
 CONFIG_ID_CHARS = 8
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
@@ -61,6 +62,9 @@ class ModelConfig:
     width: PositiveInt  # features of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
     residual_dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of the residual stream; null: float32
+    # kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards as in optim.groups, where the
+    # optimizer's state of them is bfloat16 too; null: all parameters are float32, or what the model makes them
+    bfloat16_params: list[str] | None = None
     args: dict[str, Any] | None = None  # further arguments of your own class
 
 
@@ -71,6 +75,10 @@ class DataConfig:
     seq_len: PositiveInt  # tokens of a sequence
     # tokens of one optimizer step, over all ranks and micro-steps: a multiple of seq_len * num_processes
     batch_tokens: PositiveInt
+    # every sequence begins at a document, and what lies between them is skipped; null: the stream without gaps
+    bos_aligned: bool | None = None
+    # the token before each document; null: the source knows, of your own shards nobody does; source shards
+    eos_token: Annotated[int, between(0, 65535)] | None = None
     train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
     val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
     tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # what makes tokens of text; source text
@@ -108,6 +116,9 @@ class GoalConfig:
     # tokens of a validation, the first of the val shards: a multiple of seq_len * num_processes
     val_tokens: PositiveInt
     val_every_steps: PositiveInt  # steps between validations; the clock stands still meanwhile
+    val_seq_len: PositiveInt | None = None  # tokens of a sequence of validation; null: data.seq_len
+    # window of every validation, of a run whose stages have windows; null: that of the step that comes next
+    val_window_tokens: PositiveInt | None = None
     target_val_loss: float | None = None  # validation loss to be below, nats per token; null: no target
     # the target as nats per token above the data's known floor, data=markov only; null: no such target
     target_gap_nats: Positive | None = None
@@ -199,6 +210,9 @@ class Config:
     data: DataConfig  # what it is trained on, and in which portions
     optim: optimizers.Config | None  # how weights are updated; null: a script's own way
     goal: GoalConfig  # when a run ends and what it should reach
+    # what changes in the course of a run, each from the end of the one before, [{until_frac:0.5,batch_tokens:512},{}]:
+    # docs/STAGES.md; null: nothing does
+    stages: list[Stage] | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)  # where and how it runs
     track: TrackConfig  # the rules that a run keeps
     instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
@@ -256,6 +270,8 @@ def _config_id(values):
     del values["track"]["rules"]  # they judge runs and change none
     for name in ("rendezvous", "rendezvous_timeout_s"):  # where and how long nodes wait for each other before it
         del values["hardware"][name]
+    if values.get("stages"):
+        values["stages"] = [without_none(stage) for stage in values["stages"]]
     if values["optim"] is None:
         return _digest(values)
     schedule = values["optim"].pop("schedule")
@@ -289,9 +305,3 @@ def get(config: Config | dict, dotted: str) -> Any:
             return None
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
-
-
-def num_micro_steps(config: Config) -> int:
-    """Micro-steps of each rank in one optimizer step, of a resolved config."""
-    hardware = config.hardware
-    return config.data.batch_tokens // (config.data.seq_len * hardware.num_processes * hardware.micro_batch_seqs)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 from bench import instruments, private
-from bench.config import compose, resolve, schema, windows
+from bench.config import compose, resolve, schema, stages, windows
 from bench.data import sources
 from bench.exporters import dashboards
 from bench.launch import own_model
@@ -40,10 +40,19 @@ class Job:
         return sum(shard.num_bytes for shard in self.dataset.train + self.dataset.val)
 
     @property
+    def num_tokens(self) -> int:
+        """That goal.num_steps train on; of a script, as far as the settings say."""
+        return round(self.config.goal.num_steps * self.batch_tokens)
+
+    @property
+    def batch_tokens(self) -> int | float:
+        """Tokens of a step; of a run with stages the mean."""
+        return self.config.data.batch_tokens if self.script else stages.mean_batch_tokens(self.config)
+
+    @property
     def epochs(self) -> float:
         """How often goal.num_steps go through the training data; above 1 tokens are seen again."""
-        num_tokens = self.config.goal.num_steps * self.config.data.batch_tokens
-        return num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
+        return self.num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
 
     @property
     def own(self) -> list[str]:

@@ -78,21 +78,21 @@ def print_facts(overrides):
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     found |= {"own": job.own} if job.own else {}
-    found |= {"row": best_row(job.config, run), "preflight": [asdict(check) for check in ready.checks(job)]}
+    found |= {"row": best_row(job, run), "preflight": [asdict(check) for check in ready.checks(job)]}
     print(json.dumps(found))
     return 0
 
 
-def best_row(config, run):
+def best_row(job, run):
     """What a row of bench/record/rows.py will say of the run if it ends well, as far as that is known before it.
 
     run: the record that it begins with.
     """
-    goal, row = config.goal, row_of(run)
+    goal, row = job.config.goal, row_of(run)
     hoped = {"status": "complete", "validity": "valid", "train_s": 1.0, "num_flagged_steps": 0}
     hoped |= {"target_reached": True, "val_loss": row["target_val_loss"]}
     num_steps = None if goal.stop_at_target else goal.num_steps
-    return row | hoped | {"num_steps": num_steps, "batch_tokens": config.data.batch_tokens}
+    return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
 
 
 def source_sha256(folder, own=()):

@@ -79,7 +79,7 @@ class Counted(TypedDict):
 
     provenance: str | None  # imported: a log of another harness
     num_flagged_steps: int | None
-    batch_tokens: int | None
+    batch_tokens: float | None  # of a run with stages the mean
     target_val_loss: float | None
     stop_at_target: bool | None
     val_tokens: int | None

@@ -61,6 +61,29 @@ def _code(words, more=""):
     return Safe(tag("code", words) + tag("span", more)) if more else tag("code", words)
 
 
+def stages(run: dict) -> Safe:
+    """What the run's stages were, a row each; nothing of a run without."""
+    rows = run["measured"].get("stages") or ()
+    columns = {
+        "from step": "first_step",
+        "steps": "num_steps",
+        "tokens a step": "batch_tokens",
+        "tokens a sequence": "seq_len",
+        "micro-steps": "num_micro_steps",
+        "window": "window_tokens",
+        "times lr": "lr_frac",
+        "momenta": "momenta",
+        "updates every": "update_every_steps",
+    }
+    given = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
+    lines = [[_words(row.get(key)) for key in given.values()] for row in rows]
+    return section("Stages", table(tuple(given), lines)) if rows else Safe("")
+
+
+def _words(value):
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else value
+
+
 def summaries(run: dict) -> Safe:
     """What each instrument recorded."""
     parts = []

@@ -10,13 +10,13 @@ import time
 
 import torch
 
-from bench.config.schema import num_micro_steps
+from bench.config.stages import mean_batch_tokens
 from bench.instruments import load
 from bench.instruments.base import Context, InstrumentSet
 from bench.machine.environment import CpuMeter
 from bench.memory.peaks import peaks_for
-from bench.record import metrics, run_folder
-from bench.training import distributed, gather_result, inputs, kernels, loop
+from bench.record import metrics, run_folder, work
+from bench.training import distributed, gather_result, inputs, kernels, loop, staging
 from bench.training.clock import Clock
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
@@ -94,7 +94,7 @@ class Run:
         self.times["build_s"] = time.perf_counter() - started_s
 
     def _warm_up(self):
-        log = StepLog(self.marks, self.ranks.device, 2)
+        log = StepLog(self.marks, self.ranks.device, self.config.goal.num_steps)
         self._trainer.attach(InstrumentSet(essential=log), log)
         self.instruments.on_warmup_start()
         self.times |= self._trainer.warm_up()
@@ -158,16 +158,16 @@ class Run:
     def _known_facts(self):
         """What run.json says of model and batch, known before the first step."""
         config, model = self.config, self._trainer.model
+        stages = staging.facts(config, self._trainer.timeline, self._trainer.flops_per_token())
         return {
             "model": {
                 "arch": config.model.arch,
                 "num_params": sum(parameter.numel() for parameter in model.parameters()),
-                "flops_per_token": model.flops_per_token(config.data.seq_len),
-                "flops_per_token_causal": model.flops_per_token_causal(config.data.seq_len),
+                **work.mean_flops_per_token(stages),
             },
             "measured": {
-                "batch_tokens": config.data.batch_tokens,
-                "num_micro_steps": num_micro_steps(config),
+                "batch_tokens": mean_batch_tokens(config),
+                **({"stages": stages} if config.stages else {"num_micro_steps": stages[0]["num_micro_steps"]}),
                 "dtype": config.hardware.dtype,
                 "reducer": self._trainer.reducer.name,
                 **kernels.facts(),
@@ -180,10 +180,13 @@ class Run:
         def lr(step):
             return config.optim.lr * self._trainer.lr_frac(step)
 
+        def tokens(num_steps):
+            return work.num_tokens(record["measured"], num_steps)
+
         def speed(train_s, num_steps):
             return metrics.speed(record, train_s, num_steps)
 
-        return StepWriter(self.folder, config.goal.num_steps, config.data.batch_tokens, lr, speed)
+        return StepWriter(self.folder, config.goal.num_steps, tokens, lr, speed)
 
     def _reached(self, val_loss):
         """Whether the run may end there."""

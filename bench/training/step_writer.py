@@ -33,12 +33,13 @@ def step_lines(row, num_steps):
 class StepWriter:
     """A context around the training loop, which calls row(), event(), emitted(); check() raises what the thread met.
 
-    lr: index of an optimizer step -> its learning rate.  speed: (train_s, num_steps) -> the numbers of progress
-    (bench/record/metrics.py).  out: where step lines go, a function of text; None: standard output.
+    tokens: number of steps -> the tokens that they train on.  lr: index of an optimizer step -> its learning rate.
+    speed: (train_s, num_steps) -> the numbers of progress (bench/record/metrics.py).  out: where step lines go, a
+    function of text; None: standard output.
     """
 
-    def __init__(self, folder, num_steps, batch_tokens, lr, speed, out=None):
-        self._folder, self._num_steps, self._batch_tokens = folder, num_steps, batch_tokens
+    def __init__(self, folder, num_steps, tokens, lr, speed, out=None):
+        self._folder, self._num_steps, self._tokens = folder, num_steps, tokens
         self._lr, self._speed = lr, speed
         self._out = out or (lambda text: os.write(1, text.encode()))
         self._new = collections.deque()
@@ -102,7 +103,7 @@ class StepWriter:
 
     def _row_of_file(self, row):
         step = row["step"]
-        facts = {"flags": "", "tokens": step * self._batch_tokens, "lr": self._lr(step - 1) if step else None}
+        facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
         return facts | {name: row[name] for name in step_files.RUN_COLUMNS if name in row}
 
     def _write_progress(self, step, train_s):

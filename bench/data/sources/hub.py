@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from bench import atomic
 from bench.data import shards
 from bench.data.shards import CheckFailed
+from bench.data.sources import gpt2_tokens
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
 from bench.paths import CONF, INSTALLED
 from bench.units import format_bytes, format_s
@@ -45,6 +46,7 @@ class Hub(Source):
     uses = ("repo", "revision", "num_train_shards", "shards")
     needs = ("repo",)
     vocab_size = VOCAB_SIZE
+    eos_token = gpt2_tokens.DOCUMENT
 
     def __init__(self, data):
         super().__init__(data)

@@ -22,7 +22,13 @@ from bench.paths import of_user, project_folder
 from bench.units import format_bytes
 from bench.user_code import classes
 
-ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens")  # fields of DataConfig that every source has
+ALWAYS = (
+    "source",
+    "vocab_size",
+    "seq_len",
+    "batch_tokens",
+    "bos_aligned",
+)  # fields of DataConfig that every source has
 MANIFEST = "made.json"
 
 
@@ -66,6 +72,7 @@ class Source:
     uses = ()  # fields of DataConfig beyond ALWAYS that mean something here
     needs = ()  # those among them that must be set
     vocab_size = None
+    eos_token = None  # the token before each document, where there is one
     floor_source = None  # has floor_nats(tokens) where the true distribution is known
 
     def __init__(self, data):
@@ -79,6 +86,11 @@ class Source:
                 raise ValueError(f"data.{field.name} is not set: {need}")
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
+        if data.bos_aligned and self.eos_token is None:
+            remedy = f"source {data.source} marks no documents: remove it" + (
+                ", or give data.eos_token" if "eos_token" in self.uses else ""
+            )
+            raise ValueError(f"data.bos_aligned=True: {remedy}")
 
     @property
     def name(self) -> str:

@@ -16,12 +16,16 @@ NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_trai
 
 
 class UserShards(Source):
-    uses = ("train_glob", "val_glob", "shards")
     needs = ("train_glob", "val_glob")
+    uses = (*needs, "shards", "eos_token")
 
     def __init__(self, data):
         super().__init__(data)
         self.vocab_size = data.vocab_size  # None is refused when the largest token is known, so that it can be named
+
+    @property
+    def eos_token(self):
+        return self.data.eos_token
 
     def files(self):
         paths = split_globs(self.data)
