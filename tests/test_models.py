@@ -16,7 +16,8 @@ from models.optimizers import adamw
 
 CONF = Path(__file__).parent.parent / "conf"
 ARCHS = ["gpt2", "modern"]
-RUNGS = ["r02", "r04", "r05", "r06", "r08", "r09", "r10", "r11", "simple"]  # of models/ladder/: tests/test_ladder.py
+# of models/ladder/: tests/test_ladder.py
+RUNGS = [*"r02 r04 r05 r06 r08 r09 r10 r11 r12 r13 r14 r15 r16 r17 r18 r19 r20".split(), "simple"]
 VOCAB, SEQ_LEN = 96, 32
 TINY = {"vocab_size": VOCAB, "seq_len": SEQ_LEN, "num_layers": 2, "num_heads": 2, "width": 32}
 ADAMW = adamw.Config(name="adamw", lr=0.01, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, schedule=None)
