@@ -10,8 +10,8 @@ together, it keeps the norm and a projection:
                    and num_steps - 100, the gradients being 1e-5 * hashed(); of `simple` 524,288 times as large, since
                    it sums over the tokens of a batch where we take their mean
   loss_by_window   from r12 on: loss is that of the first window of WINDOWS, loss_bf16 of the last
-From r12 on a sequence is 160 tokens in 6 documents, begun by token 7, blocks of the mask are 16 tokens instead of 128, and
-there are 12 layers.  There the source's flex_attention was scaled_dot_product_attention with a mask read off the
+From r12 on a sequence is 160 tokens in 6 documents, begun by token 7, blocks of the mask are 16 tokens instead of 128,
+and there are 12 layers.  There the source's flex_attention was scaled_dot_product_attention with a mask read off the
 source's own BlockMask: its lists of blocks, and its mask_mod within the partial ones.  For loss_bf16 its rotary angles
 from r17 on were float64, as ours are: one rounding less in the table moves the loss of r17 by 6e-4.
 """

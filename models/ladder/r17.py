@@ -29,15 +29,13 @@ class R17(R16):
 
     def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
         super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
-        if num_layers % 4:
-            raise ValueError(f"model.num_layers={num_layers}: a quarter has value embeddings: use a multiple of 4")
         self.blocks[num_layers * 7 // 12].attention = None
 
     def make_rotary(self, seq_len):
         return simple.Rotary(self.head_dim, seq_len).to(self.dtype)
 
     def make_value_embeddings(self, vocab_size, width):
-        num_tables = len(self.blocks) // 4
+        num_tables = max(1, len(self.blocks) // 4)
         return nn.ModuleList(nn.Embedding(vocab_size, width, dtype=self.dtype) for _ in range(num_tables))
 
     def values(self, tokens_BT) -> list:

@@ -1,4 +1,4 @@
-"""Record 19, 2025-01-13: 3.4 -> 3.142 minutes.  The head's product in 8-bit floats while training; smaller first weights.
+"""Record 19, 2025-01-13: 3.4 -> 3.142 minutes.  An 8-bit head while training; smaller first weights.
 
 The cap is a sigmoid in float32: the same logits as with tanh, but for a shift that no softmax sees.  The learning rate
 falls to a tenth instead of 0 (conf/experiment/r19.yaml).

@@ -1,7 +1,7 @@
-"""Record 20, 2025-01-16: 3.142 -> 2.992 minutes.  Long and short windows, one product for q, k and v, scores times 0.12.
+"""Record 20, 2025-01-16: 3.142 -> 2.992 minutes.  Long and short windows, merged q, k and v, scores times 0.12.
 
-Of twelve layers the first, fifth, eighth and twelfth see the whole window, the others half of it.  Muon still takes q, k
-and v as a matrix each: they are put together for the product.
+Of twelve layers the first, fifth, eighth and twelfth see the whole window, the others half of it.  Muon still takes q,
+k and v as a matrix each: they are put together for the product.
 model.args: attention_scale (null: 1 / sqrt(head width)), long_short, and those of record 19.
 B batch, T tokens, D width, H heads, K head width
 """
