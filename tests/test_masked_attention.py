@@ -102,6 +102,7 @@ def test_flex_attention_agrees_with_the_plain_way(limits):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's own modules, when inductor imports them
 @pytest.mark.parametrize("limits", [(100, NO_LIMIT), (NO_LIMIT, 2)])
 def test_compiled_flex_attention_agrees_with_the_plain_way(limits):
     tokens_BT = torch.ones(1, 512, dtype=torch.int64)
