@@ -49,9 +49,10 @@ TABLE = {
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
+    "replay": "atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record report report.site terminal trace units utc",
+    "memory.snapshot overhead paths race record replay report report.site terminal trace units utc",
     "__main__": "cli config paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }

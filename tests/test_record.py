@@ -144,7 +144,9 @@ def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, tic
     assert run_folder.read_raw(folder)["status"] == "running"
 
 
-@pytest.mark.parametrize(("age_s", "status"), [(59.0, "running"), (61.0, "aborted")])
+@pytest.mark.parametrize(
+    ("age_s", "status"), [(59.0, "running"), (61.0, "aborted"), (-599.0, "running"), (-601.0, "aborted")]
+)
 def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
     edit(folder, status="running")
     run = run_folder.read(folder, now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766)

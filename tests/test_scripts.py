@@ -3,14 +3,17 @@
 import gzip
 import json
 import os
+import pickle
 import shutil
 import signal
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import real_runs
 import scripted
 
+from bench.claims.rules import runs
 from bench.compare import eligibility
 from bench.importers import dialects
 from bench.machine import code_state
@@ -192,6 +195,14 @@ def test_a_script_that_fails_leaves_a_failed_record_that_says_why(tmp_path, what
     assert not [path for path in run["folder"].iterdir() if path.name.startswith(".")]
 
 
+def test_a_script_that_fills_a_gpu_leaves_a_snapshot_of_its_memory(tmp_path):
+    run = scripted.odd(tmp_path, "a_gpu_is_full", expect=1)
+    assert run["failure"]["kind"] == "out_of_memory"
+    with (run["folder"] / "memory" / "oom_rank0.pickle").open("rb") as file:
+        assert pickle.load(file)["segments"] == []
+    assert "memory/oom_rank0.pickle" in [one["path"] for one in run["artifacts"]]
+
+
 def test_a_killed_script_is_named_and_its_children_end(tmp_path):
     with scripted.hanging(tmp_path, *TWO) as (launcher, folder):
         workers = [pid for pid in scripted.pids(tmp_path) if scripted.is_worker(pid)]
@@ -246,10 +257,11 @@ def test_steps_of_a_script_are_profiled_by_its_printed_lines_and_do_not_count(tm
     run, rows = real_runs.run_json(folder), step_files.read(folder)
     assert [row["step"] for row in rows if row["flags"] == "profiled"] == [5, 6, 7, 8, 9]
     assert run["metrics"]["num_flagged_steps"] == 5
-    (trace,) = (folder / "traces").iterdir()
-    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
-    assert {"ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"} <= names and "ProfilerStep#9" not in names
-    assert any(name and "SGD.step" in name for name in names)
+    for rank in range(2):  # rank 1 prints nothing: its steps are numbered by rank 0's
+        (trace,) = (folder / "traces").glob(f"*_rank{rank}.*")
+        names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+        assert {"ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"} <= names and "ProfilerStep#9" not in names
+        assert any(name and "SGD.step" in name for name in names)
     assert run["instrument_summaries"]["window"]["window"]["status"] == "recorded"
     assert of_script(run) == [] and faults(folder) == []
     done = real_runs.bench(tmp_path, "analyze", str(folder))
@@ -274,6 +286,24 @@ def test_two_versions_of_torch_may_race_as_scripts_and_the_answer_says_so(plante
     assert any("torch differs: " in one and one.endswith("part of what is raced") for one in found.remarks)
     others = [b | {"setting": json.dumps(setting | {"world_size": 2}), "comparability_id": "f" * 16}]
     assert any("world size differs" in one for one in eligibility.judge([a], others).refusals)
+
+
+def test_arms_of_scripts_may_have_a_torch_each_and_one_arm_may_not_mix_them(planted):
+    good = planted("good")
+
+    def raced(torch, **more):
+        environment = good["environment"] | {"torch": torch}
+        record = good | {"environment": environment, "comparability_id": f"of torch {torch}"} | more
+        return SimpleNamespace(record=record)
+
+    def judged(own, others):
+        return runs.the_runs_share_one_setting(SimpleNamespace(runs=own, others=others))
+
+    passed, words = judged([raced("2.13"), raced("2.13")], [raced("2.12")])
+    assert passed and words.endswith("; torch differ, part of what is raced")
+    assert not judged([raced("2.13"), raced("2.12")], [raced("2.12")])[0]
+    assert not judged([raced("2.13")], [raced("2.12", script=None)])[0]
+    assert not judged([raced("2.13")], [raced("2.13", comparability_id="of another driver")])[0]
 
 
 def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_writes_is_none(tmp_path):

@@ -41,7 +41,12 @@ def test_other_programs_make_a_cpu_run_suspect():
     kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": 0.25}))
     assert (kind, reasons) == ("suspect", ["other programs used 0.25 CPU cores during the run (limit 0.1)"])
     assert validity.validity(run(measured={"foreign_cpu_cores": 0.25}, hardware={"device": "cuda"}))[0] == "valid"
-    assert validity.validity(run(measured={"foreign_cpu_cores": None}))[0] == "valid"
+
+
+def test_a_load_that_was_not_measured_is_not_taken_for_none():
+    kind, reasons = validity.validity(run(measured={"foreign_cpu_cores": None}))
+    assert kind == "suspect" and "unknown: the system does not say" in reasons[0]
+    assert validity.validity(run(measured={"foreign_cpu_cores": None}, hardware={"device": "cuda"}))[0] == "valid"
 
 
 def row(val_loss=1.95, **changes):

@@ -222,6 +222,50 @@ def test_a_clock_that_ran_too_slowly_is_found(folder):
     assert failed_rules(folder) == {"steps fit into the time": "they add up to 0.2180 s, the limit is 0.2100 s"}
 
 
+def two_ranks_take_turns(folder, step_ms=(0.5, 9.5)):
+    """At odd steps rank 0 is the slower one, at even steps rank 1, as on a busy machine."""
+    rows = step_files.read(folder)
+    of_ranks = [{row["step"]: step_ms[(row["step"] + rank) % 2] for row in rows[1:]} for rank in range(2)]
+    for row in rows[1:]:
+        row["step_ms"] = max(of_rank[row["step"]] for of_rank in of_ranks)
+    step_files.write(folder, rows)
+    step_files.write_by_rank(folder, {"step_ms": of_ranks})
+    train_s = 1.001 * max(sum(of_rank.values()) for of_rank in of_ranks) / 1e3
+    edit(folder, measured__train_s_by_rank=[train_s, train_s])
+    edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))
+    return verification.steps_fit_into_the_time(folder, run_folder.read_raw(folder))
+
+
+def test_ranks_that_are_slow_in_turn_are_honest(folder):
+    assert two_ranks_take_turns(folder) == (True, "on each of 2 ranks")
+
+
+def test_a_rank_whose_steps_take_longer_than_its_training_is_found(folder):
+    two_ranks_take_turns(folder)
+    by_rank = step_files.read_by_rank(folder)["step_ms"]
+    by_rank[1] = {step: 2 * step_ms for step, step_ms in by_rank[1].items()}
+    step_files.write_by_rank(folder, {"step_ms": by_rank})
+    passed, words = verification.steps_fit_into_the_time(folder, run_folder.read_raw(folder))
+    assert not passed and words.startswith("those of rank 1 add up to")
+
+
+def test_a_step_that_is_shorter_than_its_slowest_rank_is_found(folder):
+    two_ranks_take_turns(folder)
+    rows = step_files.read(folder)
+    rows[3]["step_ms"] -= 1.0
+    step_files.write(folder, rows)
+    passed, words = verification.steps_fit_into_the_time(folder, run_folder.read_raw(folder))
+    assert (passed, words) == (False, "not the slowest rank's at steps [3]")
+
+
+def test_a_run_that_ended_before_its_first_step_needs_no_steps(folder):
+    (folder / "steps.csv").unlink()
+    run = run_folder.read_raw(folder)
+    run["artifacts"] = [one for one in run["artifacts"] if one["path"] != "steps.csv"]
+    assert not verification.nothing_is_unrecorded(folder, run)[0]
+    assert verification.nothing_is_unrecorded(folder, run | {"status": "aborted"})[0]
+
+
 def test_a_training_longer_than_its_run_is_found(folder):
     edit(folder, measured__wall_s=0.26)  # 0.22 of training + 0.05 of validation
     edit(folder, metrics=verification.metrics(run_folder.read_raw(folder), step_files.read(folder)))

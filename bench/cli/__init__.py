@@ -12,6 +12,8 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "memory": ("memory", "what held the memory: a page for each memory snapshot"),
     "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),
     "judge": ("judge", "does a claim hold by the rules of its track?"),
+    "replay": ("replay", "run a record again from itself alone, and certify what came out"),
+    "bisect": ("bisect", "which commit made it slower, or worse?"),
     "publish": ("publish", "runs, a race or a claim as evidence for git: results/published/"),
     "import": ("import_logs", "logs of modded-nanogpt, nanochat, nanogpt, kempnerforge, llm.c -> records"),
     "export": ("export", "records as csv, parquet, MLPerf log lines or a modded-nanogpt log"),

@@ -110,6 +110,16 @@ def identity(row):
     return row["log_id"] or row["run_id"]
 
 
+def settings_that_differ(rows: Sequence[Row]) -> list[str]:
+    """Keys of NAMES of which the rows know two values or more."""
+    settings = [json.loads(text) for text in sorted({row["setting"] for row in rows})]
+    return [
+        key
+        for key in NAMES
+        if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
+    ]
+
+
 def index_of_runs(rows: Sequence[Row]) -> list[int]:
     """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
     by_run = {}
@@ -145,8 +155,7 @@ def _setting(a, b, names):
     settings = [json.loads(text) for text in sorted(texts)]
     found = {
         key: f"{_differ([key])}: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
-        for key in NAMES
-        if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
+        for key in settings_that_differ(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not found:

@@ -23,7 +23,7 @@ from bench.units import GIB, KIB, gib_from_bytes, s_from_ns
 # fmt: off
 ENV_PREFIXES = (
     "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "GOMP_", "KMP_",
-    "MKL_", "OPENBLAS_", "MALLOC_", "HYDRA_", "SPEEDRUN_",
+    "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_", "MALLOC_", "HYDRA_", "SPEEDRUN_",
 )
 # fmt: on
 ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
@@ -73,7 +73,17 @@ def torch_facts() -> dict:
         "cuda": cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # the instruction set that its kernels use
+        "libraries": numerical_libraries(torch.__config__.show()),
     }
+
+
+def numerical_libraries(config_text: str) -> list[str]:
+    """torch.__config__.show() -> "MKL 2024.2", "oneDNN v3.12.0", as far as it names them."""
+    patterns = {"MKL": r"Math Kernel Library Version (\S+?)-", "oneDNN": r"(?:MKL-DNN|oneDNN) (v[\d.]+)"}
+    patterns |= {"OpenBLAS": r"OpenBLAS ([\d.]+)"}
+    found = {name: re.search(pattern, config_text) for name, pattern in patterns.items()}
+    return [f"{name} {match[1]}" for name, match in found.items() if match]
 
 
 def this_process() -> dict:

@@ -132,6 +132,8 @@ def boot_id_hash() -> str | None:
 
 def start_ticks(pid: int) -> int | None:
     """When process pid started, ticks since boot (field 22 of /proc/PID/stat); None: no such process, or a zombie."""
+    if not isinstance(pid, int):  # of a foreign record: no part of a path
+        return None
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may hold spaces
     except OSError:

@@ -25,7 +25,7 @@ TAIL_LINES = 15
 TICK_S = 0.5
 
 
-def environment(results):
+def environment(results: Path | str) -> dict[str, str]:
     """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
     from bench.data import sources
 
@@ -48,7 +48,12 @@ def facts(folder, overrides, results):
     done = subprocess.run(words, cwd=folder, env=environment(results), capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return last_line(done.stdout)
+
+
+def last_line(text: str) -> dict:
+    """The JSON of the last line that print_facts() printed."""
+    return json.loads(text.splitlines()[-1])
 
 
 def print_facts(overrides):

@@ -5,6 +5,7 @@ They lie in the repository's .git folder, where no git command looks for files a
 
 import contextlib
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.machine import git
@@ -59,8 +60,8 @@ def remove(repo, name):
 
 
 @contextlib.contextmanager
-def of(repo, commits):
-    """{name: commit} -> {name: path}, for as long as this block lasts."""
+def of(repo: Path | str, commits: Mapping[str, str]) -> Iterator[dict[str, Path]]:
+    """{name: commit} -> {name: path of its worktree}, for as long as this block lasts.  ValueError: git refuses."""
     made = {}
     try:
         for name, commit in commits.items():

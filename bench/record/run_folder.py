@@ -31,6 +31,7 @@ UPGRADERS = {}  # version -> function from a record of that version to one of th
 # Temporary files between launcher and workers while a run lasts; named so that they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
+MAX_CLOCK_SKEW_S = 600.0  # between two machines that share a results folder (assumed)
 ROLES = {
     "config.yaml": "config",
     "overrides.yaml": "overrides",
@@ -218,7 +219,8 @@ def effective(
 ) -> dict:
     """A record that says running although its launcher is gone, as aborted; any other as it is.
 
-    Gone is: on the same boot, no process with the launcher's pid and start time; elsewhere, no heartbeat for 60 s.
+    Gone is: on the same boot, no process with the launcher's pid and start time; elsewhere, no heartbeat for 60 s, or
+    one of a clock that is more than ten minutes ahead.
     """
     if run["status"] != "running":
         return run
@@ -230,6 +232,8 @@ def effective(
     else:
         age_s = (time.time() if now_s is None else now_s) - utc.seconds(run.get("heartbeat_at") or run["started_at"])
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
+        if age_s < -MAX_CLOCK_SKEW_S:
+            gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, by a clock that nobody can trust"
     if not gone:
         return run
     found = failure("launcher_killed", f"run.json says running, but {why}", "run it again")

@@ -20,7 +20,10 @@ def validity(run: dict) -> tuple[str, list[str]]:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
         return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)", *doubts]
     foreign = run["measured"].get("foreign_cpu_cores")
-    if run["hardware"]["device"] == "cpu" and foreign is not None and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
+    on_cpu = run["hardware"]["device"] == "cpu"
+    if on_cpu and foreign is None:
+        doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
+    elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         limit = f"limit {MAX_FOREIGN_CPU_CORES}"
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run ({limit})")
     return ("suspect", doubts) if doubts else ("valid", [])

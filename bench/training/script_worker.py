@@ -12,6 +12,7 @@ import errno
 import faulthandler
 import json
 import os
+import pickle
 import re
 import runpy
 import signal
@@ -47,9 +48,9 @@ def main(folder):
         os.environ[name] = os.path.join(folder, "logs", "flight_rank")
     os.chdir(script["work"])
     watch_opened(os.path.join(folder, f".rank{rank}.opened.tmp"), (script["work"], script["beside"]))
-    if script["profile"] and rank == 0:
+    if script["profile"]:
         profiler = os.path.join(os.path.dirname(os.path.abspath(__file__)), "script_profiler.py")
-        runpy.run_path(profiler)["install"](folder, script["profile"])
+        runpy.run_path(profiler)["install"](folder, rank, script["profile"])
     exit_code = 0
     try:
         run(script["path"], script["args"])
@@ -183,6 +184,8 @@ def write_failure(folder, rank, error):
         code = error.code
         message = f"the script ended with exit code {code}" if isinstance(code, int) else str(code)
     kind = kind_of(error, message)
+    if kind == "out_of_memory":
+        write_snapshot(folder, rank)
     found = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
     found.update(message=message[:2000], hint=HINTS[kind], failed_at_s=time.time(), traceback=traceback.format_exc())
     try:
@@ -191,6 +194,23 @@ def write_failure(folder, rank, error):
         os.unlink(os.path.join(folder, ".reserve"))  # the disk is full: this file matters more
         write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
     return True
+
+
+def write_snapshot(folder, rank):
+    """What held the GPU's memory: the error keeps the script's frames, and so its tensors, alive until here.
+
+    Without stacks, which torch would have had to record from the start.
+    """
+    torch = sys.modules.get("torch")
+    try:
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        snapshot = torch.cuda.memory._snapshot()
+        os.makedirs(os.path.join(folder, "memory"), exist_ok=True)
+        with open(os.path.join(folder, "memory", f"oom_rank{rank}.pickle"), "wb") as file:
+            pickle.dump(snapshot, file)
+    except Exception:  # the reason of the failure matters more
+        traceback.print_exc()
 
 
 def kind_of(error, message):

@@ -44,7 +44,9 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
         return failures.failure("no_metric_lines", NO_LINES.format(which))
     foreign = runs[-1]
     rows = stamped(rows_of(foreign), output.lines, dialects.of_name(name))
-    telemetry["profiles"] = trace_files.conclude(folder, job.config.instruments, rows)
+    telemetry["profiles"] = trace_files.conclude(
+        folder, job.config.instruments, job.config.hardware.num_processes, rows
+    )
     telemetry["doubts"] = [*telemetry["doubts"], *unmatched(of_file, run["script"]["dialect"])]
     is_wall = foreign.train_time_ms is None
     if is_wall:

@@ -35,7 +35,7 @@ def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
     )
     found = []
     for window in windows:
-        facts = {name: getattr(window, name) for name in ("name", "first_step", "last_step", "begin_step")}
+        facts = {name: getattr(window, name) for name in ("name", "first_step", "last_step", "begin_step", "ranks")}
         found.append(facts | {"options": dataclasses.asdict(window.options)})
     return {"windows": found, "edges": edges}
 
@@ -50,28 +50,39 @@ class _Written:
         shutil.move(self.raw, path)
 
 
-def conclude(folder: Path, chosen: Mapping[str, dict], rows: list[dict]) -> dict:
+def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: list[dict]) -> dict:
     """The traces into traces/, and in place the flag of every row that was disturbed.  Returns instrument summaries."""
     summaries = {}
-    try:
-        recorded = {one["name"]: one for one in json.loads((folder / ".rank0.profiled.tmp").read_text())}
-    except (OSError, ValueError):
-        recorded = {}
+    recorded = [_recorded(folder / f".rank{rank}.profiled.tmp") for rank in range(num_ranks)]
     for name in NAMES:
         for window in instruments.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
-            one = recorded.get(window.name)
-            facts = {
-                "status": "recorded" if one else "not reached",
-                "steps_asked": [window.first_step, window.last_step],
-            }
-            if one and os.path.exists(one.get("raw") or ""):
-                suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
-                saved = files.save(
-                    _Written(one["raw"]), folder / "traces" / f"{window.name}_rank0{suffix}", window.max_mib
-                )
-                facts |= {"files": [saved.path.relative_to(folder / "traces").as_posix()], "rank0": saved.facts()}
+            facts = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
+            for rank, of_rank in enumerate(recorded):
+                one = of_rank.get(window.name)
+                if one is None or not os.path.exists(one.get("raw") or ""):
+                    continue
+                saved = _saved(folder, window, rank, one["raw"])
+                file = saved.path.relative_to(folder / "traces").as_posix()
+                facts |= {"status": "recorded", "files": [*facts.get("files", ()), file], f"rank{rank}": saved.facts()}
                 for row in rows:
-                    if one["disturbed"][0] <= row["step"] <= one["disturbed"][1]:
+                    if one["disturbed"][0] <= row["step"] <= one["disturbed"][1] and not _is_flagged(row):
                         row["flags"] = ";".join(filter(None, [row.get("flags"), profiler_windows.FLAG]))
             summaries.setdefault(name, {})[window.name] = facts
     return summaries
+
+
+def _recorded(path):
+    """{name of a window: what training/script_profiler.py noted of it} of one rank."""
+    try:
+        return {one["name"]: one for one in json.loads(path.read_text())}
+    except (OSError, ValueError):
+        return {}
+
+
+def _saved(folder, window, rank, raw):
+    suffix = ".pt.trace.json.gz" if window.gzip else ".pt.trace.json"
+    return files.save(_Written(raw), folder / "traces" / f"{window.name}_rank{rank}{suffix}", window.max_mib)
+
+
+def _is_flagged(row):
+    return profiler_windows.FLAG in (row.get("flags") or "").split(";")

@@ -68,6 +68,15 @@ def main():
         sys.exit(3)
     if WHAT == "out_of_memory":
         raise MemoryError("planted")
+    if WHAT == "a_gpu_is_full":
+        import types
+
+        snapshot = {"segments": [], "device_traces": [[]], "allocator_settings": {}}
+        memory = types.SimpleNamespace(_snapshot=lambda: snapshot)
+        sys.modules["torch"] = types.SimpleNamespace(
+            cuda=types.SimpleNamespace(is_initialized=lambda: True, memory=memory)
+        )
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
     if WHAT == "hangs":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
         for step in range(6000):

@@ -1,0 +1,150 @@
+"""Which commit made it worse?  ./run.sh bisect GOOD BAD [--on step_avg_ms|val_loss] [n=5] [looks=3,5] [key=value]
+
+GOOD and BAD are revisions.  First GOOD races BAD; if that shows BAD to be worse, git bisect picks commits between them,
+and each races GOOD, as ./run.sh race does it: same seeds, one session, order planned.  A commit is bad when the 95 %
+interval of its change lies above half of the change from GOOD to BAD, good when it lies below; else it is raced again
+with twice the runs, and then skipped.  At the end the commit found races its parent.  The checkout stays as it is; the
+races stay in results/races/.
+"""
+
+import json
+
+from bench.cli import arguments
+from bench.config import groups
+from bench.launch import console, ready
+from bench.launch.console import say
+from bench.paths import REPO, results_root
+from bench.race import arm_process, planning, request, runner, worktrees
+from bench.replay import bisect
+
+DEFAULT_N = 5
+
+
+def main(argv):
+    """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use."""
+    args = _parser().parse_intermixed_args(argv)
+    with console.output(args.quiet, args.json):
+        found = _Search(args).run()
+    if args.json:
+        print(json.dumps(found, indent=1))
+    return 0 if len(found["commits"]) == 1 else 1
+
+
+class _Search:
+    def __init__(self, args):
+        self._args = args
+        self._good, self._bad = (worktrees.commit_of(REPO, rev) for rev in (args.good, args.bad))
+        self._words = [word for word in args.words if not word.startswith("n=")]
+        asked = request.parse(args.words)
+        if asked["arms"]:
+            raise ValueError(
+                "GOOD and the commits between are the arms: give settings for all of them, without A= and B="
+            )
+        self._n = asked.get("n", DEFAULT_N)
+        self._facts, self._races = {}, []
+
+    def run(self):
+        whole = self._change(self._good, self._bad, self._n)
+        say("bisect", f"BAD against GOOD: {whole or 'cannot be compared'}", always=True)
+        if whole is None or whole.low <= 0:
+            say("bisect", "BAD is not shown to be worse than GOOD: more runs (n=10), or another pair", always=True)
+            return self._json(whole, [], {}, None)
+        self._threshold = whole.value / 2
+        ended = bisect.search(REPO, self._good, self._bad, self._ask)
+        effect = None
+        if len(ended.commits) == 1:
+            (commit,) = ended.commits
+            before = bisect.parent(REPO, commit)
+            effect = self._change(before, commit, self._n) if before else None
+            words = f"{commit[:12]} {bisect.subject(REPO, commit)}: {effect or 'cannot be compared'} against its parent"
+            say("found", words, always=True)
+        else:
+            for commit in ended.commits:
+                say("left", f"{commit[:12]} {bisect.subject(REPO, commit)}", always=True)
+            say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
+        return self._json(whole, ended.commits, ended.asked, effect)
+
+    def _ask(self, commit):
+        known = self._known(commit)
+        if known:
+            say("bisect", f"{commit[:12]} {known}: it trains by the code and settings of {known.upper()}", always=True)
+            return known
+        for n in (self._n, 2 * self._n):
+            try:
+                change = self._change(self._good, commit, n)
+            except ValueError as error:
+                say("bisect", f"{commit[:12]} skipped: {error}", always=True)
+                return bisect.UNDECIDED
+            found = bisect.answer(change, self._threshold)
+            if found != bisect.UNDECIDED:
+                break
+        word = "skipped, undecided" if found == bisect.UNDECIDED else found
+        subject = bisect.subject(REPO, commit)
+        say("bisect", f"{commit[:12]} {word}: {change or 'cannot be compared'}  {subject}", always=True)
+        return found
+
+    def _known(self, commit):
+        """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
+        try:
+            own = self._identity(commit)
+        except ValueError:
+            return None
+        return next(
+            (
+                word
+                for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad))
+                if own == self._identity(other)
+            ),
+            None,
+        )
+
+    def _identity(self, commit):
+        if commit not in self._facts:
+            with worktrees.of(REPO, {f"bisect-{commit[:12]}": commit}) as paths:
+                (path,) = paths.values()
+                words = [word for word in self._words if word.partition("=")[0] not in request.SETTINGS]
+                found = arm_process.facts(path, words, results_root())
+            self._facts[commit] = found["config_id"], found["source_sha256"]
+        return self._facts[commit]
+
+    def _change(self, a, b, n):
+        """B's change against A, by a race; ValueError: one of them does not run."""
+        words = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._words]
+        results = results_root().absolute()
+        folder = planning.begin(request.parse(words), results, self._args.anyway)
+        race = runner.go(folder, results, False, self._args.anyway)
+        if race["status"] == "interrupted":
+            raise KeyboardInterrupt
+        self._races.append(race["race_id"])
+        return bisect.change_of(race, self._args.on)
+
+    def _json(self, whole, commits, asked, effect):
+        changes = {"whole": whole, "effect": effect}
+        shown = {name: vars(change) if change else None for name, change in changes.items()}
+        return {
+            "on": self._args.on,
+            "good": self._good,
+            "bad": self._bad,
+            **shown,
+            "commits": commits,
+            "asked": asked,
+            "races": self._races,
+        }
+
+
+def _parser():
+    parser = arguments.Parser(
+        "./run.sh bisect",
+        description=__doc__,
+        epilog="exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use",
+    )
+    parser.add_argument("good", metavar="GOOD", help="a revision that was good")
+    parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="settings of the runs, and n=, looks=, seed= of the races"
+    )
+    parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
+    parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    console.add_options(parser, "the commit, its effect, what was asked and the races")
+    return parser

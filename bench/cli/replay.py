@@ -1,0 +1,121 @@
+"""Run a record again from itself alone, and certify what came out.  ./run.sh replay RUN|RACE|CLAIM... [--times N]
+
+The code is the record's commit with its difference, the settings its own, the data those of its sha256; what is missing
+or differs here is said before any work.  The replay's losses are held against the recorded ones, step by step:
+  identical                 every loss is the same, bit for bit
+  equal within rounding     they part by no more than another order of additions explains
+  statistically reproduced  with --times: fresh seeds give such losses, and reach the track's target if the record did
+  not reproduced            none of these
+  impossible here           something is missing, or the record does not hold what it says
+certificate.json says so, beside the record and beside the replay, which lies in results/replays/.
+"""
+
+import dataclasses
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from bench.cli import arguments
+from bench.launch.console import say
+from bench.paths import shown
+from bench.record import named, run_folder
+from bench.replay import certificate, outcomes, rebuilding, replaying
+from bench.terminal import screen
+from bench.terminal.text_table import counted
+
+COLOURED = {outcomes.IDENTICAL: "accepted", outcomes.DIFFERS: "failed", outcomes.IMPOSSIBLE: "refused"}
+SHOWN_FIELDS = 8
+
+
+def main(argv):
+    args = _parser().parse_args(argv)
+    folders = _folders(args)
+    found = []
+    for number, folder in enumerate(folders, 1):
+        if len(folders) > 1:
+            _say(args, "replay", f"record {number} of {len(folders)}: {folder.name}")
+        found.append(_of(folder, args))
+    if args.json:
+        print(json.dumps([dataclasses.asdict(one) for one in found if one is not None], indent=1))
+    made = [one for one in found if one is not None]
+    if len(folders) > 1 and made:
+        numbers = Counter(one.outcome for one in made)
+        words = ", ".join(f"{number} {word}" for word, number in numbers.items())
+        _say(args, "replay", f"{counted(len(made), 'record')}: {words}")
+    if args.check:
+        return 0 if all(one is None for one in found) else 2
+    if any(one.outcome == outcomes.DIFFERS for one in made):
+        return 1
+    return 0 if any(one.holds for one in made) else 2
+
+
+def _folders(args):
+    if args.times is not None and args.times < 2:
+        raise ValueError(f"--times {args.times}: an interval takes at least 2 runs of fresh seeds")
+    if not args.all:
+        return named.runs(args.runs)
+    folders = [folder for word in args.runs for folder in run_folder.find_runs([Path(word)])]
+    kept = [folder for folder in folders if _can_be_replayed(folder)]
+    _say(args, "replay", f"{counted(len(kept), 'record')} of {len(folders)}: the others are imported or not complete")
+    return kept
+
+
+def _can_be_replayed(folder):
+    try:
+        rebuilding.read(folder)
+    except ValueError:
+        return False
+    return True
+
+
+def _of(folder, args):
+    """The certificate of one record; with --check None, or the certificate of what is missing."""
+    recorded = rebuilding.read(folder)
+    checks, fields = replaying.foreseen(recorded)
+    for check in checks:
+        remedy = f"; try: {check.remedy}" if check.remedy else ""
+        _say(args, check.name, f"{'MISSING: ' * (check.status == 'fail')}{check.found}{remedy}")
+    for field in fields[:SHOWN_FIELDS]:
+        _say(args, "differs", f"{field.name}: {field.recorded} in the record, {field.here} here")
+    if len(fields) > SHOWN_FIELDS:
+        _say(args, "differs", f"and {len(fields) - SHOWN_FIELDS} more")
+    if not fields:
+        _say(args, "machine", "nothing that the record says of its environment differs here")
+    if args.check:
+        missing = [check for check in checks if check.status == "fail"]
+        return certificate.impossible(recorded, missing[0].found) if missing else None
+    asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet)
+    found = replaying.replay(recorded, checks, asked, lambda *words: _say(args, *words))
+    _say(args, "replay", f"{_coloured(found.outcome)}: {found.why}")
+    _say(args, "wrote", shown(folder / certificate.FILE))
+    return found
+
+
+def _coloured(word):
+    return word.upper() if word not in COLOURED or not screen.is_terminal() else screen.coloured(word)
+
+
+def _say(args, what, words):
+    if args.json:
+        print(f"{what:>10}  {words}", file=sys.stderr)
+    else:
+        say(what, words, always=True)
+
+
+def _parser():
+    parser = arguments.Parser(
+        "./run.sh replay",
+        description=__doc__,
+        epilog="exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
+    parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
+    parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
+    parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
+    parser.add_argument(
+        "--keep-env", action="store_true", help="with this shell's variables (OMP_..., ONEDNN_...), not its"
+    )
+    parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
+    parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
+    return parser

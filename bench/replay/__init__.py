@@ -1,0 +1,1 @@
+"""A record run again: rebuilt from itself alone, compared step by step, and certified."""

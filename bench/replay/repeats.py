@@ -1,0 +1,53 @@
+"""Fresh seeds against what was recorded: is the record one of them?"""
+
+from collections.abc import Sequence
+
+from bench import stats
+from bench.replay import outcomes
+
+CONFIDENCE = 0.99  # of the interval in which a record of the same distribution lies
+
+
+def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Where one more value of the same normal distribution lies: mean +- t(n - 1) * sd * sqrt(1 + 1/n).
+
+    values: at least two.  NIST/SEMATECH e-Handbook of Statistical Methods, section 7.2 and 1.3.5.2.
+    """
+    n, mean = len(values), stats.mean(values)
+    half = stats.student_t_quantile(0.5 + confidence / 2, n - 1) * stats.sd(values) * (1 + 1 / n) ** 0.5
+    return mean - half, mean + half
+
+
+def judged(
+    recorded_loss: float, losses: Sequence[float], target: float | None, p_value: float, reached: bool | None
+) -> tuple[str, str, dict]:
+    """Last val_losses of fresh seeds -> (word, sentence, numbers).
+
+    target, p_value: the track's; reached: whether the record reached the target, None without one.
+    """
+    low, high = prediction_interval(losses)
+    facts = {"val_losses": list(losses), "prediction_interval": [low, high], "recorded_val_loss": recorded_loss}
+    is_within = low <= recorded_loss <= high
+    said = [
+        f"the recorded val_loss {recorded_loss:.4f} is {'within' if is_within else 'outside'} {low:.4f} to {high:.4f}, "
+        f"where {CONFIDENCE:.0%} of runs lie by {len(losses)} fresh seeds (mean {stats.mean(losses):.4f})"
+    ]
+    word = outcomes.REPRODUCED if is_within else outcomes.DIFFERS
+    if target is not None and reached:
+        _, p = stats.one_sample_t_less(losses, target)
+        facts |= {"target_val_loss": target, "p": p}
+        said.append(f"their mean is {'' if p < p_value else 'not shown to be '}below {target:g} (p = {p:.2g})")
+        if p >= p_value:
+            word = outcomes.DIFFERS
+    return word, "; ".join(said), facts
+
+
+def time_facts(recorded_s: float | None, times_s: Sequence[float], is_comparable: bool) -> tuple[str, dict]:
+    """train_s of the record and of fresh seeds -> (sentence, numbers); "" where they may not be compared."""
+    if recorded_s is None or not is_comparable:
+        return "times are not compared: another machine, session or software", {}
+    mean = stats.mean(times_s)
+    half = stats.student_t_quantile(0.975, len(times_s) - 1) * stats.sd(times_s) * (1 + 1 / len(times_s)) ** 0.5
+    change, half_pct = 100 * (mean - recorded_s) / recorded_s, 100 * half / recorded_s
+    words = f"run time {change:+.2f} % [{change - half_pct:+.2f}, {change + half_pct:+.2f}] against the record"
+    return words, {"train_s": list(times_s), "recorded_train_s": recorded_s, "change_pct": change}

@@ -1,0 +1,87 @@
+"""One run of a record's code and settings, in a checkout; its record lies in a results folder of replays."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.machine.processes import child, has_ended
+from bench.machine.signals import raise_interrupted
+from bench.paths import results_root
+from bench.race import arm_process
+from bench.record import run_folder
+from bench.replay.environments import VARIABLES
+
+END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
+TAIL_LINES = 15
+TICK_S = 0.5
+# The launcher decides on these anew.
+OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
+
+
+def results() -> Path:
+    """The results folder of replays, with a ledger of its own: a replay is no further repeat of its config."""
+    return results_root() / "replays"
+
+
+def environment(own: Path, variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Of the replay's process: this one's, with the record's variables in the place of those like them here.
+
+    variables: environments.variables() of the record; None: this shell's stay.
+    """
+    env = arm_process.environment(results()) | {"SPEEDRUN_CWD": str(own)}
+    if variables is None:
+        return env
+    env = {name: value for name, value in env.items() if not name.startswith(VARIABLES)}
+    kept = {name: value for name, value in variables.items() if name not in OWN_VARIABLES}
+    return env | kept
+
+
+def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, show: bool = True) -> Path:
+    """Train once by this code -> the new run folder.  show: pass on what it prints, to standard error.
+
+    name: of the record, for messages.  ValueError: it did not start, or left no record.  Raises Interrupted after the
+    run has been ended and recorded.
+    """
+    before = set(_folders())
+    command = [sys.executable, "-m", "bench", "run", *words]
+    log = results() / ".replay.log.tmp"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            open(log, "wb") as hidden,
+            raise_interrupted(),
+            child(command, code, env, sys.stderr if show else hidden, END_WITHIN_S) as process,
+        ):
+            while not has_ended(process.pid, TICK_S):
+                pass
+            process.wait()
+        new = sorted(set(_folders()) - before)
+        if not new:
+            tail = "" if show else ":\n" + "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            raise ValueError(f"{name}: its replay did not start{tail or ': what it printed says why'}")
+        return new[0]
+    finally:
+        log.unlink(missing_ok=True)
+
+
+def _folders():
+    return list(run_folder.find_runs([results()])) if results().is_dir() else []
+
+
+def identity(code: Path, words: Sequence[str], env: Mapping[str, str]) -> dict | None:
+    """{"config_id", "source_sha256"} that the code in this folder gives; None where it is too old to be asked, or an
+    instrument of the run makes it no contestant.  ValueError: what it refuses.
+    """
+    module = next((one for one in arm_process.FACTS_MODULES if (code / f"{one.replace('.', '/')}.py").exists()), None)
+    if module is None:
+        return None
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=code, env=env, capture_output=True, text=True, timeout=600
+    )
+    if done.returncode == 0:
+        return arm_process.last_line(done.stdout)
+    refusal = done.stderr.strip().rpartition("race: ")[2]
+    if refusal.startswith("instruments."):
+        return None
+    raise ValueError(refusal or f"exit code {done.returncode}")

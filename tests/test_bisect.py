@@ -1,0 +1,97 @@
+"""Which commit made it worse: a search by git over a planted history, and what a race says of a commit."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import real_runs
+
+from bench.replay import bisect
+from bench.replay.bisect import BAD, GOOD, UNDECIDED
+
+
+def git(folder, *words):
+    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def history(tmp_path):
+    """(repository, its nine commits, the oldest first)."""
+    git(tmp_path, "init", "-q", "repo")
+    repo = tmp_path / "repo"
+    for number in range(9):
+        (repo / "file").write_text(str(number))
+        git(repo, "add", "file")
+        git(repo, "commit", "-q", "-m", f"commit {number}")
+    return repo, git(repo, "rev-list", "--reverse", "HEAD").split()
+
+
+@pytest.mark.parametrize("first_bad", range(1, 9))
+def test_the_first_bad_commit_is_found_in_few_races(history, first_bad):
+    repo, commits = history
+    ended = bisect.search(repo, commits[0], commits[8], lambda commit: BAD if commit in commits[first_bad:] else GOOD)
+    assert ended.commits == [commits[first_bad]] and len(ended.asked) <= 3
+    assert git(repo, "status", "--porcelain") == "" and git(repo, "worktree", "list").count("\n") == 0
+    assert git(repo, "for-each-ref", "refs/bisect") == ""
+
+
+def test_what_could_not_be_decided_stays_in_the_answer(history):
+    repo, commits = history
+    words = {commits[number]: GOOD for number in (1, 2, 3)} | {commits[number]: BAD for number in (6, 7)}
+    ended = bisect.search(repo, commits[0], commits[8], lambda commit: words.get(commit, UNDECIDED))
+    assert sorted(ended.commits) == sorted(commits[4:7])  # 4 and 5 are undecided, 6 is bad
+    assert {commit for commit, word in ended.asked.items() if word == UNDECIDED} == set(commits[4:6])
+
+
+def test_a_good_commit_that_is_no_ancestor_is_refused(history):
+    repo, commits = history
+    with pytest.raises(ValueError, match="is not an ancestor of"):
+        bisect.search(repo, commits[5], commits[2], lambda commit: GOOD)
+
+
+@pytest.mark.parametrize(
+    ("interval", "word"), [([4.0, 6.0], BAD), ([-1.0, 1.0], GOOD), ([1.0, 4.0], UNDECIDED), ([2.6, 4.0], BAD)]
+)
+def test_a_commit_is_judged_by_its_interval_against_half_of_the_change(interval, word):
+    of_time = {"change_pct": sum(interval) / 2, "ci95_pct": interval}
+    race = {"race_id": "r", "result": {"against": {"B": {"comparable": True, "time": of_time}}}}
+    assert bisect.answer(bisect.change_of(race, "step_avg_ms"), 2.5) == word
+
+
+def test_a_commit_that_could_not_be_compared_is_undecided():
+    of_time = {"change_pct": 5.0, "ci95_pct": [4.0, 6.0]}
+    race = {"race_id": "r", "result": {"against": {"B": {"comparable": False, "time": of_time}}}}
+    assert bisect.change_of(race, "step_avg_ms") is None and bisect.answer(None, 1.0) == UNDECIDED
+    assert bisect.change_of({"result": None}, "val_loss") is None
+
+
+@pytest.mark.slow
+def test_a_commit_that_learns_worse_is_found_by_races(tmp_path):
+    """Of three commits the second takes a tenth of AdamW's learning rate; the others change nothing that is trained."""
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(real_runs.REPO), str(clone))
+    good = git(clone, "rev-parse", "HEAD")
+    yaml = clone / "conf" / "optim" / "adamw.yaml"
+    for number in range(3):
+        if number == 1:
+            lines = yaml.read_text().splitlines()
+            (lr,) = [line for line in lines if line.strip().startswith("lr:")]
+            value = float(lr.split(":")[1].split("#")[0])
+            yaml.write_text(yaml.read_text().replace(lr, lr.split(":")[0] + f": {value / 10}"))
+        (clone / "README.md").write_text(str(number))
+        git(clone, "commit", "-qam", f"change {number}")
+    bad = git(clone, "rev-parse", "HEAD")
+    words = ["bisect", good, bad, "--on", "val_loss", "n=2", *real_runs.SHORT, "--anyway", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", *words],
+        cwd=clone,
+        env=real_runs.environment(tmp_path / "results"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["commits"] == [git(clone, "rev-parse", "HEAD~1")]
+    assert found["effect"]["low"] > 0 and "trains by the code and settings of" in done.stderr
