@@ -166,6 +166,20 @@ def awakened(rung, **args):
     return model
 
 
+def test_the_8_bit_head_is_near_the_plain_one_and_validation_has_the_plain_one():
+    tokens_BT = torch.randint(EOS, (2, 64), generator=torch.Generator().manual_seed(2))
+    grads = []
+    for fp8_head in (False, True):
+        model = awakened("r19", fp8_head=fp8_head)
+        model(tokens_BT, tokens_BT).backward()
+        grads.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    difference = (grads[1] - grads[0]).norm() / grads[0].norm()
+    assert 0.001 < difference < 0.1
+    with torch.no_grad():
+        plain, in_8_bits = (awakened("r19", fp8_head=fp8_head).eval() for fp8_head in (False, True))
+        assert torch.equal(plain.logits(tokens_BT), in_8_bits.logits(tokens_BT))
+
+
 @pytest.mark.parametrize("rung", ["r12", "r15", "r20"])
 def test_another_document_and_what_lies_outside_all_windows_change_no_logits(rung):
     model = awakened(rung, eos_token=EOS, block=8, window=8)
