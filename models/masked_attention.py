@@ -23,7 +23,7 @@ class Visible:
     """What each token of a batch sees; called as attention: q_BHTK, k_BHTK, v_BHTK -> [B, H, T, K].
 
     eos_token: None makes each row one document.  near_tokens, near_blocks: 0-D int32 tensors, so that a compiled graph
-    serves every window.  reach_tokens: how far back the two let a token see, a bound that only saves work.
+    serves every window.  reach_tokens: how far back the two let a token see, a bound that only saves work; None: none.
     scale: of the scores; None is 1 / sqrt(K).
     """
 
@@ -79,8 +79,7 @@ class Visible:
 
     def _masks(self, T):
         """(start, stop, first, [B, 1, stop - start, stop - first]): queries of a chunk, and the keys they may see."""
-        reach_tokens = T if torch.compiler.is_compiling() else self.reach_tokens  # no graph of its own for each window
-        chunk_tokens = T if torch.compiler.is_compiling() else CHUNK_TOKENS
+        reach_tokens, chunk_tokens = (T, T) if self.reach_tokens is None else (self.reach_tokens, CHUNK_TOKENS)
         position_T = torch.arange(T, device=self.docs_BT.device, dtype=torch.int32)
         for start in range(0, T, chunk_tokens):
             stop, first = min(start + chunk_tokens, T), max(0, start - reach_tokens)

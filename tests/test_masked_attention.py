@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import models
 from bench.config import compose
-from models import fp8, masked_attention
+from models import masked_attention
 from models.masked_attention import NO_LIMIT, Visible
 
 EOS = 9
@@ -134,25 +134,6 @@ def test_flex_attention_on_a_gpu_has_the_plain_ways_gradients(limits):
         assert torch.allclose(of_fast, of_plain, atol=2e-2)
 
 
-def test_a_product_in_8_bit_floats_is_that_of_the_rounded_numbers():
-    generator = torch.Generator().manual_seed(0)
-    x_BTD = torch.randn(2, 8, 32, generator=generator, dtype=torch.bfloat16).requires_grad_()
-    weight_VD = (0.1 * torch.randn(48, 32, generator=generator)).requires_grad_()
-    grad_BTV = (1e-4 * torch.randn(2, 8, 48, generator=generator)).bfloat16()
-    found_BTV = fp8.linear(x_BTD, weight_VD, fp8.Scales(x=2.0, weight=32.0, grad=2.0**20))
-    found_BTV.backward(grad_BTV)
-
-    def rounded(tensor, scale, dtype):
-        return (tensor.detach() * scale).to(dtype).float() / scale
-
-    x, weight = rounded(x_BTD, 2.0, torch.float8_e4m3fn), rounded(weight_VD, 32.0, torch.float8_e4m3fn)
-    grad = rounded(grad_BTV, 2.0**20, torch.float8_e5m2)
-    assert torch.allclose(found_BTV.float(), x @ weight.T, rtol=2**-7, atol=1e-3)
-    assert torch.allclose(x_BTD.grad.float(), grad @ weight, rtol=2**-7, atol=1e-6)
-    assert torch.allclose(weight_VD.grad, grad.flatten(0, 1).T @ x.flatten(0, 1), rtol=1e-4, atol=1e-8)
-    assert not torch.allclose(found_BTV.float(), x_BTD.float() @ weight_VD.T, rtol=2**-7, atol=1e-3)  # 3 bits are few
-
-
 SHAPE = {"vocab_size": 32, "seq_len": 64, "num_layers": 4, "num_heads": 2, "width": 32, "activations": "float32"}
 
 
@@ -191,6 +172,26 @@ def test_another_document_and_what_lies_outside_all_windows_change_no_logits(run
         moved_T = (model.logits(tokens_BT) - model.logits(changed_BT)).abs().amax(dim=(0, 2))
     assert (moved_T[5:8] > 1e-5).all() and moved_T[10:12].max() == 0  # the second document begins at 10
     assert moved_T[12] > 1e-5 and moved_T[12 + 4 * 8 :].max() == 0  # four layers of at most 8 tokens each
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's own modules, when dynamo imports them
+@pytest.mark.parametrize("rung", ["r13", "r20"])
+def test_one_compiled_graph_serves_every_window(rung):
+    graphs, losses = [], []
+    tokens_BT = torch.randint(EOS, (1, 64), generator=torch.Generator().manual_seed(2))
+    model = awakened(rung, block=8, window=16)
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, dynamic=False, backend=backend)
+    with torch.no_grad():
+        for window in (16, 8, 48):
+            model.set_window(window)
+            losses.append(compiled(tokens_BT, tokens_BT).item())
+            assert losses[-1] == pytest.approx(model(tokens_BT, tokens_BT).item(), abs=1e-5)
+    assert len(graphs) == 1 and len(set(losses)) == 3
 
 
 def test_a_window_is_whole_blocks():

@@ -60,9 +60,13 @@ class R12(R11):
         """How far back each layer with attention sees, in tokens."""
         return [self.window_tokens] * len(self.blocks)
 
+    def reach(self) -> int | None:
+        """Of Visible.  None where compiled, where a number would ask for a graph of its own for each window."""
+        return None if torch.compiler.is_compiling() else self.window_tokens
+
     def visible(self, tokens_BT: torch.Tensor) -> Visible:
         """What the tokens see; called as attention."""
-        return Visible(tokens_BT, self.eos_token, self.near_tokens, self.near_blocks, self.window_tokens, self.block)
+        return Visible(tokens_BT, self.eos_token, self.near_tokens, self.near_blocks, self.reach(), self.block)
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """[B, T] -> [B, T, V], of the next token, float32."""

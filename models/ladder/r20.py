@@ -64,9 +64,7 @@ class R20(R19):
         """Of each layer what its tokens see."""
         halved = (self.near_blocks // 2).clamp_min(1)
         long, short = (
-            Visible(
-                tokens_BT, self.eos_token, self.near_tokens, near, self.window_tokens, self.block, self.attention_scale
-            )
+            Visible(tokens_BT, self.eos_token, self.near_tokens, near, self.reach(), self.block, self.attention_scale)
             for near in (self.near_blocks, halved)
         )
         return [long if self.has_long_window(index) else short for index in range(len(self.blocks))]
