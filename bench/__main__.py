@@ -11,7 +11,7 @@ from bench.config import groups
 
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
-INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
+INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}

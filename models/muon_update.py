@@ -106,6 +106,7 @@ class Muon(torch.optim.Optimizer):
 
     accumulate="sum": step 1 is momentum <- mu * momentum + gradient, step 2 update <- gradient + mu * momentum, as in
     the records of 2024: the same direction while mu stays the same.  scale="rms": sqrt(max(R, C)) in step 5.
+    A rank needs the gradients of its share, self.shares[rank], alone.
     state_dict() holds the momentum of this rank's share only: it fits the same rank of the same world size.
     """
 
@@ -140,8 +141,8 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         (group,) = self.param_groups
         matrices = group["params"]
-        assert all(matrix.grad is not None for matrix in matrices), "a hidden matrix has no gradient"
         mine = [matrices[index] for index in self.shares[self.rank]]
+        assert all(matrix.grad is not None for matrix in mine), "a hidden matrix has no gradient"
         updates = (
             [self._update(matrix, group) for matrix in mine] if self._stacked is None else self._batch(mine, group)
         )

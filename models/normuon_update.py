@@ -49,6 +49,12 @@ class NorMuon(muon_update.Muon):
         update = super()._update(matrix, group)
         return update if self.beta2 is None else self._evened(matrix, update)
 
+    def _batch(self, matrices, group):
+        updates = super()._batch(matrices, group)
+        if self.beta2 is None:
+            return updates
+        return [self._evened(matrix, update) for matrix, update in zip(matrices, updates, strict=True)]
+
     def _evened(self, matrix, update):
         state, rows_are_neurons = self.state[matrix], matrix.shape[0] >= matrix.shape[1]
         mean = update.float().square().mean(dim=1 if rows_are_neurons else 0, keepdim=True)

@@ -220,14 +220,14 @@ def test_a_kept_config_of_the_first_version_loads_with_its_id(path):
     assert config.optim.lr == raw["optim"]["lr"] and not hasattr(config.optim, "muon_lr")
     recorded = json.loads((path.parent / "run.json").read_text())["config_id"]
     assert schema.config_id(config) == {"48623a63": "90007464"}.get(recorded, recorded)
-    assert schema.upgraded(schema.to_dict(config)) == schema.to_dict(config)
+    assert schema.versions.upgraded(schema.to_dict(config)) == schema.to_dict(config)
 
 
 def test_a_flat_muon_config_loads_with_its_settings():
     optim = compose.compose(["optim=muon", "optim/schedule=cosine"]).optim
     values = schema.to_dict(compose.compose(["optim=muon", "optim/schedule=cosine"]))
     flat = values["optim"] | values["optim"]["schedule"] | {"name": "muon", "schedule": "cosine", "cooldown_frac": None}
-    assert schema.build(schema.Config, schema.upgraded(values | {"optim": flat})).optim == optim
+    assert schema.build(schema.Config, schema.versions.upgraded(values | {"optim": flat})).optim == optim
 
 
 def test_no_change_of_the_settings_layout_may_change_an_id():

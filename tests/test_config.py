@@ -192,7 +192,7 @@ def test_a_knob_that_is_off_does_not_change_the_config_id(values):
     one = resolved(values)
     assert one.optim.grad_clip_norm is None
     assert config_id(one) != config_id(resolved(values, optim__grad_clip_norm=1.0))
-    assert '"grad_clip_norm"' not in str(schema._without_none(to_dict(one)))
+    assert '"grad_clip_norm"' not in str(schema.without_none(to_dict(one)))
 
 
 def test_a_config_survives_its_yaml(values):

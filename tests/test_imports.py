@@ -46,13 +46,14 @@ TABLE = {
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
     "report.site": "atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths record report stats terminal utc",
+    "ladder": "compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
     "replay": "atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record replay report report.site terminal trace units utc",
+    "cli": "atomic claims claims.rules compare config data data.sources exporters importers ladder launch machine "
+    "memory memory.snapshot overhead paths race record replay report report.site terminal trace units utc",
     "__main__": "cli config paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
@@ -63,15 +64,19 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "overhead/gpu.py",
     "overhead/loop.py",
     "overhead/plain_loops.py",
+    "overhead/ranks.py",
     "profiling/allocations.py",
     "profiling/breakdown.py",
     "profiling/kempner.py",
     "profiling/recording.py",
     "profiling/tables.py",
+    "training/buckets.py",
     "training/causality.py",
     "training/distributed.py",
     "training/evaluate.py",
+    "training/graph_cut.py",
     "training/kernels.py",
+    "training/reducer.py",
     "training/step_log.py",
     "training/run.py",
     "training/trainer.py",

@@ -69,6 +69,11 @@ def test_four_steps_are_the_records(record):
     assert_near(found, GOLDEN[record], lambda kind: 0.01)  # bfloat16
 
 
+def test_matrices_stacked_together_move_as_one_by_one():
+    for alone, stacked in zip(moves(**SETTINGS["r43"]), moves(**SETTINGS["r43"], batched="eager"), strict=True):
+        assert (stacked - alone).norm() < 0.02 * alone.norm()  # bfloat16
+
+
 def test_polar_express_comes_nearer_to_orthogonal_than_newton_schulz():
     update = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
     polar = torch.linalg.svdvals(newton_schulz(update, 5, coefficients=polar_coefficients()).float())

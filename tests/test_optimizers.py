@@ -14,7 +14,7 @@ import yaml
 import models
 from bench.config import compose, schema
 from models import optimizers
-from models.muon_update import Muon, newton_schulz, share_out
+from models.muon_update import Muon, newton_schulz, newton_schulz_stacked, share_out
 
 ROOT = Path(__file__).parent.parent
 SHAPE = {"vocab_size": 64, "seq_len": 16, "num_layers": 2, "num_heads": 2, "width": 32}
@@ -33,10 +33,15 @@ SETTINGS = {
 SHAPES = [(64, 64), (96, 32), (32, 128), (64, 64), (17, 40), (1, 8), (8, 1)]
 
 
-def made(arch="gpt2", optim="muon", rank=0, world_size=1):
+def made(arch="gpt2", optim="muon", rank=0, world_size=1, batched=None):
     model = models.load(arch)(**SHAPE)
     model.init_weights(torch.Generator().manual_seed(0))
-    return model, schema.build(optimizers.Config, SETTINGS[optim]).build(model, rank, world_size, "cpu")
+    settings = copy.deepcopy(SETTINGS[optim])
+    if batched is not None:
+        (settings["groups"]["matrices"] if optim == "groups" else settings).update(
+            {"batched" if optim == "groups" else "muon_batched": batched}
+        )
+    return model, schema.build(optimizers.Config, settings).build(model, rank, world_size, "cpu")
 
 
 def train(model, optimizer, num_steps, first_seed=0):
@@ -197,6 +202,33 @@ def test_a_row_of_the_table_is_part_of_the_config_and_its_id(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(other)))
     assert schema.read(tmp_path) == other and other.optim.groups["head"].lr == 0.004
     assert compose.compose(["optim=groups", "optim.groups.head=null"]).optim.groups["head"] is None
+
+
+@pytest.mark.parametrize("name", ["muon", "groups"])
+def test_muons_momentum_rises_in_a_line_and_stays(name):
+    row = {"momentum_warmup_frac": 0.25}
+    groups = GROUPS | {"matrices": GROUPS["matrices"] | row}
+    changed = {"muon": {"muon_momentum_warmup_frac": 0.25}, "groups": {"groups": groups}}
+    config = schema.build(optimizers.Config, SETTINGS[name] | changed[name])
+    optimizer = config.build(models.load("modern")(**SHAPE), 0, 1, "cpu")
+    found = []
+    for step in (0, 5, 10, 39):  # of 40: the first 10 are a quarter
+        config.set_step(optimizer, step, 40)
+        found.append(optimizer.param_groups[-1]["momentum"])
+    assert found == pytest.approx([0.85, 0.90, 0.95, 0.95])
+    plain = schema.build(optimizers.Config, SETTINGS[name])
+    plain.set_step(optimizer, 0, 40)
+    assert optimizer.param_groups[-1]["momentum"] == 0.95
+
+
+def test_a_tables_muon_stacks_as_the_other_does():
+    stacked = [made("modern", "muon", batched="eager"), made("modern", "groups", batched="eager")]
+    for model, optimizer in stacked:
+        train(model, optimizer, 3)
+    by_name, by_table = (weights(model) for model, _ in stacked)
+    assert same(by_name, by_table)
+    assert stacked[1][1].parts["matrices"]._stacked is newton_schulz_stacked
+    assert made("modern", "groups")[1].parts["matrices"]._stacked is None
 
 
 def test_adamw_makes_the_textbook_step():

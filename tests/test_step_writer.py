@@ -62,7 +62,7 @@ def test_a_line_and_the_bar_show_the_records_own_step_avg(tmp_path):
 
 def test_the_validation_before_the_first_step_has_one_line():
     assert step_lines(row(0, val_loss=5.5, train_s=2e-5), 4) == [
-        "step:0/4 val_loss:5.5000 train_time:0ms step_avg:0.02ms"
+        "step:0/4 val_loss:5.5000 train_time:0ms"  # no step has been taken: no average
     ]
 
 

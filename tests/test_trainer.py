@@ -44,7 +44,7 @@ def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_o
         one = Trainer(job.config, distributed.Ranks(0, 2, torch.device("cpu")), files["train"], files["val"])
         one.evaluate(max_batches=1)
         assert len(graphs) == 1  # validation has nothing to reduce
-        one.forward(*one.loader.next())
+        one.reducer.forward(*one.loader.next())
         assert len(graphs) >= 3  # 0.8M parameters are more than DDP's first bucket of 1 MiB
         one.close()
     finally:

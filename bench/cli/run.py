@@ -9,20 +9,13 @@ from bench.launch import console, launcher, ready, series, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.paths import results_root
-from bench.record import index, run_folder
-from bench.record.rows import row_of
-from bench.report import table_groups, table_text
-
-SWEEP_SHOWN = (
-    "varied",
-    "n",
-    *(f"{name}_{what}" for name in ("val_loss", "train_s", "step_avg_ms") for what in ("mean", "sd")),
-    "config_id",
-)
+from bench.record import index, run_folder, sweep
+from bench.report import sweep_page, sweep_results, sweep_text
+from bench.units import seconds_of
 
 
 def main(argv):
-    """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
+    """Exit codes: 0 all complete, 1 one failed or was not begun, 2 wrong use."""
     if (explained := settings.asked_for(argv)) is not None:
         print(explained)
         return 0
@@ -35,6 +28,8 @@ def main(argv):
         return 0
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
+    if args.budget is not None and not args.multirun:
+        raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
     with console.output(args.quiet, args.json):
         found = _sweep(args, argv) if args.multirun else _run(args, argv)
     if args.json:
@@ -60,11 +55,16 @@ def _run(args, argv):
 def _sweep(args, argv):
     """Every run in a process group of its own, all checked before the first; one that fails does not end the sweep.
 
-    Returns what --json prints: of every point its run, whose run_id is None where a signal ended the sweep before.
+    Returns what --json prints: of every point its run, whose run_id is None where it was not begun.
     """
+    budget_s = None if args.budget is None else _budget_s(args.budget)
     points = [prepare(point, say=lambda text: say("data", text)) for point in overrides.sweep(args.overrides)]
     jobs = list({(job.config_id, job.config.seed): job for job in points}.values())
+    asked_for, command = [job.overrides for job in jobs], ["run", *argv]
+    sweep_id = sweep.id_of(args.overrides, jobs[0].source_sha256)
     found = complete_before(jobs)
+    done = f", {len(found)} of them complete before" if found else ""
+    say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(asked_for), len(jobs))}{done}")
     for number, run in found.items():
         say("sweep", f"{' '.join(jobs[number].overrides)}: complete before, {run['run_id']}{_doubts(run)}")
         if exporters := ",".join(jobs[number].config.exporters):
@@ -72,34 +72,43 @@ def _sweep(args, argv):
     todo = [number for number in range(len(jobs)) if number not in found]
     if todo:
         ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
+    folder = sweep.begin(results_root(), sweep_id, command, asked_for, budget_s)
+    for number, run in found.items():
+        sweep.keep(folder, number, jobs[number].overrides, run)
+    if todo:
         words = [" ".join(jobs[number].overrides) for number in todo]
-        found |= dict(zip(todo, launcher.launch_each([jobs[number] for number in todo], ["run", *argv], words)))
+        runs = launcher.launch_each([jobs[n] for n in todo], command, words, sweep_id=sweep_id, budget_s=budget_s)
+        for number, run in zip(todo, runs):
+            found[number] = run
+            sweep.keep(folder, number, jobs[number].overrides, run)
     none = dict.fromkeys(summary.KEYS)
     answers = [
         {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
         for number, job in enumerate(jobs)
     ]
-    console.show(_best_first(jobs, found))
-    lost = [one for one in answers if one["status"] != "complete"]
-    lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
-    say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
+    _end(folder, args, answers)
     return answers
 
 
-def _best_first(jobs, found):
-    """Lines: a table of the configs that completed, means over their seeds; none where there is one alone."""
-    words = {job.config_id: [word for word in job.overrides if not word.startswith("seed=")] for job in jobs}
-    common = set.intersection(*map(set, words.values()))
-    groups = table_groups.groups(row_of(run) for run in found.values() if run["status"] == "complete")
-    rows = [
-        {"varied": " ".join(word for word in words[group["config_id"]] if word not in common)} | group
-        for group in groups
-        if group["val_loss_mean"] is not None
-    ]
-    if len(rows) < 2:
-        return []
-    rows.sort(key=lambda row: row["val_loss_mean"])
-    return ["", table_text.fit(rows, SWEEP_SHOWN, SWEEP_SHOWN[:1]), ""]
+def _end(folder, args, answers):
+    """What the sweep found, in words and as its page."""
+    is_over = args.budget is not None and all(one["status"] != "aborted" for one in answers)
+    is_whole = all(one["status"] for one in answers)
+    sweep.end(folder, None if is_whole else f"--budget {args.budget} is spent" if is_over else "it was interrupted")
+    found = sweep_results.read(folder)
+    console.show(sweep_text.table(found))
+    if words := sweep_text.best(found):
+        say("sweep", words)
+    sweep_page.write(folder, found)
+    num_complete = sum(one["status"] == "complete" for one in answers)
+    say("sweep", sweep_text.ended(found, folder, num_complete, len(answers)), always=True)
+
+
+def _budget_s(words):
+    try:
+        return seconds_of(words)
+    except ValueError as error:
+        raise ValueError(f"--budget {error}") from None
 
 
 def _doubts(run):
@@ -149,6 +158,12 @@ def _parser():
         help="print the composed config with the meaning of every setting, null where it is derived, and stop",
     )
     parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument(
+        "--budget",
+        metavar="2h",
+        help="of a sweep: begin no run that would end later than that after the first began (90s, 45m, 1h30m); the "
+        "same command goes on",
+    )
     parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py

@@ -31,6 +31,7 @@ NAMES = {
     "world_size": "world size",
 }
 
+OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
@@ -44,7 +45,7 @@ class Answer(NamedTuple):
     loss_remarks: list  # sentences: what differs and may change losses
 
 
-def is_timed(row):
+def is_timed(row: Row) -> bool:
     """Whether the run has a time that may count."""
     return (
         row["status"] == "complete"
@@ -174,6 +175,9 @@ def _setting(a, b, names):
         ]
         if lacking:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
+    if any(row["data"] == OF_SCRIPTS for row in a + b):
+        yield "flag", "data-unknown"
+        yield "remark", "the scripts brought data of their own: whether both read the same is not known"
     headlines = _known(row["headline"] for row in a + b)
     if headlines:
         yield "remark", f"the authors of some logs compare by {_some(headlines)}; here val_loss is compared"

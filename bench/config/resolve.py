@@ -28,9 +28,10 @@ def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> 
 
 
 def _resolve_script(config, vocab_size):
-    """Of what a script decides itself, dtype and compilation among it, nothing is known."""
+    """Of what a script decides itself, dtype, compilation and reduction among it, nothing is known."""
     config.data.vocab_size = vocab_size
     config.hardware.dtype = config.hardware.compile = config.hardware.micro_batch_seqs = None
+    config.hardware.reducer = None
     if config.name is None:
         path = Path(config.script.path)
         config.name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{path.parent.name}-{path.stem}").strip("-.") or "script"
@@ -62,6 +63,8 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         _refuse("hardware.tf32", hardware.tf32, "a CPU has no TF32: leave it null")
     if not on_gpu and hardware.sdpa in ("efficient", "cudnn"):
         _refuse("hardware.sdpa", hardware.sdpa, "a CPU has flash and math")
+    if hardware.num_processes == 1:
+        hardware.reducer = None  # nothing to reduce: one config with one id, whatever the machine of many is to do
     if hardware.gc == "freeze":
         hardware.gc = None  # given or not, the default is one config with one id
     if hardware.gc == "manual" and hardware.gc_every_steps is None:

@@ -2,10 +2,7 @@
 
 bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
 names the result.  None means off, unknown or "derive it", never 0 or -1.
-
-config.yaml's versions, both read by `read()`:
-  1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
-  2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
+config.yaml's versions, all read by `read()`, are in bench/config/versions.py.
 """
 
 import copy
@@ -19,12 +16,13 @@ from typing import Annotated, Any
 
 import yaml
 
+from bench.config import versions
 from bench.config.typed import build
+from bench.config.versions import without_none
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 
 CONFIG_ID_CHARS = 8
-GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
@@ -107,6 +105,9 @@ class HardwareConfig:
     # what attention may run on: flash, efficient, cudnn or math; null: what torch chooses
     sdpa: Annotated[str, one_of("flash", "efficient", "cudnn", "math")] | None = None
     compile: bool | None = None  # torch.compile; null: on a GPU only
+    # how ranks come to one update: plain, every rank all of it, gradients reduced after the backward pass; shard, each
+    # its share, reduced while that runs; null: torch's DistributedDataParallel, every rank all of it
+    reducer: Annotated[str, one_of("plain", "shard")] | None = None
     # most sequences of a rank at once; null: what is estimated to fit the GPU's memory, all of them on a CPU
     micro_batch_seqs: PositiveInt | None = None
     deterministic: bool = False  # torch.use_deterministic_algorithms: the same bits again, slower on a GPU
@@ -197,22 +198,7 @@ def read(folder: Path | str) -> Config:
         raise ValueError(f"{path}: is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: holds no settings")
-    return build(Config, upgraded(values))
-
-
-def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """config.yaml's values, of any version -> as the newest version has them, in a new dict."""
-    optim, track = values.get("optim"), values.get("track")
-    if isinstance(optim, dict) and isinstance(optim.get("schedule"), str):
-        optim = _without_none(optim)
-        schedule = {"name": optim.pop("schedule")}
-        names = ("warmup_frac", "cooldown_frac", "final_lr_frac")
-        schedule |= {name: optim.pop(name) for name in names if name in optim}
-        values = values | {"optim": optim | {"schedule": schedule}}
-    if isinstance(track, dict) and isinstance(track.get("rules"), dict):
-        rules = {name: rule for name, rule in track["rules"].items() if name not in GONE_RULES}
-        values = values | {"track": track | {"rules": rules}}
-    return values
+    return build(Config, versions.upgraded(values))
 
 
 def config_id(config: Config) -> str:
@@ -249,14 +235,8 @@ def _config_id(values):
 
 
 def _digest(values):
-    text = json.dumps(_without_none(values), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
-
-
-def _without_none(values):
-    if not isinstance(values, dict):
-        return values
-    return {key: _without_none(value) for key, value in values.items() if value is not None}
 
 
 def get(config: Config | dict, dotted: str) -> Any:

@@ -28,13 +28,20 @@ HEARTBEAT_S = 10.0
 TICK_S = 0.5
 
 
-def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, race: dict | None = None) -> dict:
+def launch(
+    job: Job,
+    command: Sequence[str] = (),
+    series: Series | None = None,
+    race: dict | None = None,
+    sweep_id: str | None = None,
+) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py).  ValueError where no record can be written at all.
+    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py).  ValueError
+    where no record can be written at all.
     """
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
@@ -43,6 +50,7 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
         child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
+    run |= {"sweep": {"sweep_id": sweep_id}} if sweep_id else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
@@ -71,17 +79,25 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
 
 
 def launch_each(
-    jobs: Sequence[Job], command: Sequence[str], words: Sequence[str], first_race: dict | None = None
+    jobs: Sequence[Job],
+    command: Sequence[str],
+    words: Sequence[str],
+    first_race: dict | None = None,
+    sweep_id: str | None = None,
+    budget_s: float | None = None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
-    command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    command, sweep_id: as of launch(); words: what each is, for the line that begins it; first_race: the first run's
+    slot.  budget_s: no run begins that would end later than that after the first began, as far as that is known.
     """
     kinds = [job.config_id for job in jobs]
     with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
         for number, job in enumerate(jobs):
+            if budget_s is not None and not series.fits(budget_s):
+                return
             series.begin(words[number])
-            run = launch(job, command, series=series, race=None if number else first_race)
+            run = launch(job, command, series, None if number else first_race, sweep_id)
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run

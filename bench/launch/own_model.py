@@ -1,7 +1,7 @@
 """Can a model class of the user's own be trained?  Asked before anything is started, and answered with all it lacks.
 
 The launcher has no torch, so a process of its own imports the class, and makes the model on torch's meta device, where
-no memory is needed:  python -m bench.launch.own_model < question.json
+no memory is needed:  python -m bench.launch.own_model < questions.json
 """
 
 import functools
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import models
 from bench.config import schema
@@ -43,25 +44,35 @@ def check(config: schema.Config) -> None:
     model = config.model
     if not classes.is_import_path(model.arch) and not model.args:
         return
-    question = schema.to_dict(model) | {"seq_len": config.data.seq_len, "optim": config.optim.name}
-    files = code_state.raced_files(REPO, classes.sources(filter(classes.is_import_path, [model.arch])))
-    faults = _answer(json.dumps(question, default=str), tuple(files.items()))
+    (faults,) = faults_of_configs([config])
     if faults:
         lines = "".join(f"\n  - {fault}" for fault in faults)
         remedy = "\n" + REMEDY.format(name=classes.short(model.arch)) if len(faults) > 1 else ""
         raise ValueError(f"model.arch={model.arch} cannot be trained:{lines}{remedy}")
 
 
+def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
+    """Of each config's model all that it lacks, [] for nothing; one process makes them all."""
+    own = filter(classes.is_import_path, [config.model.arch for config in configs])
+    files = code_state.raced_files(REPO, classes.sources(own))
+    return _answers(json.dumps([_question(config) for config in configs], default=str), tuple(files.items()))
+
+
+def _question(config):
+    return schema.to_dict(config.model) | {"seq_len": config.data.seq_len, "optim": config.optim.name}
+
+
 @functools.lru_cache(maxsize=256)  # a sweep asks for every point
-def _answer(question, files):
+def _answers(questions, files):
     env = os.environ | {"SPEEDRUN_CWD": working_folder()}
     words = [sys.executable, "-m", "bench.launch.own_model"]
-    done = subprocess.run(words, cwd=REPO, env=env, input=question, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=REPO, env=env, input=questions, capture_output=True, text=True)
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return [f"importing it ended the process with exit code {done.returncode}: {last}"]
+        words = f"importing it ended the process with exit code {done.returncode}: {last}"
+        return [[words] for _ in json.loads(questions)]
 
 
 # ---- in the process that has torch
@@ -166,4 +177,4 @@ def _words(arguments):
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(faults_of(json.load(sys.stdin))))
+    print("\n" + json.dumps([faults_of(question) for question in json.load(sys.stdin)]))

@@ -1,5 +1,6 @@
-"""What one GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
+"""What a GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
 
+Where there are several, ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
 A round runs every contestant's block once, then once more in the other order, so that a clock that drifts falls on all
 alike.  Ratios are taken within a round; medians over rounds, with 95 % intervals.  A rehearsal does all of it at nano
 size on a CPU, so that on a GPU everything but the figures is known: its own figures say nothing of a GPU.
@@ -18,14 +19,16 @@ import torch
 import models
 from bench import stats
 from bench.instruments.base import InstrumentSet
-from bench.machine.gpus import nvml_facts
+from bench.machine.gpus import num_visible, nvml_facts
 from bench.machine.peak_rates import peak_flops
 from bench.memory import recording
+from bench.overhead import ranks
 from bench.overhead.loop import Loops
 from bench.overhead.plain_loops import NanoGPT, Setting, Track3
 from bench.units import GIB
 
 MOST_MINUTES = 20.0  # of rounds, from the start; what is compiled before is in it, the snapshot after is not
+MOST_REDUCER_MINUTES = 5.0  # of rounds
 MAX_ROUNDS, MIN_ROUNDS = 30, 5
 NUM_BLOCK_STEPS = 2  # a step is about a second on one H200 (estimate)
 GIB_PER_SEQ, GIB_FIXED = 0.6, 15.0  # of 1,024 tokens, compiled, and five models with their optimizers; estimated
@@ -61,8 +64,9 @@ def measure(rehearse: bool = False) -> list[tuple]:
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
         return []
-    started_s = time.perf_counter()
     size, where = (_nano(), "rehearsal on a CPU") if rehearse else (_small(gpus[0]), gpus[0]["name"])
+    of_reducers = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
+    started_s = time.perf_counter()
     with Contest(size) as contest:
         rounds = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
         rows = [_ratio(rounds, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= rounds.keys()]
@@ -72,7 +76,17 @@ def measure(rehearse: bool = False) -> list[tuple]:
         rows += _rates(contest, rounds, peak, where)
         rows += contest.snapshot_rows(where)
     print(f"gpu: {len(rounds['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
-    return rows
+    return rows + of_reducers
+
+
+def _reducers(size, where, rehearse):
+    """The rows of ranks.py, of as many GPUs as divide a step; in a rehearsal of two processes."""
+    world_size = 2 if rehearse else 2 ** (num_visible().bit_length() - 1)  # 7 -> 4
+    if world_size == 1:
+        print("gpu: one GPU has no gradients to reduce", file=sys.stderr)
+        return []
+    overrides = [word for word in size.overrides if not word.startswith("hardware.num_processes")]
+    return ranks.measure(overrides, world_size, 2 if rehearse else MAX_ROUNDS, 60 * MOST_REDUCER_MINUTES, where)
 
 
 def _nano():

@@ -146,7 +146,7 @@ class Loops:
             for _ in range(num_parts):
                 tokens_BT, targets_BT = trainer.loader.next()
                 with trainer.autocast():
-                    loss = trainer.forward(tokens_BT, targets_BT)
+                    loss = trainer.reducer.forward(tokens_BT, targets_BT)
                 (loss / num_parts).backward()
             trainer.update(step)
         self.sync()

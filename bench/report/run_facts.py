@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import atomic
+from bench.record import certificates
 from bench.report.run_events import plain
 from bench.units import format_bytes
 from bench.web.page import Safe, details, section, table, tag
@@ -26,7 +27,7 @@ def device(environment: dict) -> str | None:
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
-def where(run: dict) -> Safe:
+def where(folder: Path, run: dict) -> Safe:
     """The machine, the code, the data, as far as they are known."""
     env, code = run["environment"], run["code"]
     gpus = env.get("gpus") or []
@@ -44,6 +45,7 @@ def where(run: dict) -> Safe:
         facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
         facts["started"] = run["started_at"]
+        facts["run again"] = certificates.words(certificates.read(folder))
     shards = [
         [split, file["file"], file["num_tokens"], _code(file["sha256"])]
         for split in ("train", "val")

@@ -58,7 +58,7 @@ def html(
             *facts,
             scripts.section_of(run),
             run_events.section_of(run, rows, events),
-            run_facts.where(run),
+            run_facts.where(folder, run),
             class_="columns",
         ),
         run_facts.summaries(run),

@@ -73,6 +73,41 @@ def all_sum(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def all_mean(flat: torch.Tensor) -> dist.Work:
+    """Begin, in place: the mean over ranks, on every rank; after the work is done as_mean() ends it."""
+    return dist.all_reduce(flat, op=_mean_op(), async_op=True)
+
+
+def scatter_mean(part: torch.Tensor, flat: torch.Tensor) -> dist.Work:
+    """Begin: this rank's part of the mean over ranks of flat; after the work is done as_mean() ends it.
+
+    gloo all-reduces the whole and takes its part of that: twice the traffic, the same numbers as all_mean().
+    """
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch 2.13's name, 2.12's
+    return scatter(part, flat, op=_mean_op(), async_op=True)
+
+
+def as_mean(reduced: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """What was reduced, in place: gloo adds only, NCCL has divided already."""
+    return reduced if _mean_op() == dist.ReduceOp.AVG else reduced.div_(ranks.world_size)
+
+
+def gather_in_place(flat: torch.Tensor, part: torch.Tensor) -> dist.Work:
+    """Begin: the parts of all ranks into flat; part is this rank's place in it."""
+    gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13's name, 2.12's
+    return gather_parts(flat, part, async_op=True)
+
+
+def from_first(tensor: torch.Tensor) -> torch.Tensor:
+    """In place: rank 0's, on every rank."""
+    dist.broadcast(tensor, src=0)
+    return tensor
+
+
+def _mean_op():
+    return dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM
+
+
 def gather(value: Any) -> list:
     """Any small picklable value -> list over ranks, on every rank.  Between our own processes only."""
     if not dist.is_initialized():

@@ -164,6 +164,7 @@ class Run:
                 "batch_tokens": config.data.batch_tokens,
                 "num_micro_steps": num_micro_steps(config),
                 "dtype": config.hardware.dtype,
+                "reducer": self._trainer.reducer.name,
                 **kernels.facts(),
             },
         }

@@ -22,9 +22,10 @@ write_lock = threading.Lock()  # held to write the folder; never released after 
 
 def step_lines(row, num_steps):
     """A row of StepLog -> its step line, and the line of its validation if there was one."""
-    train_ms = ms_from_s(row["train_s"])
-    times = f"train_time:{train_ms:.0f}ms step_avg:{step_avg_ms(train_ms, max(row['step'], 1)):.2f}ms"
-    start = f"step:{row['step']}/{num_steps}"
+    start, train_ms = f"step:{row['step']}/{num_steps}", ms_from_s(row["train_s"])
+    times = f"train_time:{train_ms:.0f}ms"
+    if row["step"]:  # before the first there is no average
+        times += f" step_avg:{step_avg_ms(train_ms, row['step']):.2f}ms"
     lines = [f"{start} {times}"] if row["step"] else []
     return lines if row["val_loss"] is None else [*lines, f"{start} val_loss:{row['val_loss']:.4f} {times}"]
 

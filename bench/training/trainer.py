@@ -4,13 +4,11 @@ Legend: B sequences, T tokens.
 """
 
 import contextlib
-import inspect
 import itertools
 import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 import models
 from bench.config.schema import Config, num_micro_steps
@@ -18,6 +16,7 @@ from bench.data.loader import Loader, val_batches
 from bench.data.shards import Shard
 from bench.training import causality, distributed
 from bench.training import evaluate as evaluation
+from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
 from bench.user_code import classes
 
@@ -33,16 +32,8 @@ class Trainer:
         self.config, self.ranks, self._val_shards = config, ranks, val_shards
         self._num_micro_steps = num_micro_steps(config)
         self.model = _build_model(config, ranks.device)
-        self.forward = torch.compile(self.model, dynamic=False) if config.hardware.compile else self.model
-        if ranks.world_size > 1:
-            on_gpu = ranks.device.type == "cuda"
-            self.forward = DistributedDataParallel(
-                self.forward,
-                device_ids=[ranks.device.index] if on_gpu else None,
-                **{_buffers_argument(): False},  # the models' buffers are constants
-                gradient_as_bucket_view=True,
-            )
         self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
+        self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
         batch = (config.data.batch_tokens, config.data.seq_len, self._num_micro_steps)
         self.loader = Loader(train_shards, *batch, ranks.rank, ranks.world_size, ranks.device)
         self._instruments = self._log = None
@@ -65,9 +56,9 @@ class Trainer:
             self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
             self._instruments.on_phase("forward")
-            with self._no_sync_before_last(micro_step):
+            with self.reducer.micro_step(is_last=micro_step == self._num_micro_steps - 1):
                 with self.autocast():
-                    loss = self.forward(tokens_BT, targets_BT)
+                    loss = self.reducer.forward(tokens_BT, targets_BT)
                 loss = loss / self._num_micro_steps
                 self._instruments.on_phase("backward")
                 loss.backward()
@@ -79,17 +70,15 @@ class Trainer:
 
     def update(self, step: int) -> None:
         """The optimizer's part of a step: clip, set what changes with the step, update, drop the gradients."""
-        if self.config.optim.grad_clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip_norm)
+        self.reducer.clip(self.config.optim.grad_clip_norm)
         self.config.optim.set_step(self.optimizer, step, self.config.goal.num_steps)
-        self.optimizer.step()
+        self.reducer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, max_batches: int | None = None) -> float:
         """Mean nats per token over exactly val_tokens; max_batches is for the warm-up."""
-        return evaluation.evaluate(
-            self._forward_alone(), self._val_batches(max_batches), self.autocast, distributed.all_sum, self.ranks.device
-        )
+        batches, forward = self._val_batches(max_batches), self.reducer.evaluated
+        return evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device)
 
     def lr_frac(self, step: int) -> float:
         """Learning rate of optimizer step number step, as a fraction of the peak."""
@@ -119,9 +108,10 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Drop DDP before the process group goes: in the other order gloo aborts at exit now and then."""
+        """Drop the reducer before the process group goes: in the other order gloo aborts at exit now and then."""
         self.loader.close()
-        self.forward = None
+        self.reducer.close()
+        self.reducer = None
 
     def _warmup_pass(self, step):
         self.evaluate(max_batches=1)
@@ -153,26 +143,11 @@ class Trainer:
         if saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
 
-    def _no_sync_before_last(self, micro_step):
-        if self.ranks.world_size == 1 or micro_step == self._num_micro_steps - 1:
-            return contextlib.nullcontext()
-        return self.forward.no_sync()
-
-    def _forward_alone(self):
-        """The compiled model without DDP: validation has no gradients to synchronise."""
-        return self.forward.module if isinstance(self.forward, DistributedDataParallel) else self.forward
-
     def _val_batches(self, max_batches):
         val_tokens, config, ranks = self.config.goal.val_tokens, self.config, self.ranks
         shape = (config.data.seq_len, config.hardware.micro_batch_seqs)
         batches = val_batches(self._val_shards, val_tokens, *shape, ranks.rank, ranks.world_size, ranks.device)
         return itertools.islice(batches, max_batches)
-
-
-def _buffers_argument():
-    """torch 2.13 gave DDP's broadcast_buffers another name."""
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
 
 
 def _compile_cache():

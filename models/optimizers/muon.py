@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from models.optimizers import adamw
-from models.settings import Momentum, NotNegative, Positive, PositiveInt, one_of
+from models.settings import Frac, Momentum, NotNegative, Positive, PositiveInt, one_of
+from models.updates.muon import FIRST_MOMENTUM, momentum_at
 
 
 @dataclass(kw_only=True)
@@ -13,6 +14,8 @@ class Config(adamw.Config):
 
     muon_lr: Positive  # Muon's learning rate at the schedule's peak, times sqrt(rows / columns) of a tall matrix
     muon_momentum: Momentum  # of Nesterov's momentum
+    # linear rise of the momentum from 0.85 to muon_momentum, as a part of num_steps; null: none
+    muon_momentum_warmup_frac: Frac | None = None
     muon_weight_decay: NotNegative  # Muon's, times the learning rate a step
     muon_ns_steps: PositiveInt  # Newton-Schulz iterations
     # matrices of one shape together, eager or compiled by torch.compile; null: one by one, the same bits for any
@@ -38,3 +41,10 @@ class Config(adamw.Config):
             batched=self.muon_batched,
         )
         return Together({"adamw": self.adamw(others, device_type), "muon": muon})
+
+    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+        """The learning rates, and Muon's momentum."""
+        super().set_step(optimizer, step, num_steps)
+        (group,) = optimizer.parts["muon"].param_groups
+        warmup_frac = self.muon_momentum_warmup_frac or 0.0
+        group["momentum"] = momentum_at(step, num_steps, warmup_frac, FIRST_MOMENTUM, self.muon_momentum)

@@ -6,11 +6,13 @@ from typing import Annotated
 from models import updates
 from models.settings import Frac, Momentum, NotNegative, PositiveInt, one_of
 
+FIRST_MOMENTUM = 0.85  # modded-nanogpt, record 9 and since
+
 
 @dataclass(kw_only=True)
 class Config(updates.Group):
     momentum: Momentum = 0.95  # Nesterov's
-    first_momentum: Momentum = 0.85  # at step 0 of the momentum's warm-up
+    first_momentum: Momentum = FIRST_MOMENTUM  # at step 0 of the momentum's warm-up
     momentum_warmup_frac: Frac = 0.0  # linear rise from first_momentum to momentum, as a part of num_steps
     # of gradients: the running sum of the records of 2024, or torch.optim.Muon's mean; one direction, unless the
     # momentum changes from step to step
@@ -20,6 +22,8 @@ class Config(updates.Group):
     scale: Annotated[str, one_of("spectral", "rms")] = "spectral"
     weight_decay: NotNegative = 0.0  # times the learning rate a step
     ns_steps: PositiveInt = 5  # Newton-Schulz iterations
+    # matrices of one shape together, eager or compiled by torch.compile; null: one by one
+    batched: Annotated[str, one_of("eager", "compiled")] | None = None
     ns_coefficients: list[float] = field(default_factory=lambda: [3.4445, -4.7750, 2.0315])  # of x, x^3 and x^5
 
     def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
@@ -37,11 +41,17 @@ class Config(updates.Group):
             "accumulate": self.accumulate,
             "scale": self.scale,
             "coefficients": tuple(self.ns_coefficients),
+            "batched": self.batched,
         }
 
     def set_step(self, optimizer, step: int, num_steps: int) -> None:
         """The momentum of this step."""
-        num_warmup_steps = round(self.momentum_warmup_frac * num_steps)
-        risen = min(step / num_warmup_steps, 1.0) if num_warmup_steps else 1.0
         (group,) = optimizer.param_groups
-        group["momentum"] = (1 - risen) * self.first_momentum + risen * self.momentum
+        group["momentum"] = momentum_at(step, num_steps, self.momentum_warmup_frac, self.first_momentum, self.momentum)
+
+
+def momentum_at(step: int, num_steps: int, warmup_frac: float, first: float, last: float) -> float:
+    """From first at step 0 in a line to last at step warmup_frac * num_steps, and last from there on."""
+    num_warmup_steps = round(warmup_frac * num_steps)
+    risen = min(step / num_warmup_steps, 1.0) if num_warmup_steps else 1.0
+    return (1 - risen) * first + risen * last

@@ -1,0 +1,198 @@
+"""Gradients of many tensors in one flat buffer, reduced by one collective: which tensor lies where, and what follows.
+
+A buffer has a part for each rank, all of one length.  Three kinds of it:
+  Reduced   all-reduced; every rank has all gradients, and updates all of its tensors
+  Sliced    reduce-scattered; a rank's part begins and ends anywhere, so that all parts are full: for updates that look
+            at one element at a time.  The weights lie in such a buffer too; a rank updates its part of them, and then
+            all parts are gathered in place
+  Owned     reduce-scattered; each part has whole tensors of one rank, which alone updates them: for Muon
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from bench.training import distributed
+from bench.training.distributed import Ranks
+
+ALIGN = 64  # elements that a tensor's place is a multiple of: 128 bytes in bfloat16; inductor's kernels ask for 16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor's elements lie in a buffer."""
+
+    parameter: torch.nn.Parameter
+    start: int
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The tensor's elements in flat, in the tensor's shape."""
+        return flat[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """slots of a buffer of a part for each rank, each of part_len elements."""
+
+    slots: tuple[Slot, ...]
+    part_len: int
+
+
+def packed(parameters: list[torch.nn.Parameter], world_size: int, most_bytes: int) -> list[Layout]:
+    """Tensors in the order in which backward ends with them, the last first, into buffers of about most_bytes."""
+    layouts, slots, end, kind = [], [], 0, None
+
+    def close():
+        nonlocal slots, end
+        if slots:
+            layouts.append(Layout(tuple(slots), _aligned(-(-end // world_size))))
+        slots, end = [], 0
+
+    for parameter in reversed(parameters):
+        if parameter.dtype != kind or end * parameter.element_size() >= most_bytes:
+            close()
+        kind = parameter.dtype
+        slots.append(Slot(parameter, end))
+        end += _aligned(parameter.numel())
+    close()
+    return layouts
+
+
+def owned(parameters: list[torch.nn.Parameter], indices_by_rank: list[list[int]], most_bytes: int) -> list[Layout]:
+    """Tensors of one size together, one of each rank, into buffers of about most_bytes in all."""
+    by_kind = {}
+    for rank, indices in enumerate(indices_by_rank):
+        for index in indices:
+            kind = (parameters[index].dtype, parameters[index].numel())
+            by_kind.setdefault(kind, [[] for _ in indices_by_rank])[rank].append(index)
+    rows = []  # (dtype, num_elements, the index of each rank or None)
+    for (dtype, num_elements), columns in by_kind.items():
+        for number in range(max(map(len, columns))):
+            row = [column[number] if number < len(column) else None for column in columns]
+            rows.append((dtype, num_elements, row))
+    rows.sort(key=lambda row: min(index for index in row[2] if index is not None), reverse=True)
+    layouts, begun, part_len = [], [], 0
+    for row in rows:
+        buffer_bytes = part_len * row[0].itemsize * len(indices_by_rank)
+        if begun and (row[0] != begun[0][0] or buffer_bytes >= most_bytes):
+            layouts.append(_owned_layout(parameters, begun))
+            begun, part_len = [], 0
+        begun.append(row)
+        part_len += _aligned(row[1])
+    return layouts + ([_owned_layout(parameters, begun)] if begun else [])
+
+
+def _owned_layout(parameters, rows):
+    part_len, offset, slots = sum(_aligned(row[1]) for row in rows), 0, []
+    for _, num_elements, row in rows:
+        slots += [
+            Slot(parameters[index], rank * part_len + offset) for rank, index in enumerate(row) if index is not None
+        ]
+        offset += _aligned(num_elements)
+    return Layout(tuple(slots), part_len)
+
+
+def _aligned(num_elements):
+    return -(-num_elements // ALIGN) * ALIGN
+
+
+class Reduced:
+    """See above.  A step: launch() when all gradients are there, then wait(): the tensors have their mean gradients."""
+
+    def __init__(self, layout: Layout, ranks: Ranks):
+        self.layout, self.ranks, self.num_missing = layout, ranks, len(layout.slots)
+        first = layout.slots[0].parameter
+        self.grads = torch.zeros(ranks.world_size * layout.part_len, dtype=first.dtype, device=first.device)
+        self._places = [slot.of(self.grads) for slot in layout.slots]
+        self._work = None
+
+    @property
+    def own(self) -> slice:
+        """This rank's part of the buffer."""
+        return slice(self.ranks.rank * self.layout.part_len, (self.ranks.rank + 1) * self.layout.part_len)
+
+    @torch.no_grad()
+    def launch(self) -> None:
+        """Take the gradients from the tensors and begin to reduce them."""
+        parameters = [slot.parameter for slot in self.layout.slots]
+        torch._foreach_copy_(self._places, [parameter.grad for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+        self._work = self._begin()
+
+    def wait(self) -> None:
+        """The device waits, not the host.  Once a step: again it does nothing."""
+        if self._work is None:
+            return
+        self._work.wait()
+        self._work, self.num_missing = None, len(self.layout.slots)
+        self._hand_over()
+
+    def own_grads(self) -> list[torch.Tensor]:
+        """Gradients that no other rank has, after wait(): of all ranks together every gradient once."""
+        return []
+
+    def publish(self) -> None:
+        """Begin to give the others this rank's updated weights."""
+
+    def finish(self) -> None:
+        """Wait for what publish() began."""
+
+    def _begin(self):
+        return distributed.all_mean(self.grads)
+
+    def _hand_over(self):
+        distributed.as_mean(self.grads, self.ranks)
+        for slot, place in zip(self.layout.slots, self._places, strict=True):
+            slot.parameter.grad = place
+
+
+class _Scattered(Reduced):
+    def __init__(self, layout, ranks):
+        super().__init__(layout, ranks)
+        self.part = torch.zeros_like(self.grads[self.own])
+
+    def _begin(self):
+        return distributed.scatter_mean(self.part, self.grads)
+
+
+class Sliced(_Scattered):
+    """weights: this rank's part of them, a parameter for the optimizer in the place of the layout's tensors."""
+
+    def __init__(self, layout: Layout, ranks: Ranks):
+        super().__init__(layout, ranks)
+        self._everyones = torch.zeros_like(self.grads)
+        for slot in layout.slots:
+            place = slot.of(self._everyones)
+            place.copy_(slot.parameter.detach())
+            slot.parameter.data = place
+        self.weights = torch.nn.Parameter(self._everyones[self.own])
+        self._gathering = None
+
+    def own_grads(self) -> list[torch.Tensor]:
+        return [self.weights.grad]
+
+    def publish(self) -> None:
+        self._gathering = distributed.gather_in_place(self._everyones, self._everyones[self.own])
+
+    def finish(self) -> None:
+        self._gathering.wait()
+
+    def _hand_over(self):
+        self.weights.grad = distributed.as_mean(self.part, self.ranks)
+
+
+class Owned(_Scattered):
+    def __init__(self, layout: Layout, ranks: Ranks):
+        super().__init__(layout, ranks)
+        first = self.own.start
+        mine = [slot for slot in layout.slots if self.own.start <= slot.start < self.own.stop]
+        self._mine = [Slot(slot.parameter, slot.start - first) for slot in mine]
+
+    def own_grads(self) -> list[torch.Tensor]:
+        return [slot.parameter.grad for slot in self._mine]
+
+    def _hand_over(self):
+        distributed.as_mean(self.part, self.ranks)
+        for slot in self._mine:
+            slot.parameter.grad = slot.of(self.part)

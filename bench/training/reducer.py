@@ -1,0 +1,227 @@
+"""How ranks come to one update from the gradients of each: hardware.reducer.
+
+null    torch's DistributedDataParallel; every rank then does the whole update.  Of one process: nothing
+plain   all-reduce when the backward pass is over; every rank does the whole update.  What the others must agree with
+shard   each rank gets the mean of the gradients of its share while the backward pass still runs, updates its share,
+        and gives the others the result (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
+        arXiv:1910.02054)
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.config.schema import Config
+from bench.training import buckets, distributed
+from bench.training.distributed import Ranks
+from bench.training.graph_cut import cut_at
+
+BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
+BY_ELEMENT = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # an element's update needs that element alone
+
+
+def reducer_for(config: Config, model: torch.nn.Module, optimizer, ranks: Ranks) -> "Alone":
+    """The reducer that hardware.reducer names; optimizer must not have made a step."""
+    kind = config.hardware.reducer
+    if ranks.world_size == 1:
+        return Alone(config, model, optimizer)
+    if kind is None:
+        return Ddp(config, model, optimizer, ranks)
+    return (Plain if kind == "plain" else Shard)(config, model, optimizer, ranks, BUCKET_BYTES)
+
+
+class Alone:
+    """One process: gradients are as backward leaves them.  The others differ from it.
+
+    forward: the model, compiled where the config asks for it; evaluated: the same for validation.
+    A step: micro_step() around each forward and backward pass, then clip(), then step().
+    """
+
+    name: str | None = None  # in run.json
+
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.forward = self.evaluated = self._compiled(model) if config.hardware.compile else model
+
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Gradients are reduced in the last micro-step of a step only."""
+        return contextlib.nullcontext()
+
+    def clip(self, most_norm: float | None) -> None:
+        """All gradients together to the norm most_norm; None: not."""
+        if most_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), most_norm)
+
+    def step(self) -> None:
+        """The optimizer's step; after it all ranks have the same weights."""
+        self.optimizer.step()
+
+    def close(self) -> None:
+        """Before the process group goes."""
+        self.forward = self.evaluated = None
+
+    def _compiled(self, model) -> Callable:
+        return torch.compile(model, dynamic=False)
+
+
+class Ddp(Alone):
+    """torch's own: it reduces beside the backward pass, also of a compiled model, whose graph dynamo cuts for it."""
+
+    name = "ddp"
+
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks):
+        super().__init__(config, model, optimizer)
+        self.forward = DistributedDataParallel(
+            self.forward,
+            device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
+            **{_buffers_argument(): False},  # the models' buffers are constants
+            gradient_as_bucket_view=True,
+        )
+
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if is_last else self.forward.no_sync()
+
+
+def _buffers_argument():
+    """torch 2.13 gave DDP's broadcast_buffers another name."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+
+
+class Plain(Alone):
+    """The reference: buckets are reduced one after the other when the last backward pass is over."""
+
+    name = "plain"
+
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks, bucket_bytes: int):
+        super().__init__(config, model, optimizer)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
+        self._buckets = [buckets.Reduced(layout, ranks) for layout in layouts]
+
+    def clip(self, most_norm: float | None) -> None:
+        _refuse_missing(self.model, self._buckets)
+        for bucket in self._buckets:
+            bucket.launch()
+            bucket.wait()
+        super().clip(most_norm)
+
+
+class Shard(Alone):
+    """Buckets are reduced as they fill; an optimizer of which nothing is known gets all gradients on every rank.
+
+    Known are BY_ELEMENT, and an optimizer with `shares`: for each rank the indices of the tensors whose gradients that
+    rank needs, and which gives the other ranks the updates itself.
+    """
+
+    name = "shard"
+
+    def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks, bucket_bytes: int):
+        self._ranks, self._cut_bytes = ranks, bucket_bytes
+        parts = getattr(optimizer, "parts", {"": optimizer}).values()
+        self._parts = [(part, list(_buckets_of(part, ranks, bucket_bytes))) for part in parts]
+        self._parts.sort(key=lambda one: hasattr(one[0], "shares"))  # weights are gathered beside Muon's products
+        super().__init__(config, model, optimizer)
+        self._order = [bucket for _, found in self._parts for bucket in found]  # in which all ranks reduce
+        self._bucket_of = {slot.parameter: bucket for bucket in self._order for slot in bucket.layout.slots}
+        self._hooks = [one.register_post_accumulate_grad_hook(self._arrived) for one in self._bucket_of]
+        self._is_last, self._num_launched, self._filled = False, 0, []
+        self._knows_order, self._is_first = False, True
+
+    def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
+        if self._is_first and any(grad is not None for bucket in self._order for grad in bucket.own_grads()):
+            remedy = "drop them after every step, or use another hardware.reducer"
+            raise RuntimeError(f"hardware.reducer=shard: gradients are left from the step before: {remedy}")
+        self._is_last, self._is_first = is_last, False
+        return contextlib.nullcontext()
+
+    def clip(self, most_norm: float | None) -> None:
+        _refuse_missing(self.model, self._order[self._num_launched :])
+        if most_norm is None:
+            return
+        for bucket in self._order:
+            bucket.wait()
+        everywhere = [p.grad for bucket in self._order if type(bucket) is buckets.Reduced for p in _tensors(bucket)]
+        own = [grad for bucket in self._order for grad in bucket.own_grads()]
+        norm, grads = self._norm(own, everywhere), own + everywhere
+        if grads:  # more ranks than matrices, and nothing but matrices: this rank has none
+            torch._foreach_mul_(grads, torch.clamp(most_norm / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_
+
+    def step(self) -> None:
+        for part, found in self._parts:
+            for bucket in found:
+                bucket.wait()
+            part.step()
+            for bucket in found:
+                bucket.publish()
+        for bucket in self._order:
+            bucket.finish()
+        if not self._knows_order:
+            self._learn_order()
+        self._num_launched, self._filled, self._is_first = 0, [], True
+
+    def close(self) -> None:
+        super().close()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _compiled(self, model):
+        return torch.compile(model, dynamic=False, backend=cut_at(self._cut_bytes))
+
+    def _arrived(self, parameter):
+        """A gradient is there: every rank begins the collectives in one order, whatever order buckets fill in."""
+        if not self._is_last:
+            return
+        bucket = self._bucket_of[parameter]
+        bucket.num_missing -= 1
+        if bucket.num_missing == 0:
+            self._filled.append(bucket)
+        while self._num_launched < len(self._order) and self._order[self._num_launched].num_missing == 0:
+            self._order[self._num_launched].launch()
+            self._num_launched += 1
+
+    def _learn_order(self):
+        """Rank 0's order of the first step from now on, in the place of the guess."""
+        numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
+        self._order = [self._order[number] for number in distributed.from_first(numbers).tolist()]
+        self._knows_order = True
+
+    def _norm(self, own, everywhere):
+        square = torch.zeros((), device=self._ranks.device)
+        if own:
+            square += torch.nn.utils.get_total_norm(own).square()
+        distributed.all_sum(square)
+        if everywhere:
+            square += torch.nn.utils.get_total_norm(everywhere).square()
+        return square.sqrt()
+
+
+def _buckets_of(optimizer, ranks, bucket_bytes):
+    """The buckets of an optimizer's tensors; of one by element, its tensors are replaced by this rank's parts."""
+    by_element = type(optimizer) in BY_ELEMENT
+    for group in optimizer.param_groups:
+        if hasattr(optimizer, "shares"):
+            layouts = buckets.owned(group["params"], optimizer.shares, bucket_bytes)
+            yield from (buckets.Owned(layout, ranks) for layout in layouts)
+            continue
+        parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+        layouts = buckets.packed(parameters, ranks.world_size, bucket_bytes)
+        found = [(buckets.Sliced if by_element else buckets.Reduced)(layout, ranks) for layout in layouts]
+        if by_element:
+            group["params"] = [bucket.weights for bucket in found]
+        yield from found
+
+
+def _refuse_missing(model, waiting):
+    """RuntimeError where a bucket still waits for a gradient when all of a step's backward passes are over."""
+    missing = {parameter for bucket in waiting for parameter in _tensors(bucket) if parameter.grad is None}
+    if missing:
+        names = [name for name, parameter in model.named_parameters() if parameter in missing]
+        raise RuntimeError(f"no gradient of {', '.join(names)}: every tensor must take part in the loss of every step")
+
+
+def _tensors(bucket):
+    return [slot.parameter for slot in bucket.layout.slots]

@@ -1,0 +1,184 @@
+"""Gradients of several ranks: whole updates after the backward pass, and shares of them beside it, come to the same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import real_runs
+import torch
+from test_run import numbers
+
+from bench.config import compose, schema
+from bench.config.resolve import resolve
+from bench.config.schema import Machine
+from bench.data import shards
+from bench.instruments.base import InstrumentSet
+from bench.launch.prepare import prepare
+from bench.training import distributed, reducer
+from bench.training.step_log import StepLog
+from bench.training.timers import marks_for
+from bench.training.trainer import Trainer
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["model=modern", "model.num_layers=3", "model.width=64", "model.num_heads=2", "data.seq_len=32"]
+BATCH = ["data.batch_tokens=512", "goal.val_tokens=512", "hardware.micro_batch_seqs=2", "hardware.num_threads=1"]
+OPTIMIZERS = ("adamw", "muon", "groups")
+KINDS = ("null", "plain", "shard")
+
+
+def trainer_of(ranks, *overrides):
+    """In buckets of 64 KiB: several, also of a small model."""
+    words = [*real_runs.SHORT, *SMALL, *BATCH, f"hardware.num_processes={ranks.world_size}", *overrides]
+    job = prepare(words)
+    files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+    with mock.patch.object(reducer, "BUCKET_BYTES", 2**16):
+        one = Trainer(job.config, ranks, files["train"], files["val"])
+    log = StepLog(marks_for("cpu"), torch.device("cpu"), 6)
+    one.attach(InstrumentSet(essential=log), log)
+    return one
+
+
+def trained(ranks, *overrides):
+    """Of a warmed-up trainer: validation losses before and after three steps, its weights, the size of its state."""
+    one = trainer_of(ranks, *overrides)
+    one.warm_up()
+    losses = [one.evaluate()]
+    for step in range(3):
+        one._instruments.on_step_start(step)
+        one.step(step)
+        losses.append(one.evaluate())
+    held = sum(value.numel() for value in tensors(one.optimizer.state_dict()) if value.ndim)
+    weights = [parameter.detach().clone() for parameter in one.model.parameters()]
+    one.close()
+    return {"losses": losses, "weights": weights, "num_state_elements": held}
+
+
+def tensors(state):
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from tensors(value)
+
+
+RANK_PROGRAM = """
+import sys
+import torch
+sys.path[:0] = sys.argv[1:3]
+from bench.training import distributed
+from test_reducer import KINDS, OPTIMIZERS, trained
+torch.set_num_threads(1)
+ranks = distributed.start("cpu", 60)
+found = {}
+for optim in OPTIMIZERS:
+    for kind in KINDS:
+        found[optim, kind] = trained(ranks, f"optim={optim}", f"hardware.reducer={kind}")
+torch.save(found, f"{sys.argv[3]}/rank{ranks.rank}.pt")
+distributed.stop()
+"""
+
+
+def in_ranks(folder, world_size, free_port):
+    """What RANK_PROGRAM saved on each of world_size ranks."""
+    alike = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "WORLD_SIZE": str(world_size)}
+    command = [sys.executable, "-W", "error", "-c", RANK_PROGRAM, str(ROOT), str(ROOT / "tests"), str(folder)]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    processes = [
+        subprocess.Popen(command, env=alike | {"RANK": str(rank), "OMP_NUM_THREADS": "1"}, **output)
+        for rank in range(world_size)
+    ]
+    try:
+        for process in processes:
+            said, _ = process.communicate(timeout=240)
+            assert process.returncode == 0, said
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {optim: trained(distributed.Ranks(0, 1, torch.device("cpu")), f"optim={optim}") for optim in OPTIMIZERS}
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def ranks(request, tmp_path_factory):
+    return in_ranks(tmp_path_factory.mktemp("reducer"), request.param, free_port())
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_losses_are_those_of_one_process(alone, ranks, optim, kind):
+    found, most = ranks[0][optim, kind]["losses"], 2e-5 if optim == "adamw" else 2e-3
+    assert found == pytest.approx(alone[optim]["losses"], rel=most)
+    assert found[0] - found[-1] > 0.02  # it learns
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_the_reference_is_what_torchs_own_reducer_does(ranks, optim):
+    theirs, ours = (ranks[0][optim, kind]["losses"] for kind in ("null", "plain"))
+    if len(ranks) == 2:  # a sum of two has one order
+        assert theirs == ours
+    assert ours == pytest.approx(theirs, rel=2e-5 if optim == "adamw" else 2e-3)
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_shares_make_the_whole_update(ranks, optim):
+    """Without clipping to the bit where a sum over ranks has one order; the norm of all gradients is added up anew."""
+    whole, share = (ranks[0][optim, kind] for kind in ("plain", "shard"))
+    if optim != "adamw" and len(ranks) == 2:
+        assert share["losses"] == whole["losses"]
+        assert all(map(torch.equal, share["weights"], whole["weights"]))
+    assert share["losses"] == pytest.approx(whole["losses"], rel=2e-6 if optim == "adamw" else 2e-3)
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_end_with_the_same_weights(ranks, optim, kind):
+    first = ranks[0][optim, kind]["weights"]
+    assert all(map(torch.equal, first, weights[optim, kind]["weights"]) for weights in ranks[1:])
+    for other in ranks[1:]:
+        assert [torch.equal(*pair) for pair in zip(first, other[optim, kind]["weights"])] == [True] * len(first)
+
+
+def test_a_rank_keeps_the_moments_of_its_share_alone(alone, ranks):
+    shares = [rank["adamw", "shard"]["num_state_elements"] for rank in ranks]
+    whole = alone["adamw"]["num_state_elements"]
+    assert ranks[0]["adamw", "plain"]["num_state_elements"] == whole
+    assert whole <= sum(shares) <= 1.1 * whole and len(set(shares)) == 1
+
+
+def test_one_process_has_nothing_to_reduce_and_keeps_its_config_id():
+    def made(*words):
+        config = compose.compose([*SMALL, *BATCH, "hardware=cpu", *words])
+        return resolve(config, Machine(0, 4), 257)
+
+    assert made("hardware.reducer=shard").hardware.reducer is None
+    assert schema.config_id(made("hardware.reducer=shard")) == schema.config_id(made())
+    two = [made("hardware.num_processes=2", f"hardware.reducer={kind}") for kind in KINDS]
+    assert [one.hardware.reducer for one in two] == [None, "plain", "shard"]
+    assert len({schema.config_id(one) for one in two}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 8])
+def test_a_run_with_shares_has_the_losses_of_one_process_and_says_so(tmp_path, num_processes):
+    run = real_runs.run(tmp_path, "seed=5")
+    several = [f"hardware.num_processes={num_processes}", "hardware.num_threads=1"]
+    shared = real_runs.run(tmp_path, "seed=5", *several, "hardware.reducer=shard")
+    assert numbers(shared) == pytest.approx(numbers(run), rel=2e-5)
+    assert real_runs.run_json(shared)["measured"]["reducer"] == "shard"
+    assert real_runs.run_json(run)["measured"]["reducer"] is None
