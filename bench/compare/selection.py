@@ -191,7 +191,7 @@ def _arms_of_race(folder, on_error):
             in_race=(name, about[name]),
             plan=race.get("plan"),
             race=str(folder),
-            unplanned_look=bool(race.get("peeked")),
+            unplanned_look=bool(race.get("unplanned_look")),
             reported=against.get(name) or next(iter(against.values()), None),
         )
     return arms

@@ -55,7 +55,7 @@ class Race(TypedDict, total=False):
     arms: Required[dict[str, Arm]]
     order: list[dict]  # position, arm, seed, discarded, run, status
     looks: list[dict] | None  # at, started, planned
-    peeked: bool  # there was an interim look that the plan has not
+    unplanned_look: bool  # there was an interim look that the plan has not
     result: Result | None  # None: abandoned
 
 
@@ -91,10 +91,18 @@ def read(folder: Path | str) -> Race:
     with reading.of_record(path):
         race = reading.json_object(path, Race)
         against = (race.get("result") or {}).get("against") or {}
+        _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
+            _rename(comparison, "left_out", "excluded")
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
     return race
+
+
+def _rename(facts, before, today):
+    """In place: a key of an older file by its name of today."""
+    if before in facts:
+        facts[today] = facts.pop(before)
 
 
 def _name_arms(comparison, baseline, candidate):
@@ -104,7 +112,7 @@ def _name_arms(comparison, baseline, candidate):
         names = {"A": baseline, "B": candidate}
         said = str(comparison.get("words") or "")
         comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
-        for run in comparison.get("left_out") or ():
+        for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
 
 

@@ -14,7 +14,7 @@ class Asked(TypedDict):
     run_id: str
     track: str | None
     num_deviations: int  # from what the track fixes
-    status: str  # running, complete, failed, aborted
+    status: str  # running, complete, failed, aborted, stopped
     failure: str | None  # its kind
     validity: str | None  # valid, suspect, invalid
     name: str | None
@@ -79,7 +79,7 @@ class Counted(TypedDict):
 
     provenance: str | None  # imported: a log of another harness
     num_flagged_steps: int | None
-    batch_tokens: int | None
+    batch_tokens: float | None  # of a run with stages the mean
     target_val_loss: float | None
     stop_at_target: bool | None
     val_tokens: int | None
@@ -202,6 +202,7 @@ def setting(run):
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
         "world_size": run.get("world_size"),
+        **({"beside": run["beside"]["num_slots"]} if run.get("beside") else {}),
     }
 
 

@@ -12,6 +12,7 @@ A new version gets a line here, a function in UPGRADERS and a kept example in te
 import contextlib
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ ROLES = {
     "memory": "memory",
     "work": "work",
 }
+OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
 OUTPUT_ROLES = (
     "steps",
     "telemetry",
@@ -238,7 +240,8 @@ def artifacts(folder: Path | str) -> list[dict]:
 
 
 def _role(path):
-    return ROLES.get(path, ROLES.get(path.partition("/")[0], "other"))
+    name = OF_NODE.sub("", path)
+    return ROLES.get(name, ROLES.get(name.partition("/")[0], "other"))
 
 
 def files(folder: Path | str) -> list[str]:

@@ -43,7 +43,7 @@ def html(
 def _html(folder, assets, back, at, repeats):
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
-    charts = [spec for spec in run_charts.of_run(folder, rows, events) if spec]
+    charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
     memory_charts, memory_section = run_memory.of_run(folder)
     title = _title(run)
     others = [tag("a", words, href=link) for words, link in repeats]
@@ -63,9 +63,10 @@ def _html(folder, assets, back, at, repeats):
             *facts,
             scripts.section_of(run),
             run_events.section_of(run, rows, events),
-            run_facts.where(run),
+            run_facts.where(folder, run),
             class_="columns",
         ),
+        run_facts.stages(run),
         run_facts.summaries(run),
         run_facts.kernels(folder),
         memory_section,
@@ -106,9 +107,13 @@ def charts_of(folder: Path | str) -> list[dict]:
     """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
     folder = Path(folder)
     with reading.of_record(folder):
-        run_folder.read(folder)
-        found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder))
+        run = run_folder.read(folder)
+        found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
         return [spec for spec in found if spec]
+
+
+def _stages(run):
+    return run["measured"].get("stages") or ()
 
 
 def sentence(run: dict) -> str:

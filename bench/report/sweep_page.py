@@ -76,10 +76,10 @@ def _tiles(found):
     num_points = len(found.not_run) + len({(row["config_id"], row["seed"]) for row in found.rows})
     complete = sum(row["status"] == "complete" for row in found.rows)
     spent_s = sum(row["wall_s"] or 0.0 for row in found.rows)
-    lost = sum(row["status"] in ("failed", "aborted") for row in found.rows)
+    lost = sum(row["status"] in sweep_results.LOST for row in found.rows)
     yield "runs asked for", num_points
     yield "complete", complete
-    yield "failed or aborted", lost
+    yield "failed, aborted or stopped", lost
     yield "not run", len(found.not_run)
     yield "wall time of complete runs", format_s(spent_s)
 
@@ -143,7 +143,7 @@ def _means(found):
 
 def _lost(found, at):
     lines = [tag("span", row["status"], ": ", _link(found, row, at), " ", row["failure"] or "") for row in found.lost]
-    parts = [section("Failed or aborted", bullets(lines))] if lines else []
+    parts = [section("Failed, aborted or stopped", bullets(lines))] if lines else []
     if found.not_run:
         why = found.facts["why"] or "the sweep was interrupted"
         words = f"{counted(len(found.not_run), 'run')}: {why}.  The same command goes on with them."

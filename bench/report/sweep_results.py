@@ -13,6 +13,7 @@ from bench.report import table_columns, table_groups, table_pivot
 from bench.terminal.text_table import counted
 
 SEED = "seed"
+LOST = ("failed", "aborted", "stopped")  # statuses
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Results:
 
     @property
     def lost(self) -> list[Row]:
-        """Runs that failed or were aborted, unless their point has a complete run."""
+        """Runs that failed, were aborted or stopped, unless their point has a complete run."""
         done = {self._point(row) for row in self.rows if row["status"] == "complete"}
-        return [row for row in self.rows if row["status"] in ("failed", "aborted") and self._point(row) not in done]
+        return [row for row in self.rows if row["status"] in LOST and self._point(row) not in done]
 
     def _point(self, row):
         return row["config_id"], row["seed"]

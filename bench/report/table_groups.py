@@ -15,7 +15,7 @@ GROUPED = (
 # fmt: off
 GROUP_COLUMNS = (
     "track", "num_deviations", "name", "model", "size", "num_params", "optim", "world_size", "num_shards", "epochs",
-    "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_running",
+    "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_stopped", "num_running",
     *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
     "source_sha256", "comparability_id", "run_ids",
 )
@@ -72,7 +72,7 @@ def _group(members):
     group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in used)
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
-    for status in ("failed", "aborted", "running"):
+    for status in ("failed", "aborted", "stopped", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
     for name in GROUPED:
         values = [row[name] for row in used if row[name] is not None]

@@ -122,7 +122,14 @@ def _cell(row, column):
             return "warm-up"
         return row["validity"] if value == "complete" and row["validity"] != "valid" else value
     if column == "n":
-        kinds = ("suspect", "invalid", "failed", "aborted", "running")  # the suspect are among the n, the rest beside
+        kinds = (
+            "suspect",
+            "invalid",
+            "failed",
+            "aborted",
+            "stopped",
+            "running",
+        )  # the suspect are among the n, the rest beside
         return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
     if value is None:
         return ""

@@ -76,14 +76,6 @@ def interval(test: Welch, confidence: float = 0.95) -> tuple[float, float] | Non
     return test.difference - half_width, test.difference + half_width
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Two-sided t interval (low, high) of one sample's mean (Student 1908); None for fewer than two numbers."""
-    if len(values) < 2:
-        return None
-    half_width = student_t_quantile(0.5 + confidence / 2, len(values) - 1) * sd(values) / math.sqrt(len(values))
-    return mean(values) - half_width, mean(values) + half_width
-
-
 def equivalence_p(test: Welch, low: float, high: float) -> float | None:
     """Two one-sided tests, H0: the difference is outside of (low, high) (Schuirmann 1987).  The larger p, or None.
 

@@ -21,7 +21,7 @@ const cells = (function () {
   const title = (field) => TITLES[field] || field;
 
   function badges(row) {
-    const COLOURS = { valid: "good", suspect: "doubt", invalid: "bad", failed: "bad", aborted: "bad", damaged: "bad" };
+    const COLOURS = { valid: "good", suspect: "doubt", invalid: "bad", failed: "bad", aborted: "bad", stopped: "doubt", damaged: "bad" };
     const isImported = row.provenance === "imported"; // its numbers are those of a log: nothing here vouches for them
     const words = [row.status !== "complete" ? row.status : isImported && row.validity === "valid" ? null : row.validity];
     if (row.num_deviations) words.push("open");
