@@ -30,7 +30,7 @@ MAX_DIGITS = 30  # of a whole number: none that is converted to a float or print
 NO_NUMBER = bytes(byte for byte in range(256) if byte not in b"[]{}")
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
 LONG_NUMBER = re.compile(rb"[\s:,\[-]\d{%d}" % (MAX_DIGITS + 1))
-BAD = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+BAD = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class Damaged(ValueError):
@@ -275,6 +275,14 @@ def _check_scalar(event):
 
 
 # ---- one record among many
+
+
+def one_line(text: object) -> str:
+    """Without what a terminal would obey: a control character as \\x1b, line ends too."""
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 @contextlib.contextmanager

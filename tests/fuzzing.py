@@ -1,10 +1,12 @@
-"""Damaged records, one after the other, through the verbs, in one process of bounded memory: python fuzzing.py RESULTS PART
+"""Damaged records, one after the other, through the verbs, in one process: python fuzzing.py RESULTS PART NUM_PARTS
 
-Prints JSON {"calls": number, "faults": [[case, verb, what]]}: tracebacks, hangs, and good neighbours that are not shown.
+Prints JSON {"calls": number, "faults": [[case, verb, what]]}: tracebacks, hangs, good neighbours that are not shown,
+and control characters on the terminal.  Memory is bounded to 1 GiB beyond what is imported.
 """
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -19,20 +21,27 @@ import kept_records
 
 GIB = 2**30
 MAX_S = 10
-BOMB = "".join(f"{name}: &{name} [{', '.join([f'*{chr(ord(name) - 1)}' if name > 'a' else 'x'] * 9)}]\n" for name in "abcdefghij")
-MERGED = "a: &a {x: 1}\n" + "".join(f"k{n}: &{chr(98 + n)} {{<<: [{', '.join([f'*{chr(97 + n)}'] * 9)}]}}\n" for n in range(9))
+NAMES = "abcdefghij"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in itertools.pairwise(NAMES)
+)
+MERGED = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n" for before, name in itertools.pairwise(NAMES)
+)
+NINES = "9" * 400
 WRONG = (None, True, 7, -1, 1.5, 10**400, "x", "\x1b]0;owned\x07", [], [1], [[1]], {}, {"a": [1]}, [None, {}])
-TEXTS = {
-    "json": ("", "null", "7", "[1]", "[" * 50_000, '{"a":' * 50_000, '{"a": "' + '\\"' * 20_000, "\0", "\xff\xfe", '{"a": 1e400}'),
-    "yaml": ("", "7", "[" * 50_000, "- " * 50_000, BOMB, MERGED, "a: !!python/object/apply:os.system [id]", "&a [*a]", "a: " + "1:" * 9999),
-    "csv": ("", "step\n", "step,step_ms,val_loss\n" + "9" * 25 + ",1e400,1\n", 'step,"\n' * 9, "\0\n\0\n", "a" * 2_000_000, "step,t_ns\n1," + "9" * 400 + "\n"),
-    "jsonl": ("7\n", "[" * 50_000 + "\n", '{"event": 7}\n', '{"event": "stall"}\n', '{"event": "run_start", "t_ns": "x"}\n', "{}\n", '{"event": "run_start", "t_ns": 1' + "0" * 400 + "}\n", '"' + '\\"' * 20_000),
-}
-FILES = {
-    "run.json": "json", "environment.json": "json", "code/commit.json": "json", "config.yaml": "yaml", "overrides.yaml": "yaml",
-    "steps.csv": "csv", "steps_by_rank.csv": "csv", "telemetry.csv": "csv", "events.jsonl": "jsonl", "../../ledger.jsonl": "jsonl",
-    "analysis.json": "json", "certificate.json": "json", "memory/x_rank0.rss.json": "json",
-}  # fmt: skip
+JSON = ("", "null", "7", "[1]", "[" * 50_000, '{"a":' * 50_000, '{"a": "' + '\\"' * 20_000, "\0", '{"a": 1e400}')
+YAML = ("", "7", "[" * 50_000, "- " * 50_000, BOMB, MERGED, "a: !!python/object/apply:os.system [id]", "&a [*a]")
+YAML += ("a: " + "1:" * 9999, f"a: {NINES}")
+CSV = ("", "step\n", "step,step_ms,val_loss\n" + "9" * 25 + ",1e400,1\n", 'step,"\n' * 9, "\0\n\0\n", "a" * 2_000_000)
+CSV += (f"step,t_ns\n1,{NINES}\n",)
+JSONL = ("7\n", "[" * 50_000 + "\n", '{"event": 7}\n', '{"event": "stall"}\n', "{}\n", '"' + '\\"' * 20_000)
+JSONL += ('{"event": "run_start", "t_ns": "x"}\n', f'{{"event": "run_start", "t_ns": {NINES}}}\n')
+FILES = dict.fromkeys(("config.yaml", "overrides.yaml"), YAML)
+FILES |= dict.fromkeys(("run.json", "environment.json", "code/commit.json", "analysis.json", "certificate.json"), JSON)
+FILES |= dict.fromkeys(("memory/x_rank0.rss.json", "memory/x.pickle"), JSON)
+FILES |= dict.fromkeys(("steps.csv", "steps_by_rank.csv", "telemetry.csv"), CSV)
+FILES |= dict.fromkeys(("events.jsonl", "../../ledger.jsonl"), JSONL)
 
 
 class Hang(BaseException):
@@ -43,12 +52,18 @@ def of_fields(chance):
     """(what, damage(folder)) of each field of run.json with two values that it cannot have."""
     run = json.loads((kept_records.COMPLETE / "run.json").read_text())
     run |= {"costs": {"stall": {"count": 1, "ms": 2.0}}, "race": {"race_id": "x", "arm": "A", "discarded": False}}
-    run |= {"warnings": [{"instrument": "host", "rank": 0, "error": "x"}], "doubts": [{"instrument": "host", "doubt": "x"}]}
+    run |= {
+        "warnings": [{"instrument": "host", "rank": 0, "error": "x"}],
+        "doubts": [{"instrument": "host", "doubt": "x"}],
+    }
     run |= {"instrument_summaries": {"telemetry": {"by_device": {"cpu": {"slowed_frac": 0.1}}, "energy_j": 1.0}}}
     run |= {"sweep": {"sweep_id": "sweep-12345678"}, "script": None, "imported": None}
     for path in paths_of(run):
         for value in chance.sample(WRONG, 3):
-            yield f"run.json {'.'.join(map(str, path))} = {str(value)[:20]}", lambda folder, p=path, v=value: put(folder, run, p, v)
+            yield (
+                f"run.json {'.'.join(map(str, path))} = {str(value)[:20]}",
+                lambda folder, p=path, v=value: put(folder, run, p, v),
+            )
 
 
 def paths_of(value, path=()):
@@ -74,9 +89,9 @@ def put(folder, run, path, value):
 
 def of_files(_chance):
     """(what, damage(folder)) of each file: other texts, a pipe, a device, a folder, a link to itself."""
-    for name, kind in FILES.items():
-        for text in TEXTS[kind]:
-            yield f"{name} {text[:25]!r}", lambda folder, n=name, t=text: (folder / n).write_text(t, errors="surrogateescape")
+    for name, texts in FILES.items():
+        for text in texts:
+            yield f"{name} {text[:25]!r}", lambda folder, n=name, t=text: (folder / n).write_text(t)
         for what, make in (
             ("pipe", os.mkfifo),
             ("device", lambda path: os.symlink("/dev/zero", path)),

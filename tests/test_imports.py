@@ -50,11 +50,11 @@ TABLE = {
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
     "sweep": "config launch launch.script machine paths record",
-    "ladder": "compare config launch race record report stats terminal units web",
+    "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "atomic data data.sources machine paths race record stats utc",
+    "replay": "reading atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources exporters importers ladder launch launch.nodes "
     "machine memory memory.snapshot overhead paths race record replay report report.site sweep terminal trace units "

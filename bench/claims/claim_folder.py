@@ -89,8 +89,8 @@ def write(folder: str | Path, claim: claims.Claim) -> None:
 def content(folder: Path) -> publication.Content:
     """A claim's folder -> what is in it, to be published as it stands.  ValueError: its two texts cannot be read."""
     try:
-        texts = {name: (folder / name).read_text() for name in (CLAIM, "README.md")}
-    except (OSError, UnicodeDecodeError) as error:
+        texts = {name: reading.text(folder / name) for name in (CLAIM, "README.md")}
+    except reading.Damaged as error:
         raise ValueError(
             f"{folder}: {CLAIM} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
         ) from None

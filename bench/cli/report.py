@@ -16,7 +16,7 @@ import sys
 from bench import atomic
 from bench.cli import arguments
 from bench.paths import of_user, published_root, results_root, shown
-from bench.record import ledger, named, sweep
+from bench.record import ledger, listing, named, sweep
 from bench.units import format_bytes
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
@@ -71,7 +71,7 @@ def _curves(args):
     if args.md:
         raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
     words = args.words or [str(results_root())]
-    arms = selection.of_each(words, lambda message: print(f"report: skipped: {message}", file=sys.stderr))
+    arms = selection.of_each(words, lambda message: listing.excluded("report", message))
     if args.png:
         return _pictures(curves.charts_of_arms(arms), of_user(args.out) if args.out else results_root() / "plots")
     path = of_user(args.out) if args.out else results_root() / "curves.html"

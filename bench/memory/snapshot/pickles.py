@@ -59,7 +59,12 @@ def checked(snapshot: object) -> dict:
 
 
 def _has(value, **kinds):
-    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
+    return isinstance(value, dict) and all(_is(value.get(key), kind) for key, kind in kinds.items())
+
+
+def _is(value, kind):
+    """Whether it is of the kind; a number also below 2**64 in size, which an allocator's is."""
+    return isinstance(value, kind) and not (isinstance(value, (int, float)) and not abs(value) < 2**64)
 
 
 def _check_segment(segment, where):
@@ -74,7 +79,7 @@ def _check_segment(segment, where):
 def _check_entry(entry, where):
     if not _has(entry, action=str, size=int):
         raise ValueError(f"{where} has no action and size")
-    if not isinstance(entry.get("addr", 0), int) or not isinstance(entry.get("time_us", 0), (int, float)):
+    if not _is(entry.get("addr", 0), int) or not _is(entry.get("time_us", 0), (int, float)):
         raise ValueError(f"{where} has an address or a time that is not a number")
     _check_frames(entry.get("frames", ()), where)
 
