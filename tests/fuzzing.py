@@ -175,6 +175,8 @@ def main(results, part, num_parts):
             name, words = calls[index]
             code, out, fault = call(words)
             num_calls += 1
+            if fault is None and code not in (0, 1, 2):
+                fault = f"exit code {code}"
             if fault is None and name in ("table", "csv", "export csv", "mllog") and "000001Z-" not in out:
                 fault = f"exit code {code}, and the good neighbours are not shown"
             if fault:

@@ -32,6 +32,8 @@ def main(argv):
     _refuse_open_races(arms)
     options = {"force": args.force, "target_val_loss": args.target, "loss_margin_nats": args.margin}
     against = comparison.of_arms(arms, diagnose=not args.no_diagnosis, **options)
+    for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
+        listing.excluded("compare", f"the steps of a run: {message}")
     if args.json:
         results = [{"names": [arms[0].name, name]} | result for name, result in against]
         print(json.dumps(results[0] if len(results) == 1 else results, indent=1))

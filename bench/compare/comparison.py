@@ -8,7 +8,7 @@ from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import versions
 from bench.diagnosis import between_runs
-from bench.record import run_folder, step_files
+from bench.record import run_folder
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
@@ -108,13 +108,7 @@ def _read(read, folder, name):
 
 def _with_steps(arm):
     timed = [number for number, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
-    return [(arm.record_of(number), _steps_of(arm, number)) for number in timed]
-
-
-def _steps_of(arm, number):
-    """Rows of the run's steps.csv; of a log, what the importer put into the record."""
-    folder = arm.folders[number]
-    return arm.record_of(number).get("steps") or [] if folder is None else step_files.read(folder)
+    return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
 def identical_losses(a, b):
@@ -131,7 +125,7 @@ def identical_losses(a, b):
     for arm in (a, b):
         for number, row in enumerate(arm.rows):
             if eligibility.is_timed(row):
-                trajectories.setdefault(row["seed"], []).append(_losses(_steps_of(arm, number)))
+                trajectories.setdefault(row["seed"], []).append(_losses(arm.steps_of(number)))
     if not all(losses for runs in trajectories.values() for losses in runs):
         return None
     return all(losses == runs[0] for runs in trajectories.values() for losses in runs)

@@ -50,6 +50,9 @@ def checked(snapshot: object) -> dict:
     for number, segment in enumerate(_list(snapshot["segments"], "segments")):
         _check_segment(segment, f"segment {number}")
     traces = _list(snapshot["device_traces"], "device_traces")
+    filled = [id(trace) for trace in traces if trace]
+    if len(set(filled)) < len(filled):
+        raise ValueError("several devices share one list of entries")
     if sum(len(_list(trace, "a device's trace")) for trace in traces) > MAX_ENTRIES:
         raise ValueError(f"it has more than {MAX_ENTRIES} trace entries")
     for device, trace in enumerate(traces):
@@ -70,9 +73,13 @@ def _is(value, kind):
 def _check_segment(segment, where):
     if not _has(segment, total_size=int):
         raise ValueError(f"{where} has no total_size")
+    if not all(_is(segment.get(key, 0), int) for key in ("device", "address")):
+        raise ValueError(f"{where} has a device or an address that is not a number")
     for block in _list(segment.get("blocks"), f"blocks of {where}"):
         if not _has(block, size=int, state=str):
             raise ValueError(f"{where} has a block without size and state")
+        if not all(_is(block.get(key, 0), int) for key in ("address", "requested_size")):
+            raise ValueError(f"{where} has a block whose address or requested_size is not a number")
         _check_frames(block.get("frames", ()), where)
 
 
