@@ -11,13 +11,13 @@ import io
 import json
 import math
 import os
-import re
 import stat
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bench.reading import yaml_events
 from bench.units import MIB
 
 MAX_BYTES = 16 * MIB  # of a file of facts: a record, a race, a plan.  The largest of ours is 0.1 MiB
@@ -25,11 +25,11 @@ MAX_LINES_BYTES = 512 * MIB  # of a file with a line a step or a sample
 MAX_LINE_CHARS = 100_000  # of a table: csv takes no cell that is longer
 MAX_YAML_BYTES = MIB // 4  # a config.yaml has 0.002 MiB
 MAX_DEPTH = 64  # objects and lists inside each other; a run.json has 6
-MAX_YAML_NODES = 100_000  # with each alias counted as often as it is used
 MAX_DIGITS = 30  # of a whole number: none that is converted to a float or printed takes long, or overflows
 NO_NUMBER = bytes(byte for byte in range(256) if byte not in b"[]{}")
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
-LONG_NUMBER = re.compile(rb"[\s:,\[-]\d{%d}" % (MAX_DIGITS + 1))
+LONG_RUN = b"0" * (MAX_DIGITS + 1)
+BEFORE_A_NUMBER = b" \t\r\n:,[-"
 BAD = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
@@ -173,8 +173,14 @@ def _is_deep(data):
 
 
 def _has_long_number(data):
-    """The translation is the quick look; what looks so in a hash, a string, is recognised by what stands before it."""
-    return b"0" * (MAX_DIGITS + 1) in data.translate(DIGITS) and LONG_NUMBER.search(data) is not None
+    """A hash may be digits alone: it is a string, and what stands before its first digit says so."""
+    digits = data.translate(DIGITS)
+    at = digits.find(LONG_RUN)
+    while at >= 0:
+        if at == 0 or digits[at - 1] in BEFORE_A_NUMBER:
+            return True
+        at = digits.find(LONG_RUN, at + len(LONG_RUN))
+    return False
 
 
 def _check(found, depth=0):
@@ -224,7 +230,7 @@ def yaml_value(data: str, where: object) -> Any:
     import yaml
 
     try:
-        _check_events(yaml.parse(data, _loader()))
+        yaml_events.check(yaml.parse(data, _loader()), MAX_DEPTH)
         return yaml.load(data, _loader())
     except (yaml.YAMLError, *BAD) as error:
         words = " ".join(str(error).split())[:200] or type(error).__name__
@@ -236,42 +242,6 @@ def _loader():
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _check_events(events):
-    """Refuses before anything is built: building recurses, and a C stack that overflows ends the process."""
-    import yaml
-
-    sizes, stack = {}, [[None, 0]]  # of anchors; of what is open: its anchor, its nodes so far
-    for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
-            stack.append([event.anchor, 1])
-            if len(stack) > MAX_DEPTH:
-                raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = stack.pop()
-            sizes[anchor] = size
-            stack[-1][1] += size
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in sizes:
-                raise ValueError(f"the alias {event.anchor[:40]} names nothing before it")
-            stack[-1][1] += sizes[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor] = 1
-            stack[-1][1] += 1
-            _check_scalar(event)
-        if stack[-1][1] > MAX_YAML_NODES:
-            raise ValueError(f"its aliases stand for more than {MAX_YAML_NODES:,} values")
-
-
-def _check_scalar(event):
-    is_plain = event.implicit[0]
-    if is_plain and event.value == "<<":
-        raise ValueError("it has a merge key")
-    if event.tag is None and is_plain and len(event.value) > 100 and event.value.lstrip("+-.")[:1].isdigit():
-        raise ValueError(f"a number of {len(event.value)} characters")
-    if event.tag is not None and len(event.value) > 100 and "str" not in event.tag:
-        raise ValueError(f"{event.tag[:60]} of {len(event.value)} characters")
 
 
 # ---- one record among many
