@@ -77,6 +77,7 @@ def test_it_is_found_by_its_session_the_newest_of_comparable_runs_first(results)
     def keep(stamp, session_id="5" * 16, comparability_id="c" * 16, floor_pct=1.0):
         calibration.folder().mkdir(exist_ok=True)
         kept = {"session_id": session_id, "comparability_id": comparability_id, "floor_pct": floor_pct}
+        kept |= {"floor_n": 5, "cv_pct": 0.5}
         (calibration.folder() / f"{stamp}-{session_id}.json").write_text(json.dumps(kept))
 
     assert calibration.find("5" * 16) is None
