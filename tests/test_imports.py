@@ -42,6 +42,7 @@ TABLE = {
     "training units user_code utc",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.script machine paths private record "
     "terminal training units user_code utc",
+    "explain": "diagnosis machine record terminal trace units",
     "compare": "config diagnosis importers paths record stats terminal utc",
     "report": "atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
     "report.site": "atomic record report utc web",
@@ -51,8 +52,8 @@ TABLE = {
     "overhead": "config data instruments launch machine memory paths stats training units",
     "replay": "atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic claims claims.rules compare config data data.sources exporters importers launch machine memory "
-    "memory.snapshot overhead paths race record replay report report.site terminal trace units utc",
+    "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers launch machine "
+    "memory memory.snapshot overhead paths race record replay report report.site terminal trace units utc",
     "__main__": "cli config paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }

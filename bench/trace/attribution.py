@@ -100,7 +100,7 @@ def launchers(rank, rows, limit=100):
     with_stack.
     """
     calls, around = window.launches(rank, rows), [rows, operators(rank, rows), annotations(rank, rows)]
-    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (_is_module, _is_source)]
+    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (_is_module, is_source)]
     names, index = np.unique(np.stack([take(rank.name, of) for of in around]), axis=1, return_inverse=True)
     index, lines = index.ravel(), []
     device_ns, count = sums(index, names.shape[1], rank.dur[rows]), np.bincount(index, minlength=names.shape[1])
@@ -121,14 +121,15 @@ def modules(rank, rows, until_ns=None):
 
 def sources(rank, rows, until_ns=None):
     """The same by the innermost line of Python around the launch that is not torch's own; only with_stack."""
-    return _by_python(rank, rows, until_ns, _is_source, "source")
+    return _by_python(rank, rows, until_ns, is_source, "source")
 
 
 def _is_module(name):
     return name.startswith(MODULE)
 
 
-def _is_source(name):
+def is_source(name: str) -> bool:
+    """Whether a range of Python is a line that is not of torch's own files."""
     return ".py(" in name and LIBRARY.search(name) is None
 
 
