@@ -10,7 +10,7 @@ Several trace files are the ranks of one job; folders, and the windows of a run,
 import json
 
 from bench.cli import arguments, trace_jobs
-from bench.explain import account, from_record, text
+from bench.explain import account, from_record, garbage, text
 from bench.paths import of_user
 from bench.trace import categories, load
 from bench.trace.source import NoTrace
@@ -41,6 +41,8 @@ def _answers(title, paths, rules, include_last_step):
         return {title: from_record.of(paths[0])}
     windows, answers = load.by_window(files), {}
     for name, ranks in windows.items():
+        if is_run:
+            garbage.add(ranks, paths[0])
         label = title + (f", window {name}" if len(windows) > 1 else "")
         answers[label] = account.of_ranks(ranks, rules, include_last_step)
     return answers

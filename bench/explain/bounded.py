@@ -14,6 +14,7 @@ class Operators:
 
     def __init__(self, rank: Rank, ceilings: Ceilings):
         self._rank, self._ceilings, self._facts = rank, ceilings, {}
+        self._is_leaf = operators.leaves_with_flops(rank)
         self._ns = collections.Counter()  # (step index, row of the operator): ns that it has in the account
         self._where = {}
 
@@ -25,10 +26,10 @@ class Operators:
         return self._facts[key]
 
     def has(self, row: int) -> bool:
-        """Whether FLOPs or bytes of a call are known, and a rate to hold them against can be."""
+        """Whether FLOPs or bytes of a call are known, and are not those of an operator inside it."""
         facts = self.facts(row)
         if facts["flop"]:
-            return True
+            return bool(self._is_leaf[row])
         return bool(self._ceilings.bytes_per_s and moved_bytes(facts))
 
     def add(self, step: int, row: int, where: str | None, ns: int) -> None:

@@ -135,7 +135,7 @@ class _Threads:
         """(Piece, ns): what a thread was doing; where it did nothing, what the main thread was."""
         for begin, end, row in self._of(track).segments(low, high):
             if row >= 0 or track == self._main or self._main is None:
-                yield self._of(track).explained(row), end - begin
+                yield self._of(track).explained(row, begin), end - begin
             else:
                 yield from self.explain(self._main, begin, end)
 

@@ -15,8 +15,9 @@ from bench.trace.nest import Nest
 
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
+COLLECTION = "garbage collection"  # the name of a range that the record knows, see garbage.py
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
-COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^gc$", re.I)
+COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
 LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
 COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
 
@@ -26,11 +27,18 @@ class Thread:
 
     def __init__(self, rank: Rank, track: int):
         rows = np.flatnonzero(rank.is_kind(*KINDS) & (rank.track == track) & (rank.dur > 0))
-        self.rank, self.nest = rank, Nest(rank, rows)
+        added = rank.is_named(lambda name: name.startswith(COLLECTION), rows)
+        self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
         self._edges = np.unique(np.concatenate((rank.ts[rows], rank.end[rows])))
-        self._rows = self.nest.innermost(self._edges)
+        collecting = collections.innermost(self._edges)  # of a clock that may differ a little: it cuts what is around
+        self._rows = np.where(collecting >= 0, collecting, self.nest.innermost(self._edges))
         self._index = {row: index for index, row in enumerate(self.nest.rows.tolist())}
-        self._known = {-1: parts.Piece(parts.UNKNOWN, None, None)}
+        within = self.nest.innermost(rank.ts[collections.rows])
+        self._within = dict(zip(collections.rows.tolist(), within.tolist()))
+        self._known = {}
+        is_step, parent = rank.is_named(STEP.search, self.nest.rows), self.nest.parent
+        tops = self.nest.rows[~is_step & ((parent < 0) | (is_step[parent] if len(rows) else False))]
+        self._tops = tops[np.argsort(rank.end[tops], kind="stable")]
 
     def segments(self, begin: int, end: int):
         """(begin ns, end ns, row of the innermost range or -1), which tile [begin, end]."""
@@ -44,7 +52,8 @@ class Thread:
 
     def around(self, row: int) -> list[int]:
         """The range itself and those around it, the innermost first; without the step's own."""
-        chain, index = [], self._index.get(row, -1)
+        chain = [row] if row in self._within else []
+        index = self._index.get(self._within.get(row, row), -1)
         while index >= 0:
             chain.append(int(self.nest.rows[index]))
             index = int(self.nest.parent[index])
@@ -54,15 +63,23 @@ class Thread:
         """The name of a range."""
         return self.rank.names[self.rank.name[row]]
 
-    def explained(self, row: int) -> parts.Piece:
-        """Innermost range, -1 for none -> the piece that the time in it belongs to."""
+    def explained(self, row: int, moment: int) -> parts.Piece:
+        """Innermost range, -1 for none -> the piece that the time in it belongs to.
+
+        moment: ns, of time in no range: it is then known only by what was there last.
+        """
         if row not in self._known:
             self._known[row] = self._explained(self.around(row))
-        return self._known[row]
+        return self._known[row] or parts.Piece(parts.UNKNOWN, self._after(moment), None)
+
+    def _after(self, moment):
+        index = int(np.searchsorted(self.rank.end[self._tops], moment, side="right")) - 1
+        return f"after {self.name(self._tops[index])}" if index >= 0 else None
 
     def _explained(self, chain):
+        """None where nothing is known."""
         if not chain:
-            return self._known[-1]
+            return None
         names = [self.name(one) for one in chain]
         where = self.where(chain)
         for part, test in ((parts.GARBAGE, COLLECTS), (parts.SYNC, WAITS_FOR_DEVICE)):

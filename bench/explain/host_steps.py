@@ -25,15 +25,16 @@ def pieces(rank, counted, ceilings):
     known = bounded.Operators(rank, ceilings)
     for index, (_, begin, end) in enumerate(counted):
         for low, high, row in thread.segments(begin, end):
-            _segment(thread, known, found, index, high - low, row)
+            _segment(thread, known, found, index, (low, high), row)
     known.into(found)
     return found
 
 
-def _segment(thread, known, found, index, ns, row):
+def _segment(thread, known, found, index, span, row):
+    ns = span[1] - span[0]
     chain = thread.around(row) if row >= 0 else []
     operators = [one for one in chain if thread.rank.kind[one] == events.CPU_OP]
-    piece = thread.explained(row)
+    piece = thread.explained(row, span[0])
     communicates = next((thread.name(one) for one in chain if COMMUNICATES.search(thread.name(one))), None)
     if communicates is not None:
         found.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)

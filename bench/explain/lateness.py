@@ -14,12 +14,12 @@ NUM_REASONS = 5
 
 
 def of(accounts: dict) -> list[dict]:
-    """{rank: account} -> [{"rank", "wait_ms", "waits_ms", "without_ms", "collectives", "more",
-    "reasons"}], the latest first.
+    """{rank: account} -> [{"rank", "wait_ms", "waits_ms", "without_ms", "collectives", "more", "reasons"}], the latest
+    first; empty for one rank.
 
     Milliseconds a step.  wait_ms: median of the other ranks' exposed waiting for it; waits_ms: of each of them;
-    without_ms: the median of what their step would be without it; more: parts that it has more of than the median of the
-    others, {part: ms}, the largest first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].  Empty for one rank.
+    without_ms: the median of what their step would be without it; more: {part: ms} that it has more of than the median
+    of the others, the largest first; reasons: pieces likewise, [{"part", "what", "where", "ms"}].
     """
     if len(accounts) < 2:
         return []
