@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+import real_runs
 from traces import SHARED, event, launched, step, write
 
 from bench.cli import explain as verb
@@ -151,12 +152,20 @@ def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):
     assert ns[parts.LOADER] == pytest.approx(1e6 * sum(row["data_ms"] for row in rows), abs=len(rows))
 
 
-def test_what_a_rank_waits_for_another_is_seen_without_a_trace(two_rank_run):
-    own = step_files.read_by_rank(two_rank_run)["own_ms"]
-    answer = from_record.of(two_rank_run)
-    timed = {row["step"] for row in step_files.read(two_rank_run) if row.get("step_ms") and not row.get("flags")}
-    late_ms = sum(max(0.0, own[1][step] - own[0][step]) for step in timed & set(own[1]))
-    assert parts_ns(answer).get(parts.WAITING, 0) / 1e6 <= late_ms + 1e-3
+def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, tmp_path):
+    folder = real_runs.copy_of(two_rank_run, tmp_path)
+    rows, by_rank = step_files.read(folder), step_files.read_by_rank(folder)
+    own_ms = {row["step"]: 5.0 for row in rows if row.get("step_ms")}
+    slow_ms = {step: ms + 400.0 for step, ms in own_ms.items()}
+    step_files.write_by_rank(folder, by_rank | {"own_ms": [own_ms, slow_ms]})
+    for row in rows:
+        if row.get("step_ms"):  # as it is when rank 0 waits: within its backward
+            row |= {"step_ms": row["step_ms"] + 400.0, "backward_ms": row["backward_ms"] + 400.0}
+    step_files.write(folder, rows)
+    answer = from_record.of(folder)
+    first = answer["next"][0]
+    assert (first["part"], first["rank"]) == (parts.WAITING, 1)
+    assert first["gain_ms"] == pytest.approx(400.0, rel=1e-3)
     assert sum(parts_ns(answer).values()) == answer["ranks"]["0"]["step_sum_ns"]
 
 
