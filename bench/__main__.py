@@ -11,12 +11,15 @@ from bench.config import groups
 
 # of a file: a sentence is enough
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
-INTRODUCED = ("run", "speedrun", "race", "calibrate")  # say which folders of the user's they use
+INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
+SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
+SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
 
---config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md).
+--config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md);
+--config-name NAME (-cn) begins a run with NAME.yaml of it in the place of conf/config.yaml (docs/SWEEPS.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 ./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
 ./run.sh --version, with commit, Python and torch.
@@ -43,7 +46,15 @@ def main(argv: list[str]) -> int:
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
-        rest = _use_config_dir(rest)
+        if verb in SUBMITTED and any(word.startswith(("cluster=", "cluster.")) for word in rest):
+            from bench.launch import cluster
+
+            return cluster.go(verb, cluster.asked(rest))
+        if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
+            from bench.launch import joining
+
+            joining.refuse(verb, rest)
+        rest = _use_config(rest)
         if verb in INTRODUCED and not {"-h", "--help", "--race", "-q", "--quiet"} & set(rest):
             introduction = groups.introduction()
             if introduction:
@@ -61,20 +72,23 @@ def main(argv: list[str]) -> int:
         return 2
 
 
-def _use_config_dir(words):
-    """The words without --config-dir DIR, which this process and those that it starts then use."""
+def _use_config(words):
+    """The words without --config-dir DIR and --config-name NAME, which this process and those that it starts use."""
+    wanted = {"--config-dir": (groups.VARIABLE, "name a folder that holds groups of your own, such as model/mine.yaml")}
+    wanted["--config-name"] = wanted["-cn"] = (groups.NAME_VARIABLE, "name a yaml, as config of conf/config.yaml")
     rest = []
     waiting = iter(words)
     for word in waiting:
-        name, equals, folder = word.partition("=")
-        if name != "--config-dir":
+        name, equals, value = word.partition("=")
+        if name not in wanted:
             rest.append(word)
             continue
-        folder = folder if equals else next(waiting, "")
-        if not folder:
-            raise ValueError("--config-dir: name a folder that holds groups of your own, such as model/mine.yaml")
-        os.environ[groups.VARIABLE] = folder
-        groups.own_folders()  # refused here, whatever the verb
+        variable, remedy = wanted[name]
+        value = value if equals else next(waiting, "")
+        if not value:
+            raise ValueError(f"{name}: {remedy}")
+        os.environ[variable] = value
+    groups.own_folders(), groups.config_name()  # refused here, whatever the verb
     return rest
 
 

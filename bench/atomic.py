@@ -63,7 +63,8 @@ def _write_once(path, text, durable):
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # beside it: a rename is atomic in one file system
+    # beside it: a rename is atomic in one file system; not by the process' number alone, which another node has too
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file

@@ -4,6 +4,8 @@ Inside the harness: seconds, milliseconds, bytes and GiB (2**30), each in the na
 Every format_* gives "" for None: nothing measured, nothing shown.
 """
 
+import re
+
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
@@ -35,6 +37,14 @@ def s_from_ns(ns: float) -> float:
 def gib_from_bytes(num_bytes: float) -> float:
     """3 * 2**29 -> 1.5."""
     return num_bytes / GIB
+
+
+def seconds_of(text: str) -> float:
+    """A duration as a person types it: "90s", "45m", "2h", "1h30m", "1.5h" -> seconds.  ValueError for other words."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text}: is no duration: write 90s, 45m, 2h or 1h30m")
+    return sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0}[unit] for number, unit in parts)
 
 
 def format_s(seconds: float | None) -> str:

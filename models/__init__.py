@@ -4,6 +4,7 @@
   models/ladder/NAME.py      the same, one a record of the speedrun                    model=r09
   models/optimizers/NAME.py  Config: its settings and build()                          optim=NAME
   models/updates/NAME.py     Config: settings and build() of a group of optim=groups   optim.groups.GROUP.name=NAME
+  models/stages.py           what of all this changes in the course of a run           stages=[...]
   models/schedules/NAME.py   Config: its settings and lr_frac()                        optim/schedule=NAME
 
 A new one is such a file and a yaml of the same name in conf/, never a flag in another file.  Settings are read without

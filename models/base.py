@@ -11,7 +11,15 @@ from models import flops
 
 
 class LanguageModel(nn.Module):
-    """A subclass adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT) and init_weights(generator)."""
+    """A subclass adds blocks, num_heads, head_dim, head_weight(), logits(tokens_BT) and init_weights(generator).
+
+    What a model with windows or documents adds, and the trainer then uses:
+    set_window(window_tokens: int) -> None  how far back its long windows reach from now on, a multiple of its
+        window_block; called before a step whose stage changes it and around a validation that has its own, so that what
+        it sets must depend on window_tokens alone.  flops_per_token() is that of the window set last.
+    eos_token: int | None  a class attribute, set before the model is used: the token before each document of the data;
+        None where they have none.  An argument of that name of __init__, with a default, is given it too.
+    """
 
     def __init__(self, residual_dtype: str | None = None):
         super().__init__()

@@ -64,12 +64,12 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BTD, rotary):
+    def forward(self, x_BTD, rotary, mask_B1TT=None):
         q_BHTK = split_heads(self.query(x_BTD), self.num_heads)
         k_BHTK = split_heads(self.key(x_BTD), self.num_heads)
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
         q_BHTK, k_BHTK = rotary(rms_norm(q_BHTK)), rotary(rms_norm(k_BHTK))
-        return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK)))
+        return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK, mask_B1TT)))
 
 
 class MLP(nn.Module):
@@ -88,8 +88,8 @@ class Block(nn.Module):
         self.attention = Attention(num_heads, width)
         self.mlp = MLP(width)
 
-    def forward(self, x_BTD, rotary):
-        x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rotary)
+    def forward(self, x_BTD, rotary, mask_B1TT=None):
+        x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rotary, mask_B1TT)
         return x_BTD + self.mlp(rms_norm(x_BTD))
 
 
@@ -123,10 +123,14 @@ class Modern(LanguageModel):
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
-        x_BTD = self.stream(rms_norm(self.embedding(tokens_BT)))
+        x_BTD, mask_B1TT = self.stream(rms_norm(self.embedding(tokens_BT))), self.mask(tokens_BT)
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.rotary)
+            x_BTD = block(x_BTD, self.rotary, mask_B1TT)
         return softcap(self.head(rms_norm(x_BTD)).float())
+
+    def mask(self, tokens_BT: torch.Tensor) -> torch.Tensor | None:
+        """[B, 1, T, T], which token attends to which; None: each to all before it."""
+        return None
 
     def head_weight(self) -> nn.Parameter:
         """[V, D]."""

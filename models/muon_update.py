@@ -39,18 +39,18 @@ def newton_schulz(update, ns_steps, products=None, coefficients=NS_COEFFICIENTS)
     """A matrix with update's singular vectors and singular values of about 0.7 to 1.2, bfloat16.
 
     Each of ns_steps iterations applies a x + b x^3 + c x^5 to every singular value, in matrix products only.
+    coefficients: a, b and c, or such a triple for each of ns_steps iterations.
     products: dtype in which they are computed; each is then rounded to bfloat16.  None: float32 on a CPU, else
     bfloat16.  bfloat16 numbers multiply exactly in float32, and both dtypes add up in float32: only the order of
     adding differs.  That moves the update by at most 0.5 % (5 iterations), where bfloat16 itself moves it by 1 to 2 %;
     on a CPU without bfloat16 instructions a product is 10 to 60 times faster (measured: AVX2, 128 x 512).
     """
     products = products or _products_on(update.device)
-    a, b, c = coefficients
     tall = _is_tall(update)
     X = update.to(torch.bfloat16)
     X = X.T if tall else X  # the smaller Gram matrix
     X = (X / X.norm().clamp(min=NORM_FLOOR)).to(products)  # Frobenius norm 1: no singular value above 1
-    for _ in range(ns_steps):
+    for a, b, c in _each(coefficients, ns_steps):
         gram = _rounded(X @ X.T)
         poly = _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c))
         X = _rounded(torch.addmm(X, poly, X, beta=a))
@@ -59,14 +59,20 @@ def newton_schulz(update, ns_steps, products=None, coefficients=NS_COEFFICIENTS)
 
 def newton_schulz_stacked(updates_NRC, ns_steps, products, coefficients=NS_COEFFICIENTS):
     """newton_schulz() of N matrices with no more rows than columns: [N, R, C] -> the same shape, bfloat16."""
-    a, b, c = coefficients
     X = updates_NRC.to(torch.bfloat16)
     X = (X / X.norm(dim=(1, 2), keepdim=True).clamp(min=NORM_FLOOR)).to(products)
-    for _ in range(ns_steps):
+    for a, b, c in _each(coefficients, ns_steps):
         gram = _rounded(X @ X.mT)
         poly = _rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c))
         X = _rounded(torch.baddbmm(X, poly, X, beta=a))
     return X.to(torch.bfloat16)
+
+
+def _each(coefficients, ns_steps):
+    """A triple for each iteration."""
+    triples = coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * ns_steps
+    assert len(triples) == ns_steps, (len(triples), ns_steps)
+    return triples
 
 
 def _products_on(device):
@@ -143,10 +149,12 @@ class Muon(torch.optim.Optimizer):
         if self.world_size > 1:
             updates = self._gather(updates, matrices)
         for index, update in zip(self.order, updates, strict=True):
-            matrix = matrices[index]
-            rows, columns = matrix.shape
-            matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(update, alpha=-group["lr"] * self.scale(rows, columns))
+            self._move(matrices[index], update, group)
+
+    def _move(self, matrix, update, group):
+        """Steps 4 and 5, on every rank."""
+        matrix.mul_(1 - group["lr"] * group["weight_decay"])
+        matrix.add_(update, alpha=-group["lr"] * self.scale(*matrix.shape))
 
     def _momentum(self, matrix):
         state = self.state[matrix]

@@ -1,5 +1,7 @@
 """Several optimizers as one: the settings of each are reached through param_groups, as with any other."""
 
+from collections.abc import Collection
+
 import torch
 
 
@@ -13,13 +15,18 @@ class Together:
     def param_groups(self) -> list[dict]:
         return [group for part in self.parts.values() for group in part.param_groups]
 
-    def step(self) -> None:
-        for part in self.parts.values():
+    def step(self, names: Collection[str] | None = None) -> None:
+        """Of the parts of these names, all of them where it is None; all ranks must call it with the same names."""
+        for part in self._named(names):
             part.step()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts.values():
+    def zero_grad(self, set_to_none: bool = True, names: Collection[str] | None = None) -> None:
+        """As step(): the gradients of the other parts stay, and the next backward pass adds to them."""
+        for part in self._named(names):
             part.zero_grad(set_to_none=set_to_none)
+
+    def _named(self, names):
+        return [part for name, part in self.parts.items() if names is None or name in names]
 
     def state_dict(self) -> dict:
         """Of all.  Refers to the live tensors: copy it to keep it."""

@@ -58,8 +58,12 @@ class Results:
         status="complete",
         source="41",
         change=None,
+        losses=None,
     ):
-        """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record first."""
+        """One run -> its folder.  shares: {region column: part of a step}; change(run) edits the record first.
+
+        losses: {step: val_loss} of its validations, the last instead of val_loss; None: three, that at 120 val_loss.
+        """
         of_run = config(seed, overrides)
         run = run_folder.read_raw(BASE)
         minute = next(self.clock)
@@ -106,11 +110,12 @@ class Results:
         run["ledger_sha256"] = ledger.started(self.folder, folder, run)
         if status == "killed":
             return folder
-        self._write(folder, of_run, run, train_s, val_loss, shares, status)
+        losses = losses or {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}
+        self._write(folder, of_run, run, train_s, losses, shares, status)
         return folder
 
-    def _write(self, folder, of_run, run, train_s, val_loss, shares, status):
-        rows = _rows(train_s, val_loss, shares or dict.fromkeys(REGIONS, 0.25), of_run)
+    def _write(self, folder, of_run, run, train_s, losses, shares, status):
+        rows = _rows(train_s, losses, shares or dict.fromkeys(REGIONS, 0.25), of_run)
         run["status"] = status
         if status != "complete":
             run["failure"] = {
@@ -131,16 +136,11 @@ class Results:
         ledger.ended(self.folder, folder, run)
 
 
-def _rows(train_s, val_loss, shares, of_run):
+def _rows(train_s, losses, shares, of_run):
     step_ms = 1e3 * train_s / NUM_STEPS
     rows = []
     for step in range(NUM_STEPS + 1):
-        row = {
-            "step": step,
-            "flags": "",
-            "tokens": step * of_run.data.batch_tokens,
-            "val_loss": {0: 5.6, 60: 3.2, NUM_STEPS: val_loss}.get(step),
-        }
+        row = {"step": step, "flags": "", "tokens": step * of_run.data.batch_tokens, "val_loss": losses.get(step)}
         if step:
             row |= {
                 "lr": of_run.optim.lr,
@@ -166,10 +166,11 @@ class Racers:
         shares_of=lambda arm: None,
         hurt=None,
         source_of=lambda arm: "41",
+        losses_of=lambda arm, seed: None,
     ):
         self.results = results if isinstance(results, Results) else Results(results)
         self.time_of, self.loss_of, self.shares_of, self.hurt = time_of, loss_of, shares_of, dict(hurt or {})
-        self.source_of = source_of
+        self.source_of, self.losses_of = source_of, losses_of
         self.num_started = 0
 
     def install(self, monkeypatch):
@@ -201,9 +202,10 @@ class Racers:
         what = self.hurt.pop(self.num_started, None)
         self.num_started += 1
         status = {"interrupt": "aborted", "kill": "killed", "fail": "failed", None: "complete"}[what]
-        self.results.add(
-            seed, self.time_of(arm, seed), self.loss_of(arm, seed), overrides, self.shares_of(arm), dict(place), status
-        )
+        asked = overrides, self.shares_of(arm), dict(place), status
+        losses = self.losses_of(arm, seed)
+        more = {"losses": losses} if losses else {}
+        self.results.add(seed, self.time_of(arm, seed), self.loss_of(arm, seed), *asked, **more)
         if what in ("interrupt", "kill"):
             raise Interrupted("SIGINT")
         return ""

@@ -12,6 +12,7 @@ import real_runs
 from bench.cli import run as run_verb
 from bench.launch import prepare, summary
 from bench.record import index
+from bench.sweep import points
 
 
 @pytest.fixture(scope="module")
@@ -250,27 +251,31 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     files = [SimpleNamespace(sha256=sha256) for sha256 in (config.data.train_sha256, config.data.val_sha256)]
     monkeypatch.setattr(prepare.Job, "source_sha256", "4" * 64)
 
-    def job(overrides, say):
+    def job(overrides, say, machine=None):
         dataset = SimpleNamespace(train=files[:1], val=files[1:])
-        return prepare.Job(claimed.config(int(overrides[0][5:]), overrides[1:]), dataset, overrides, [])
+        seed = next(int(word[5:]) for word in overrides if word.startswith("seed="))
+        others = [word for word in overrides if not word.startswith("seed=")]
+        return prepare.Job(claimed.config(seed, others), dataset, overrides, [])
 
-    monkeypatch.setattr(run_verb, "prepare", job)
+    monkeypatch.setattr(points, "prepare", job)
     reads = []
     read_rows = index.read_rows
-    monkeypatch.setattr(index, "read_rows", lambda paths: reads.append(1) or read_rows(paths))
+    monkeypatch.setattr(index, "read_rows", lambda paths, **more: reads.append(1) or read_rows(paths, **more))
     kept = [results.add(seed, change=change, source="4") for seed, change in ((0, suspect), (1, suspect), (1, None))]
     assert run_verb.main(["-m", "seed=0,1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith(", 2 runs: 2 seed") and head.startswith("   sweep  sweep-")
     assert lines[0].startswith(f"   sweep  seed=0: complete before, {kept[0].name}, suspect: other programs used 0.50")
     assert lines[1] == f"   sweep  seed=1: complete before, {kept[2].name}"
-    assert lines[2:] == ["   sweep  2 of 2 complete"]  # one config: nothing to rank
-    assert len(reads) == 1  # not once a point
+    assert lines[2] == "   sweep  2 of 2 complete"  # one config: nothing to rank
+    assert lines[3].endswith(f"/sweep.html; ./run.sh table --sweep {head.split()[1].rstrip(',')}")
+    assert len(reads) == 2  # for what is complete, and for what the sweep found: not once a point
     for seed, train_s in ((0, 10.0), (1, 12.0)):
         results.add(seed, train_s, 2.5, overrides=["optim.lr=0.002"], source="4")
     assert run_verb.main(["-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
-    head, _, best, other = (line.split() for line in lines[9:13])
-    assert head[:4] == ["varied", "n", "val_loss_mean", "val_loss_sd"] and head[-1] == "config_id"
-    assert best[:6] == ["optim.lr=0.002", "2", "2.5000", "0.00000", "11.00", "1.414"]
-    assert other[:5] == ["optim.lr=0.0018", "2,", "1", "suspect", "2.7500"]
+    assert lines[2] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
+    head, _, best, other = (line.split() for line in lines[10:14])
+    assert head[:4] == ["optim.lr", "n", "val_loss_mean", "val_loss_sd"] and head[-1] == "config_id"
+    assert best[:6] == ["0.002", "2", "2.5000", "0.00000", "11.00", "1.414"]
+    assert other[:5] == ["0.0018", "2,", "1", "suspect", "2.7500"]

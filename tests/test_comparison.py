@@ -7,7 +7,7 @@ import pytest
 from comparing import FAILED, a_run, compare, compare_arms, raced
 
 from bench import stats
-from bench.compare import sentences, target
+from bench.compare import measures, sentences, target
 from bench.config import compose, schema
 
 FAST = [10.00, 10.01, 9.99, 10.02, 9.98]  # mean of logs ln 10 within 1e-6, CV 0.158 %
@@ -125,6 +125,13 @@ def test_equal_arms_with_little_spread_are_equivalent_and_with_much_inconclusive
     assert "the MDE (80 % power) of these runs is" in noisy["words"]
 
 
+def test_an_mde_whose_digits_say_nothing_is_given_as_over_a_thousand_per_cent():
+    found = compared([10.0, 40.0], [11.0, 30.0])  # two runs a side: sums of squares with a degree of freedom each
+    assert found["verdict"] == "inconclusive" and found["time"]["mde_pct"] > 1000
+    assert "the MDE (80 % power) of these runs is over 1000 %: run more" in found["words"]
+    assert (measures.mde_words(1000.0), measures.mde_words(1000.1)) == ("1000 %", "over 1000 %")
+
+
 def test_the_floor_is_never_below_a_tenth_of_a_per_cent():
     assert compared(FAST, SLOW)["time"]["floor_pct"] == 0.1
     assert compared(FAST, SLOW, floor_pct=0.02)["time"]["floor_pct"] == 0.1
@@ -212,7 +219,7 @@ def test_runs_that_the_machine_disturbed_are_left_out_of_both_arms_and_the_resul
     assert found["time"]["n"] == [5, 5]
     assert found["time_all"]["n"] == [6, 6]
     assert found["time_all"]["change_pct"] > found["time"]["change_pct"] + 1
-    assert [(one["arm"], one["run_id"]) for one in found["left_out"]] == [("A", a[0]["run_id"]), ("B", b[-1]["run_id"])]
+    assert [(one["arm"], one["run_id"]) for one in found["excluded"]] == [("A", a[0]["run_id"]), ("B", b[-1]["run_id"])]
     assert "runs-excluded" in found["flags"]
 
 
@@ -229,7 +236,7 @@ def test_a_doubt_about_the_code_leaves_no_run_out():
     a, b = raced(FAST, [*SLOW, 12.0])
     b[-1] = suspect(b[-1], "2 recompiles in the timed region", instrument="recompiles")
     found = compare(a, b)
-    assert found["left_out"] == []
+    assert found["excluded"] == []
     assert found["time"]["n"] == [5, 6]
     assert "suspect-records" in found["flags"]
 
@@ -237,14 +244,14 @@ def test_a_doubt_about_the_code_leaves_no_run_out():
 def test_telemetry_may_leave_a_run_out():
     a, b = raced(FAST, [*SLOW, 12.0])
     b[-1] = suspect(b[-1], "GPU 3 slowed down by heat in 12 % of samples", instrument="telemetry")
-    assert [one["run_id"] for one in compare(a, b)["left_out"]] == [b[-1]["run_id"]]
+    assert [one["run_id"] for one in compare(a, b)["excluded"]] == [b[-1]["run_id"]]
 
 
 def test_where_too_few_would_remain_all_are_counted_and_marked():
     a, b = raced(FAST, SLOW)
     found = compare([suspect(run) for run in a], b)
     assert found["time"]["n"] == [5, 5]
-    assert found["left_out"] == []
+    assert found["excluded"] == []
     assert "suspect-runs" in found["flags"]
     one_left = [suspect(run) if place else run for place, run in enumerate(a)]
     assert compare(one_left, b)["time"]["n"] == [5, 5]  # one run a side would give no verdict at all

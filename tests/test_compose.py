@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.cli import run
-from bench.config import compose, groups, overrides, resolve, schema, typed
+from bench.config import compose, groups, hydra_app, resolve, schema, typed
 from bench.launch.prepare import prepare
 from bench.paths import REPO
 from models.schedules import cosine
@@ -57,11 +56,14 @@ def test_instruments_are_a_list():
         ("seed=1.5", "seed=1.5: use a whole number of 0 or more"),
         ("+goal.typo=3", r"\+goal.typo=3: settings are neither added nor deleted"),
         ("~optim", "~optim: settings are neither added nor deleted"),
-        ("hydra.run.dir=x", "hydra.run.dir=x: Hydra only composes here"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: one run has nothing of Hydra's to set"),
+        ("+instruments=wattmetre", r"\+instruments=wattmetre: there is no instrument 'wattmetre'"),
+        ("~instruments=trace", "~instruments=trace: the run has no trace: it has regions, memory"),
+        ("~instruments", "~instruments: settings are neither added nor deleted"),
         ("instruments=[wattmetre]", "instruments=.*there is no instrument 'wattmetre'"),
         ("track=cpu_nono", r"did you mean cpu_nano\?"),
         ("seed", "'seed' is not an override: write key=value"),
-        ("profile=null", "profile=null: omit it, or choose from modded, stages, window"),
+        ("profile=null", "profile=null: omit it, or choose from memory, modded, stages, window"),
         ("model/size=huge", "model/size=huge: there is no model/size 'huge'.*choose from medium, nano, small"),
         ("goal.num_steps=", "goal.num_steps=: "),
         ("seed=1,2", "seed=1,2: "),
@@ -77,29 +79,19 @@ def test_an_instrument_takes_only_the_settings_of_its_yaml():
         compose.compose(["instruments.regions.every=3"])
 
 
-def test_a_sweep_is_every_combination_in_order():
-    assert overrides.sweep(["model=gpt2,modern", "seed=range(0,2)", "track=cpu_nano"]) == [
-        ["model=gpt2", "seed=0", "track=cpu_nano"],
-        ["model=gpt2", "seed=1", "track=cpu_nano"],
-        ["model=modern", "seed=0", "track=cpu_nano"],
-        ["model=modern", "seed=1", "track=cpu_nano"],
-    ]
-
-
-def test_a_sweep_takes_choice_glob_and_every_range():
-    assert overrides.sweep(["model=glob(*)"]) == [[f"model={name}"] for name in compose.choices("model")]
-    assert overrides.sweep(["track=glob(cpu*)"]) == [["track=cpu_floor"], ["track=cpu_nano"]]
-    assert overrides.sweep(["seed=choice(3,1)"]) == [["seed=3"], ["seed=1"]]
-    assert overrides.sweep(["optim.lr=range(0.5,1.5,0.5)"]) == [["optim.lr=0.5"], ["optim.lr=1.0"]]
-    assert overrides.sweep(["instruments=[regions],[]"]) == [["instruments=[regions]"], ["instruments=[]"]]
-
-
-@pytest.mark.parametrize("points", [["seed=0,1"], ["seed=range(0,2)"]])
-def test_the_composed_config_of_a_sweep_is_that_of_each_point(points, capsys):
-    assert run.main(["-m", *points, "--cfg", "job"]) == 0
-    text = capsys.readouterr().out
-    assert [config["seed"] for config in yaml.safe_load_all(text)] == [0, 1]
-    assert text.startswith("---\n# seed=0\n")
+def test_one_instrument_more_or_less_is_the_list_that_has_it():
+    usual = list(compose.compose([]).instruments)
+    more = compose.compose(["+instruments=memory_history", "instruments.memory_history.first_step=5"])
+    listed = compose.compose([f"instruments=[{','.join([*usual, 'memory_history'])}]"])
+    assert more.instruments == listed.instruments | {
+        "memory_history": listed.instruments["memory_history"] | {"first_step": 5}
+    }
+    assert schema.config_id(compose.compose(["+instruments=[memory_history,trace]"])) == schema.config_id(
+        compose.compose([f"instruments=[{','.join([*usual, 'memory_history', 'trace'])}]"])
+    )
+    assert list(compose.compose(["~instruments=telemetry"]).instruments) == [one for one in usual if one != "telemetry"]
+    assert compose.compose(["profile=memory"]) == compose.compose(["+instruments=memory_history"])
+    assert list(compose.compose(["exporters=[mlflow]", "+exporters=wandb"]).exporters) == ["mlflow", "wandb"]
 
 
 OWN = {
@@ -154,12 +146,9 @@ def test_every_experiment_composes(experiment):
 @pytest.fixture
 def compositions(monkeypatch):
     """The groups of every composition that Hydra makes from here on."""
-    import hydra
-
-    made, real = [], hydra.compose
-    monkeypatch.setattr(
-        hydra, "compose", lambda *args, **words: made.append(words["overrides"]) or real(*args, **words)
-    )
+    made, real = [], hydra_app.composed
+    monkeypatch.setattr(hydra_app, "composed", lambda words, name: made.append(words) or real(words, name))
+    compose._whole.cache_clear()
     compose._composed.cache_clear()
     return made
 
@@ -220,14 +209,14 @@ def test_a_kept_config_of_the_first_version_loads_with_its_id(path):
     assert config.optim.lr == raw["optim"]["lr"] and not hasattr(config.optim, "muon_lr")
     recorded = json.loads((path.parent / "run.json").read_text())["config_id"]
     assert schema.config_id(config) == {"48623a63": "90007464"}.get(recorded, recorded)
-    assert schema.upgraded(schema.to_dict(config)) == schema.to_dict(config)
+    assert schema.versions.upgraded(schema.to_dict(config)) == schema.to_dict(config)
 
 
 def test_a_flat_muon_config_loads_with_its_settings():
     optim = compose.compose(["optim=muon", "optim/schedule=cosine"]).optim
     values = schema.to_dict(compose.compose(["optim=muon", "optim/schedule=cosine"]))
     flat = values["optim"] | values["optim"]["schedule"] | {"name": "muon", "schedule": "cosine", "cooldown_frac": None}
-    assert schema.build(schema.Config, schema.upgraded(values | {"optim": flat})).optim == optim
+    assert schema.build(schema.Config, schema.versions.upgraded(values | {"optim": flat})).optim == optim
 
 
 def test_no_change_of_the_settings_layout_may_change_an_id():

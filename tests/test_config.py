@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from bench.config import compose, schema
+from bench.config import compose, schema, stages
 from bench.config.resolve import resolve
 from bench.config.schema import Config, Machine, build, config_id, to_dict
 
@@ -53,6 +53,11 @@ def test_a_node_gets_one_process_per_gpu_in_bfloat16_compiled(values):
     assert (hardware.dtype, hardware.compile, hardware.micro_batch_seqs) == ("bfloat16", True, 1)
 
 
+def num_micro_steps_of(config):
+    """Of a run without stages."""
+    return stages.num_micro_steps(config, *stages.stages_of(config))
+
+
 def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
     def micro_steps(num_processes):
         config = resolved(
@@ -64,7 +69,7 @@ def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
             hardware__num_processes=num_processes,
             hardware__micro_batch_seqs=64,
         )
-        return config.hardware.micro_batch_seqs, schema.num_micro_steps(config)
+        return config.hardware.micro_batch_seqs, num_micro_steps_of(config)
 
     assert micro_steps(8) == (64, 1)
     assert micro_steps(4) == (64, 2)
@@ -89,7 +94,7 @@ def test_fewer_processes_accumulate_gradients_for_the_same_batch(values):
 def test_the_micro_batch_follows_the_gpus_memory(gpu, num_gpus, memory_gib, track, micro_batch_seqs, num_micro_steps):
     machine = Machine(num_gpus, 64, memory_gib)
     config = resolve(compose.compose([f"track={track}"], machine), machine, 50257)
-    assert (config.hardware.micro_batch_seqs, schema.num_micro_steps(config)) == (micro_batch_seqs, num_micro_steps)
+    assert (config.hardware.micro_batch_seqs, num_micro_steps_of(config)) == (micro_batch_seqs, num_micro_steps)
 
 
 def test_what_takes_more_memory_gets_a_smaller_micro_batch():
@@ -192,7 +197,7 @@ def test_a_knob_that_is_off_does_not_change_the_config_id(values):
     one = resolved(values)
     assert one.optim.grad_clip_norm is None
     assert config_id(one) != config_id(resolved(values, optim__grad_clip_norm=1.0))
-    assert '"grad_clip_norm"' not in str(schema._without_none(to_dict(one)))
+    assert '"grad_clip_norm"' not in str(schema.without_none(to_dict(one)))
 
 
 def test_a_config_survives_its_yaml(values):

@@ -238,3 +238,25 @@ def test_the_datasets_of_the_repository_are_named_after_their_yaml(repo, name, r
     values = yaml.safe_load((repo / "conf" / "data" / f"{name}.yaml").read_text())
     origin = sources.chosen(schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
     assert (origin.name, origin.data.repo, origin.vocab_size) == (name, repo_id, 50257)
+
+
+def test_chosen_shards_are_fetched_and_read_in_the_order_given(hub):
+    dataset = fetch(hub, shards=["2"], num_train_shards=27)
+    assert [file.path.name for file in dataset.train] == [TWO]
+    assert fetched(hub) == [TWO, VAL]
+    dataset = fetch(hub, shards=["2", "1"], num_train_shards=None)
+    assert [file.path.name for file in dataset.train] == [TWO, ONE]
+
+
+def test_a_chosen_shard_that_the_hub_does_not_have_is_named(hub):
+    with pytest.raises(ValueError, match=f"data.shards: {REPO} has no shard 3: it has 1 to 2"):
+        fetch(hub, shards=["1-3"])
+
+
+def test_a_checkout_without_the_lock_finds_what_was_fetched_before(hub, tmp_path, monkeypatch):
+    """As the worktree of a revision that a race adds, where a lock that is not committed is not."""
+    fetch(hub)
+    monkeypatch.setattr(room, "LOCKS", tmp_path / "another checkout")
+    dataset = sources.prepare(settings(), say=hub.said.append)
+    assert [file.path.name for file in dataset.train] == [ONE]
+    assert dataset.origin == {"repo": REPO, "revision": COMMIT}

@@ -9,7 +9,7 @@ import claimed
 import pytest
 
 from bench.claims import rules
-from bench.cli import judge, race, run
+from bench.cli import judge, race
 from bench.compare import differences, eligibility
 from bench.launch import prepare
 from bench.machine import code_state, syntax
@@ -17,6 +17,7 @@ from bench.paths import REPO
 from bench.race import arm_process
 from bench.record import ledger, run_folder
 from bench.record.rows import row_of
+from bench.sweep import earlier
 
 # What a rank imports and a change of which changes no run: room or file -> why.
 NOT_RACED = {
@@ -28,6 +29,7 @@ NOT_RACED = {
     "bench/paths.py": "finds folders",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
+    "bench/record/work.py": "counts the tokens that a record says, also for that line",
     "bench/stats": "counts with records",
     "bench/trace": "reads traces after the run",
     "bench/web": "pages of what was recorded",
@@ -319,9 +321,9 @@ def test_a_sweep_repeats_a_run_for_a_statement_and_not_for_a_comment(results, co
     assert run_folder.read(add(results, code, 0))["config_id"] == job.config_id
     comment(code)
     comment(code, "models/gpt2.py")
-    assert run.complete_before([job])[0]["seed"] == 0
+    assert earlier.complete([job])[0]["seed"] == 0
     statement(code)
-    assert run.complete_before([job]) == {}
+    assert earlier.complete([job]) == {}
 
 
 @pytest.mark.parametrize(("edit", "num_started"), [(comment, 6), (statement, 2)])

@@ -10,7 +10,7 @@ import pytest
 from comparing import COMPLETE, a_run, write
 
 from bench.machine import processes
-from bench.record import index, rows, run_folder
+from bench.record import configs, index, rows, run_folder
 
 NUM_RUNS = 60
 NUM_MANY = index.MIN_PARALLEL + 1000
@@ -64,7 +64,7 @@ def test_rows_from_the_index_are_the_rows_of_the_records(results, monkeypatch):
         warm
         == cold
         == {
-            folder.name: rows.row_of(run_folder.read(folder))
+            folder.name: rows.row_of(run_folder.read(folder), configs.read(str(folder)))
             for folder in (results / "cpu_nano").iterdir()
             if folder.is_dir()
         }

@@ -127,3 +127,31 @@ def test_the_lines_of_a_race_are_its_plan_its_runs_its_looks_and_its_end(tmp_pat
     lines = ledger.read(tmp_path).of_race("r")
     assert [line["event"] for line in lines] == ["plan", "start", "end", "race_end"]
     assert ledger.read(tmp_path).runs["t/2"]["end"]["status"] == "failed"
+
+
+APPENDING = """
+import sys, fcntl
+def none(*_): raise OSError(38, "no locks here")
+fcntl.flock = none
+from bench.record import ledger
+for number in range(25):
+    ledger.append(sys.argv[1], "start", run=f"track/{sys.argv[2]}-{number}", race=None)
+"""
+
+
+def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
+    words = [sys.executable, "-c", APPENDING, str(tmp_path)]
+    writers = [subprocess.Popen([*words, str(number)]) for number in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    found = ledger.read(tmp_path)
+    assert found.faults == [] and len(found.runs) == 100
+    assert len({line["prev"] for line in found.lines}) == 100  # one chain: no two follow the same line
+    assert [path.name for path in tmp_path.iterdir()] == [ledger.NAME]
+
+
+def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "STALE_S", 0.2)
+    (tmp_path / ledger.TURN).touch()
+    (line,) = fill(tmp_path, 1)
+    assert ledger.read(tmp_path).lines == [line]
+    assert [path.name for path in tmp_path.iterdir()] == [ledger.NAME]

@@ -1,14 +1,17 @@
 """The loader: one global stream whatever the world size, exact borders, exact resume, and failures that are heard."""
 
+import dataclasses
 import time
 
 import numpy as np
 import pytest
 import torch
 
+from bench.data import course, shards
 from bench.data import loader as rooms
-from bench.data import shards
-from bench.data.loader import Loader, Stream, val_batches
+from bench.data.course import BatchShape
+from bench.data.loader import Loader, val_batches
+from bench.data.stream import Stream
 
 SIZES = (7, 1, 30, 12)  # 50 tokens in four shards; token number k is k, so that a batch shows where it came from
 
@@ -25,12 +28,12 @@ def counting(tmp_path):
 
 @pytest.fixture
 def open_loader(monkeypatch):
-    """Loader(...) that reads one step at once and is closed at the end of the test."""
+    """Loader of one shape that reads one step at once and is closed at the end of the test."""
     monkeypatch.setattr(rooms, "BLOCK_TOKENS", 1)
     opened = []
 
-    def make(*args, **kwargs):
-        opened.append(Loader(*args, **kwargs))
+    def make(shards, batch_tokens, seq_len, num_micro_steps, *args, **kwargs):
+        opened.append(Loader(shards, [BatchShape(None, batch_tokens, seq_len, num_micro_steps)], *args, **kwargs))
         return opened[-1]
 
     yield make
@@ -100,10 +103,10 @@ def test_the_stream_does_not_depend_on_how_much_is_read_at_once(counting, open_l
     monkeypatch.setattr(rooms, "BLOCK_TOKENS", 1 << 16)
     at_most = open_loader(counting, 12, 3, 2, 0, 2, "cpu")
     loaders = (stepwise, in_fives, at_most)
-    assert [len(loader._blocks[0]) for loader in loaders] == [2, 10, 128]  # micro-steps: two a step, 64 steps at most
     for _ in range(600):
         first, *others = (torch.stack(loader.next()) for loader in loaders)
         assert all(torch.equal(first, other) for other in others)
+    assert [len(loader._block) for loader in loaders] == [2, 10, 128]  # micro-steps: two a step, 64 steps at most
 
 
 @pytest.mark.parametrize("num_taken", [0, 1, 2, 3, 7])
@@ -179,7 +182,7 @@ def test_reads_ahead_as_many_steps_as_asked_and_no_more(counting, open_loader):
 
 
 def test_close_ends_the_thread_and_next_says_so(counting):
-    loader = Loader(counting, 6, 3, 1, 0, 1, "cpu")
+    loader = Loader(counting, [BatchShape(None, 6, 3, 1)], 0, 1, "cpu")
     thread = loader._thread
     loader.close()
     loader.close()  # twice does no harm
@@ -190,9 +193,106 @@ def test_close_ends_the_thread_and_next_says_so(counting):
 
 def test_refuses_a_batch_that_cannot_be_divided(counting):
     with pytest.raises(ValueError, match=r"batch_tokens=10: .* = 12"):
-        Loader(counting, 10, 3, 2, 0, 2, "cpu")
+        Loader(counting, [BatchShape(None, 10, 3, 2)], 0, 2, "cpu")
     with pytest.raises(ValueError, match="no shards"):
-        Loader([], 6, 3, 1, 0, 1, "cpu")
+        Loader([], [BatchShape(None, 6, 3, 1)], 0, 1, "cpu")
+
+
+# ---- shapes that change, and sequences that begin at documents ----
+
+SHAPES = [BatchShape(3, 24, 3, 1), BatchShape(2, 48, 6, 1), BatchShape(None, 16, 2, 1)]
+
+
+def reference_steps(shapes, num_steps):
+    """(step, its shape) of each step."""
+    shape_of_step = [shape for shape in shapes for _ in range(shape.num_steps or num_steps)]
+    return list(enumerate(shape_of_step[:num_steps]))
+
+
+@pytest.mark.parametrize("num_micro_steps", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_shapes_that_change_read_one_stream_at_every_world_size(counting, monkeypatch, world_size, num_micro_steps):
+    shapes = [dataclasses.replace(shape, num_micro_steps=num_micro_steps) for shape in SHAPES]
+    ranks = [Loader(counting, shapes, rank, world_size, "cpu") for rank in range(world_size)]
+    position = 0
+    for _, shape in reference_steps(SHAPES, 9):
+        read = [rank.next() for rank in ranks for _ in range(num_micro_steps)]
+        expected = [token % 50 for token in range(position, position + shape.batch_tokens)]
+        assert torch.cat([tokens_BT for tokens_BT, _ in read]).flatten().tolist() == expected
+        targets = torch.cat([targets_BT for _, targets_BT in read]).flatten().tolist()
+        assert targets == [(token + 1) % 50 for token in expected]
+        assert {tokens_BT.shape[1] for tokens_BT, _ in read} == {shape.seq_len}
+        position += shape.batch_tokens
+    assert ranks[0].state_dict() == {"step": 9, "micro_step": 0}
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("eos_token", [None, 7])
+def test_resumes_exactly_in_every_shape(counting, tmp_path, eos_token):
+    shards_of_documents = documents(tmp_path, every=5)
+    shapes = [dataclasses.replace(shape, num_micro_steps=2) for shape in SHAPES]
+    whole = Loader(shards_of_documents, shapes, 1, 2, "cpu", eos_token=eos_token)
+    states, read = zip(*[(whole.state_dict(), torch.stack(whole.next()).tolist()) for _ in range(18)], strict=True)
+    assert states[7] == {"step": 3, "micro_step": 1}
+    other = Loader(shards_of_documents, shapes, 1, 2, "cpu", eos_token=eos_token)
+    for number in (11, 0, 6, 7, 17, 3):
+        other.load_state_dict(states[number])
+        assert torch.stack(other.next()).tolist() == read[number]
+    whole.close(), other.close()
+
+
+def documents(folder, every, num_tokens=200):
+    """Two shards of random tokens above 7, with a 7 before each of some documents of every tokens on average."""
+    draws = np.random.default_rng(0)
+    tokens = np.where(draws.random(num_tokens) < 1 / every, 7, draws.integers(8, 1000, num_tokens))
+    return [
+        shards.write(folder / f"documents{number}.bin", piece)
+        for number, piece in enumerate((tokens[:83], tokens[83:]))
+    ]
+
+
+def brute_force_starts(tokens, seq_lens):
+    """Position after position: each sequence begins at the first 7 that is not in the one before it."""
+    starts, position = [], 0
+    for seq_len in seq_lens:
+        while tokens[position % len(tokens)] != 7:
+            position += 1
+        starts.append(position)
+        position += seq_len
+    return starts
+
+
+@pytest.mark.parametrize("every", [2, 5, 40])  # a document shorter than every sequence, about as long, and longer
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_every_sequence_begins_at_the_first_document_after_the_one_before_it(tmp_path, monkeypatch, world_size, every):
+    monkeypatch.setattr(course, "SCAN_TOKENS", 11)
+    files = documents(tmp_path, every)
+    tokens = np.concatenate([np.asarray(file.tokens()) for file in files])
+    steps = reference_steps(SHAPES, 8)
+    seq_lens = [shape.seq_len for _, shape in steps for _ in range(shape.num_seqs)]
+    starts = brute_force_starts(tokens, seq_lens)
+    expected = [
+        [tokens[(start + offset) % len(tokens)] for offset in range(seq_len + 1)]
+        for start, seq_len in zip(starts, seq_lens, strict=True)
+    ]
+    ranks = [Loader(files, SHAPES, rank, world_size, "cpu", eos_token=7) for rank in range(world_size)]
+    for _ in steps:
+        for tokens_BT, targets_BT in [rank.next() for rank in ranks]:
+            for row, targets in zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True):
+                sequence = expected.pop(0)
+                assert (row, targets) == (sequence[:-1], sequence[1:])
+                assert row[0] == 7
+    assert expected == []
+    for rank in ranks:
+        rank.close()
+
+
+def test_data_without_a_document_are_refused_and_not_searched_for_ever(counting):
+    loader = Loader(counting, [BatchShape(None, 6, 3, 1)], 0, 1, "cpu", eos_token=99)
+    with pytest.raises(ValueError, match="no token 99 in all the training data"):
+        loader.next()
+    loader.close()
 
 
 # ---- validation ----

@@ -129,6 +129,8 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
         ("n=many", "n=many: it must be a number"),
         ("looks=3;5", "looks=3;5: it must be numbers of runs"),
         ("A='open", "No closing quotation"),
+        ("B.goal.num_steps=40", "write B='goal.num_steps=40'"),
+        ("b=optim=muon", "begins with a capital letter: write B='optim=muon'"),
         ("name=a/b", "it becomes part of a folder's name"),
     ],
 )

@@ -315,7 +315,7 @@ def test_what_is_of_least_use_is_left_out_first():
 def test_a_window_keeps_to_its_size(tmp_path):
     summary, _, spy = traced(tmp_path, ONE | {"with_stack": True, "max_mib": 0.1, "gzip": False})
     assert (tmp_path / "traces" / "trace_rank0.pt.trace.json").stat().st_size <= 0.1 * 2**20
-    assert summary["trace"]["left_out"]["python_function"] > 0
+    assert summary["trace"]["dropped"]["python_function"] > 0
     assert "events dropped to keep max_mib" in spy.said[1]
     assert len(step_names(read(tmp_path / "traces" / "trace_rank0.pt.trace.json"))) == 3
 
@@ -395,14 +395,14 @@ def test_what_ranks_recorded_of_a_window_is_reported_together():
             "files": [f"traces/a_rank{rank}.json"],
             "num_events": 10,
             "num_bytes": 5,
-            "left_out": {"cpu_op": rank},
+            "dropped": {"cpu_op": rank},
             "flush_ms": float(rank),
         } | more
 
     bare = {"status": "recorded", "steps": [3, 4]}
     found = windows.merged([{"a": one(0), "b": bare}, {"a": one(1), "b": one(1)}, {}])
     assert found["a"]["files"] == ["traces/a_rank0.json", "traces/a_rank1.json"]
-    assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["left_out"]) == (
+    assert (found["a"]["num_events"], found["a"]["num_bytes"], found["a"]["flush_ms"], found["a"]["dropped"]) == (
         20,
         10,
         1.0,

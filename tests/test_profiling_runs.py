@@ -67,7 +67,7 @@ def test_the_traces_of_both_ranks_are_analysed(run_with):
     assert set(found["ranks"]) == {"0", "1"} and found["overall"]["missing_ranks"] == []
     for rank in found["ranks"].values():
         assert (
-            (rank["profiler_steps"], rank["profiler_steps_left_out"]) == ([11, 12, 13], [14])
+            (rank["profiler_steps"], rank["profiler_steps_excluded"]) == ([11, 12, 13], [14])
             and rank["cut"] is None
             and rank["num_bad_events"] == 0
         )

@@ -39,7 +39,7 @@ def candidate(**changes):
         "time": TIME,
         "val_loss": LOSS,
         "memory": MEMORY | {"mean_gib": [1.0, 0.97]},
-        "left_out": [EXCLUDED],
+        "left_out": [EXCLUDED],  # this too, and "peeked" below
     } | changes
 
 
@@ -106,11 +106,11 @@ def test_it_begins_with_the_arms_then_the_verdict_and_its_picture(race):
 
 def test_an_excluded_run_is_of_the_arm_that_its_comparison_names():
     """Older comparisons called the baseline A and the candidate B, whatever their names in the race."""
-    named = candidate(arms=["B", "A"], left_out=[EXCLUDED])
+    named = candidate(arms=["B", "A"], excluded=[EXCLUDED])
     assert "<td>A</td><td><code>an-excluded-run</code>" in comparison_parts.excluded({"A": named})
-    older = candidate(left_out=[dict(EXCLUDED)])
+    older = candidate(excluded=[dict(EXCLUDED)])
     race_folder._name_arms(older, "base", "fast")
-    assert older["left_out"][0]["arm"] == "base"
+    assert older["excluded"][0]["arm"] == "base"
 
 
 def test_the_change_of_the_loss_is_not_folded_away(race):

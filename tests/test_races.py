@@ -55,7 +55,7 @@ def test_identical_arms_end_in_equivalent_or_inconclusive(results, monkeypatch, 
     assert code == 0
     found = race_json(results)
     assert found["result"]["against"]["B"]["verdict"] in ("equivalent", "inconclusive")
-    assert found["status"] == "complete" and not found["peeked"]
+    assert found["status"] == "complete" and not found["unplanned_look"]
     assert [len(found["arms"][arm]["runs"]) for arm in "AB"] == [3, 3]
     assert "order-confounded" not in found["result"]["against"]["B"]["flags"]
     assert "verdict:" in capsys.readouterr().out
@@ -229,7 +229,7 @@ def test_a_look_that_decides_ends_the_race_early_as_planned(results, monkeypatch
     assert (code, found["status"], arms.num_started) == (0, "stopped_early", 10)
     assert [(look["started"], look["planned"]) for look in found["looks"]] == [({"A": 4, "B": 4}, True)]
     against = found["result"]["against"]["B"]
-    assert (against["verdict"], against["time"]["alpha"], found["peeked"]) == ("slower", 0.025, False)
+    assert (against["verdict"], against["time"]["alpha"], found["unplanned_look"]) == ("slower", 0.025, False)
 
 
 def test_a_look_that_does_not_decide_shows_nothing(results, monkeypatch, capsys):
@@ -250,7 +250,7 @@ def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(result
     )
     race.main(["--resume"])
     found = race_json(results)
-    assert found["peeked"] and [look["planned"] for look in found["looks"]] == [False]
+    assert found["unplanned_look"] and [look["planned"] for look in found["looks"]] == [False]
     assert "unplanned look: an interim look" in capsys.readouterr().out
     assert compare.main([found["race_id"], "--json"]) == 0
     assert "unplanned-look" in json.loads(capsys.readouterr().out)["flags"]
@@ -261,7 +261,7 @@ def test_a_look_at_nothing_is_none(results, monkeypatch, capsys):
     with pytest.raises(ValueError, match="nothing to see"):
         race.main(["--look"])
     race.main(["--resume"])
-    assert not race_json(results)["peeked"]
+    assert not race_json(results)["unplanned_look"]
 
 
 def test_the_runs_of_a_race_that_has_not_ended_are_compared_by_looking_only(results, monkeypatch, capsys):
@@ -431,7 +431,7 @@ def test_a_race_that_cannot_go_on_is_given_up_and_its_runs_are_marked(results, m
 
 def test_showing_every_run_is_a_look(results, monkeypatch):
     go(results, monkeypatch, "A=", "B=", "n=2", "--show")
-    assert race_json(results)["peeked"]
+    assert race_json(results)["unplanned_look"]
 
 
 def test_three_arms_are_judged_together(results, monkeypatch, capsys):

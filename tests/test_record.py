@@ -417,6 +417,12 @@ def test_a_cut_line_is_left_out_and_with_strict_refused(tmp_path, text):
         step_files.read(tmp_path, strict=True)
 
 
+def test_a_damaged_byte_of_the_steps_names_its_file(tmp_path):
+    (tmp_path / "steps.csv").write_bytes(b"step,train_loss\n1,\xad.5\n")
+    with pytest.raises(ValueError, match=r"steps\.csv: byte 18 is damaged"):
+        step_files.read(tmp_path)
+
+
 def test_events_are_appended_line_by_line_and_a_cut_one_is_left_out(tmp_path):
     step_files.append_event(tmp_path, {"t_ns": 1, "event": "run_start"})
     step_files.append_event(tmp_path, {"t_ns": 2, "event": "eval_stop", "val_loss": float("nan")})

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ import scripted
 
 from bench import atomic
 from bench.machine import environment
-from bench.record import step_files
-from bench.replay import certificate, environments, outcomes, repeats
+from bench.record import certificates, step_files
+from bench.replay import environments, outcomes, repeats
 
 
 def replayed(results, *words, expect=0, **env):
@@ -117,7 +118,7 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
     assert found["num_equal_losses"] == found["num_losses"] == 6 + 3  # six steps, validated at 0, 3 and 6
     assert "2 shards with the record's sha256" in said
     (replay,) = (tmp_path / "results" / "replays").glob("*/*/run.json")
-    assert certificate.read(replay.parent) is not None
+    assert certificates.read(replay.parent) is not None
     assert step_files.read_columns(folder, ["train_loss"]) == step_files.read_columns(replay.parent, ["train_loss"])
     assert real_runs.bench(tmp_path / "results", "verify", str(folder)).returncode == 0
     assert [path.parent for path in (tmp_path / "results").glob("*/*/run.json")] == [folder]  # no repeat of its config
@@ -210,3 +211,16 @@ def test_code_that_git_does_not_know_is_replayed_too(tmp_path):
     (folder,) = real_runs.folders(tmp_path / "results")
     (found,) = json.loads(bench("replay", str(folder), "--json"))
     assert found["outcome"] == "identical", found["why"]
+
+
+def test_a_judge_may_demand_that_each_run_was_run_again(tmp_path):
+    published = real_runs.REPO / "results" / "published" / "cpu_nano-gpt2-adamw"
+    for demand, accepted in (([], True), (["--replayed"], True)):
+        done = real_runs.bench(tmp_path, "judge", str(published), "--json", *demand)
+        assert json.loads(done.stdout)["accepted"] == accepted, done.stdout
+    copy = tmp_path / "copy"
+    shutil.copytree(published, copy)
+    next(copy.glob("cpu_nano/*/certificate.json")).unlink()
+    done = real_runs.bench(tmp_path, "judge", str(copy), "--json", "--replayed")
+    (failed,) = [rule for rule in json.loads(done.stdout)["rules"] if rule["passed"] is False]
+    assert failed["rule"] == "every run came out again" and "./run.sh replay" in failed["evidence"]

@@ -88,7 +88,7 @@ def test_lines_are_those_of_modded_nanogpt(results, finished_run):
     ]
     number = r"\d+(\.\d+)?"
     assert len(lines) == 9
-    assert re.fullmatch(rf"step:0/6 val_loss:{number} train_time:0ms step_avg:0\.\d\dms", lines[0])
+    assert re.fullmatch(rf"step:0/6 val_loss:{number} train_time:0ms", lines[0])
     assert re.fullmatch(rf"step:1/6 train_time:{number}ms step_avg:{number}ms", lines[1])
     assert re.fullmatch(rf"step:6/6 val_loss:{number} train_time:{number}ms step_avg:{number}ms", lines[-1])
 

@@ -17,7 +17,7 @@ from bench.claims.rules import runs
 from bench.compare import eligibility
 from bench.importers import dialects
 from bench.machine import code_state
-from bench.race import arm_process
+from bench.race import arm_process, runner
 from bench.record import ledger, run_folder, step_files, verification
 from bench.record.rows import row_of
 
@@ -140,6 +140,21 @@ def test_a_planted_cheat_makes_the_run_suspect_with_the_sentence_why(planted, wh
     assert faults(run["folder"]) == []
 
 
+def test_where_the_track_fixes_no_data_a_script_may_bring_its_own(planted, tmp_path):
+    own = tmp_path / "own.bin"
+    own.write_bytes(b"own")
+    run = scripted.odd(tmp_path / "free", f"own_data,{own}", "track=free")
+    assert of_script(run) == [] and faults(run["folder"]) == []
+    assert run["data"] == {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}
+    assert len(run["script"]["opened"]) == 1 and run["script"]["opened"][0].endswith("own.bin")
+    rows = [row_of(run) | {"run_id": run_id} for run_id in "ab"]
+    found = eligibility.judge(rows[:1], rows[1:])
+    assert found.refusals == [] and "data-unknown" in found.flags
+    refused = of_script(scripted.odd(tmp_path / "nano", f"own_data,{own}"))
+    assert any(doubt.startswith("it never opened the track's train shards") for doubt in refused)
+    assert any("track=free" in doubt for doubt in refused)
+
+
 @pytest.mark.parametrize("what", ["good", "untimed_first_steps", "a_child_prints", "prints_much"])
 def test_an_honest_script_is_not_doubted(planted, what):
     run = planted(what)
@@ -223,6 +238,17 @@ def test_nothing_remains_of_a_script_whose_launcher_is_ended(tmp_path, number):
     shown = run_folder.read(folder)
     assert (shown["status"], shown["validity"]) == ("aborted", "invalid")
     assert shown["failure"]["kind"] == ("interrupted" if number == signal.SIGTERM else "launcher_killed")
+
+
+def test_a_race_says_after_a_warm_up_that_a_script_will_not_be_compared(planted, capsys):
+    def warned(what):
+        run = planted(what)
+        attempts = [(f"cpu_nano/{run['folder'].name}", None)]
+        runner._warn_of_doubts(SimpleNamespace(arm="B", attempts=attempts), run["folder"].parent.parent)
+        return capsys.readouterr().out
+
+    assert warned("good") == ""
+    assert "warn  B's times will not be compared" in (words := warned("other_data")) and words.count("\n") == 1
 
 
 @pytest.mark.slow

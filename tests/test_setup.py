@@ -290,7 +290,7 @@ def test_somebody_elses_environment_that_lacks_something_gets_one_sentence(check
     assert refused.returncode == 2
     assert refused.err == (
         "set-up: SPEEDRUN_PYTHON=python3 has torch 2.10.0+cu130, hydra-core 1.4.0, no psutil; try: "
-        "python3 -m pip install 'torch>=2.11' 'hydra-core>=1.3.2,<1.4' 'psutil>=5.9'\n"
+        "python3 -m pip install 'torch>=2.11,<2.14' 'hydra-core>=1.3.2,<1.4' 'psutil>=5.9'\n"
     )
     assert "no pytest" in checkout.run("test").err
 

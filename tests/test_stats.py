@@ -81,6 +81,16 @@ def test_the_interval_of_a_median_is_made_of_order_statistics():
     assert stats.median_interval([1, 2, 3, 4, 5]) is None
 
 
+def test_the_interval_of_a_mean_is_students():
+    """1, 2, 3: mean 2, sd 1, t(0.975, df 2) = 4.3027, so 2 -+ 4.3027 / sqrt(3)."""
+    assert stats.mean_interval([3, 1, 2]) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    import scipy.stats
+
+    low, high = stats.mean_interval([1.0, 4.0, 2.5, 3.0], 0.9)
+    assert (low, high) == pytest.approx(scipy.stats.t.interval(0.9, 3, 2.625, scipy.stats.sem([1.0, 4.0, 2.5, 3.0])))
+    assert stats.mean_interval([1.0]) is None and stats.mean_interval([2.0, 2.0]) is None
+
+
 def test_the_t_test_cries_wolf_as_often_as_it_says():
     """2,000 experiments of 5 runs whose true mean is the target: p < 0.05 in 5 % of them, -+ 3 standard errors."""
     import random

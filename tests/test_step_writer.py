@@ -25,7 +25,9 @@ def writer(folder, out=None):
     def speed(train_s, num_steps):
         return metrics.speed(RUN, train_s, num_steps)
 
-    return StepWriter(folder, 4, 1024, lambda step: 1e-3 * step, speed, (out if out is not None else []).append)
+    return StepWriter(
+        folder, 4, lambda step: 1024 * step, lambda step: 1e-3 * step, speed, (out if out is not None else []).append
+    )
 
 
 def test_rows_are_in_the_file_with_the_columns_of_a_complete_run(tmp_path):
@@ -62,7 +64,7 @@ def test_a_line_and_the_bar_show_the_records_own_step_avg(tmp_path):
 
 def test_the_validation_before_the_first_step_has_one_line():
     assert step_lines(row(0, val_loss=5.5, train_s=2e-5), 4) == [
-        "step:0/4 val_loss:5.5000 train_time:0ms step_avg:0.02ms"
+        "step:0/4 val_loss:5.5000 train_time:0ms"  # no step has been taken: no average
     ]
 
 

@@ -14,9 +14,9 @@ from kept_records import COMPLETE, RECORDS
 from bench.cli import table
 from bench.machine import processes
 from bench.paths import REPO
-from bench.record import run_folder
+from bench.record import configs, run_folder
 from bench.record.rows import METRICS, row_of
-from bench.report import table_filters, table_groups, table_text
+from bench.report import table_columns, table_groups, table_text
 
 FAILED = RECORDS / "20261121T031501Z-gpt2-adamw-48623a63-s1"
 
@@ -31,6 +31,7 @@ def add(results, seed, base=COMPLETE, metrics=(), **changes):
     folder = results / run["track"] / run["run_id"]
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(run))
+    shutil.copyfile(base / "config.yaml", folder / "config.yaml")
     return run["run_id"]
 
 
@@ -198,13 +199,14 @@ def test_markdown_and_csv(results, capsys):
     assert table.main(["--csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["val_loss"], row["mfu"], row["seed"]) == ("4.123456789", "", "0")
-    assert tuple(row) == table_filters.COLUMNS
+    assert tuple(row) == table_columns.COLUMNS
 
 
 def test_all_columns_shows_every_column(results, capsys):
     add(results, 0)
     assert table.main(["--all-columns"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == list(table_filters.COLUMNS)
+    head = capsys.readouterr().out.splitlines()[0].split()
+    assert head == [*table_columns.COLUMNS, *configs.keys([{"config": configs.read(str(COMPLETE))}])]
 
 
 # ---- choosing and sorting
@@ -338,7 +340,7 @@ def test_the_table_imports_no_heavy_library():
     )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "bench.cli.table" in loaded
-    assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "yaml", "jsonschema", "scipy", "pynvml", "rich"}
+    assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "jsonschema", "scipy", "pynvml", "rich"}
 
 
 def test_the_help_names_every_column(capsys):
@@ -346,7 +348,7 @@ def test_the_help_names_every_column(capsys):
         table.main(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(column in shown for column in (*table_filters.COLUMNS, *table_groups.GROUP_COLUMNS))
+    assert all(column in shown for column in (*table_columns.COLUMNS, *table_groups.GROUP_COLUMNS))
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--csv"], ["--group"], ["--all-columns"], ["--sort", "seed"]])

@@ -134,7 +134,7 @@ def test_the_last_of_several_steps_is_left_out(tmp_path):
     path = write(tmp_path / "a.json", rows)
     assert analysed(path)["kernels"][0]["count"] == 1
     assert analysed(path, include_last_step=True)["kernels"][0]["count"] == 2
-    assert (analysed(path)["profiler_steps"], analysed(path)["profiler_steps_left_out"]) == ([1], [2])
+    assert (analysed(path)["profiler_steps"], analysed(path)["profiler_steps_excluded"]) == ([1], [2])
 
 
 def test_queue_length_and_launch_delay_by_hand(tmp_path):

@@ -266,7 +266,7 @@ def test_categories_of_pytorch_1_11(tmp_path):
 def test_steps_as_operators_with_a_space_as_in_old_files(tmp_path):
     two = [event("Operator", "ProfilerStep #1", 80, 40), event("Operator", "ProfilerStep #2", 120, 60)]
     found = of(write(tmp_path / "a.json", [*rows()[:-1], *two]))
-    assert (found["profiler_steps"], found["profiler_steps_left_out"], found["num_device_rows"]) == ([1], [2], 2)
+    assert (found["profiler_steps"], found["profiler_steps_excluded"], found["num_device_rows"]) == ([1], [2], 2)
 
 
 def test_amd_names(tmp_path):
@@ -369,7 +369,7 @@ def test_kernels_without_a_recorded_launch(tmp_path):
     assert (found["temporal"]["span_us"], found["launches"]["num_unlinked"]) == (125.0, 1)
     assert next(line for line in found["launchers"] if line["kernel"] == "lost")["operator"] == "aten::mm"
     path = write(tmp_path / "b.json", [*rows(), lost, step(2, 170, 10)])
-    assert (of(path)["num_device_rows"], of(path)["num_device_rows_left_out"]) == (
+    assert (of(path)["num_device_rows"], of(path)["num_device_rows_excluded"]) == (
         4,
         {"last_step": 0, "not_launched": 1},
     )
@@ -387,7 +387,7 @@ def test_where_no_launch_was_recorded_at_all_rows_belong_to_the_step_in_which_th
     assert (
         found["num_device_rows"],
         found["steps"][0]["num_kernels"],
-        found["num_device_rows_left_out"]["last_step"],
+        found["num_device_rows_excluded"]["last_step"],
     ) == (4, 4, 1)
 
 
@@ -398,7 +398,7 @@ def test_steps_that_only_the_gpu_shows(tmp_path):
         for num, start, dur in ((7, 100, 25), (8, 125, 45))
     ]
     found = of(write(tmp_path / "a.json", rows()[:-1] + on_gpu))
-    assert (found["num_device_rows"], found["profiler_steps"], found["profiler_steps_left_out"]) == (4, [7, 8], [])
+    assert (found["num_device_rows"], found["profiler_steps"], found["profiler_steps_excluded"]) == (4, [7, 8], [])
     assert [(line["step"], line["host_us"], line["busy_us"], line["num_kernels"]) for line in found["steps"]] == [
         (7, None, 10.0, 1),
         (8, None, 25.0, 3),
@@ -425,7 +425,7 @@ def test_no_steps_at_all(tmp_path):
 def test_steps_out_of_order_and_with_gaps(tmp_path):
     three = [step(30, 170, 10), step(9, 80, 40), step(12, 130, 30)]
     found = of(write(tmp_path / "a.json", rows()[:-1] + three))
-    assert (found["profiler_steps"], found["profiler_steps_left_out"]) == ([9, 12], [30])
+    assert (found["profiler_steps"], found["profiler_steps_excluded"]) == ([9, 12], [30])
 
 
 def test_synchronisation_rows_are_no_device_time(tmp_path):

@@ -83,7 +83,7 @@ def test_a_record_takes_as_many_runs_as_speedrun_makes():
 def test_an_older_config_with_num_runs_among_its_rules_is_read():
     values = schema.to_dict(asked("track=cpu_nano", machine=LAPTOP, vocab_size=257))
     values["track"]["rules"]["num_runs"] = 3
-    assert "num_runs" not in schema.upgraded(values)["track"]["rules"]
+    assert "num_runs" not in schema.versions.upgraded(values)["track"]["rules"]
 
 
 # ---- judged by steps

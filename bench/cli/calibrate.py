@@ -9,7 +9,7 @@ import json
 
 from bench import atomic, utc
 from bench.cli import arguments
-from bench.compare import calibration, selection, target
+from bench.compare import calibration, measures, selection, target
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import console, launcher, ready, summary
@@ -128,7 +128,7 @@ def text(found, form="simple"):
     low, high = aa["ci95_pct"]
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
     runs = f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'})"
-    mdes = [[n, f"{pct:.2f} %"] for n, pct in found["smallest_change_pct"].items()]
+    mdes = [[n, measures.mde_words(pct)] for n, pct in found["smallest_change_pct"].items()]
     needed = [[f"{pct} %", _needed(pct, n)] for pct, n in found["needed_n"].items()]
     lines = [
         f"{runs} on {found['device']}, mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",

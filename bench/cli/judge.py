@@ -18,7 +18,7 @@ from bench.terminal import screen, text_table
 def main(argv):
     """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
     args = _parser().parse_args(argv)
-    found = [(name, claim, rules.check(claim)) for name, claim in _claims(args.runs)]
+    found = [(name, claim, rules.check(claim, args.replayed)) for name, claim in _claims(args.runs)]
     verdicts = [_verdict(name, claim, checked) for name, claim, checked in found]
     if args.json:
         print(json.dumps(verdicts[0] if len(verdicts) == 1 else verdicts, indent=1))
@@ -79,5 +79,6 @@ def _parser():
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
+    parser.add_argument("--replayed", action="store_true", help="demand that ./run.sh replay has certified each run")
     parser.add_argument("--json", action="store_true", help="an object instead of text")
     return parser

@@ -2,6 +2,7 @@
 
     ./run.sh race A= B="optim=muon"                        the default against Muon, 5 runs each, A B B A
     ./run.sh race A.rev=HEAD~1 B.rev=HEAD n=10             two revisions of this repository
+    ./run.sh race --from-sweep ID --top 2 n=5              the best two configs of a sweep
     ./run.sh race A="model=gpt2" B="model=modern data.seq_len=64" track=free looks=3,5
 
 One session, a fresh process group a run, a discarded warm-up run an arm, the order random in blocks and planned before
@@ -15,7 +16,8 @@ from bench.config import groups
 from bench.launch import console, ready
 from bench.paths import results_root, shown
 from bench.race import planning, report, request, runner, state
-from bench.record import named
+from bench.record import named, sweep
+from bench.sweep import winners
 
 
 def main(argv):
@@ -57,11 +59,27 @@ def _raced(args, results):
             return folder, runner.finish(folder, results, "abandoned", "abandoned on request (--abandon)")
     if args.resume is not None:
         folder = _chosen(results, args.resume)
+    elif args.from_sweep is not None:
+        folder = planning.begin(request.parse(_of_sweep(args)), results, args.anyway)
     elif args.words:
         folder = planning.begin(request.parse(args.words), results, args.anyway)
     else:
         raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
     return folder, runner.go(folder, results, args.show, args.anyway)
+
+
+def _of_sweep(args):
+    """--from-sweep: the best points of the sweep as arms, and the words that were typed beside."""
+    folder = results_root().absolute() / sweep.FOLDER / sweep.find(args.from_sweep)
+    given = [word for word in args.words if word[:1].isupper() and word[1:2] in ("=", ".")]
+    if given:
+        raise ValueError(
+            f"{given[0]}: --from-sweep makes the arms: write key=value for all of them, or no --from-sweep"
+        )
+    arms = winners.arms(folder, args.top)
+    for arm in arms:
+        console.say("race", f"from {folder.name}: {arm}")
+    return [*args.words, *arms]
 
 
 def _chosen(results, word):
@@ -107,6 +125,10 @@ def _parser():
         metavar="RACE",
         help="end it without a verdict, where it cannot be resumed; it stays in the ledger",
     )
+    parser.add_argument(
+        "--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss, alone on the machine"
+    )
+    parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)

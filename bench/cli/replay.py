@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.cli import arguments
 from bench.launch.console import say
 from bench.paths import shown
-from bench.record import named, run_folder
+from bench.record import certificates, named, run_folder
 from bench.replay import certificate, outcomes, rebuilding, replaying
 from bench.terminal import screen
 from bench.terminal.text_table import counted
@@ -88,7 +88,7 @@ def _of(folder, args):
     asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet)
     found = replaying.replay(recorded, checks, asked, lambda *words: _say(args, *words))
     _say(args, "replay", f"{_coloured(found.outcome)}: {found.why}")
-    _say(args, "wrote", shown(folder / certificate.FILE))
+    _say(args, "wrote", shown(folder / certificates.FILE))
     return found
 
 

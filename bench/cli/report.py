@@ -1,8 +1,9 @@
-"""./run.sh report RUN | RACE | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
+"""./run.sh report RUN | RACE | SWEEP | FOLDER [--out PATH] [--png] [--md]      pages that open from a file, offline
 ./run.sh report WORD WORD ... [--out PATH] [--png]      the curves of all of them in one chart: results/curves.html
 ./run.sh report WORD --curves                           the same of one: a race's arms, the runs of a folder
 
-Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of results/, or any
+Of a run: report.html in its folder.  Of a race: race.html, and report.html of each of its runs.  Of a
+sweep: sweep.html.  Of results/, or any
 folder with many runs: a site in FOLDER/site/, where only what changed is made again.  --png has a Chromium take
 pictures of the charts, --md prints Markdown for a pull request.  A WORD is what
 compare takes: runs, races, RACE:ARM, parts of run ids, folders of logs.
@@ -15,7 +16,7 @@ import sys
 from bench import atomic
 from bench.cli import arguments
 from bench.paths import of_user, published_root, results_root, shown
-from bench.record import ledger, named
+from bench.record import ledger, named, sweep
 from bench.units import format_bytes
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
@@ -48,6 +49,10 @@ def _made(args):
         from bench.report import run_page
 
         return _one(folder, args, run_page, run_page.NAME)
+    if (folder / sweep.NAME).exists():
+        from bench.report import sweep_page
+
+        return _one(folder, args, sweep_page, sweep_page.NAME)
     if (folder / "race.json").exists():
         from bench.report import race_page
 
@@ -74,10 +79,10 @@ def _curves(args):
     return {"page": os.path.abspath(path)}
 
 
-def _pictures(charts, folder, panels=()):
+def _pictures(charts, folder, panels=(), drawings=()):
     from bench.report import png
 
-    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, panels)]}
+    return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, panels, drawings)]}
 
 
 def _one(folder, args, room, name):
@@ -90,7 +95,9 @@ def _one(folder, args, room, name):
         return {}
     if args.png:
         panels = room.panels_of(folder) if name == RACE else ()
-        return _pictures(room.charts_of(folder), of_user(args.out) if args.out else folder / "plots", panels)
+        drawings = room.drawings_of(folder) if hasattr(room, "drawings_of") else ()
+        out = of_user(args.out) if args.out else folder / "plots"
+        return _pictures(room.charts_of(folder), out, panels, drawings)
     path = of_user(args.out) if args.out else folder / name
     if name == RACE:
         room.write_run_pages(folder)

@@ -1,131 +1,120 @@
 """One run, or a sweep of them.  ./run.sh run [-m] model=modern optim=muon seed=0,1"""
 
 import argparse
+import contextlib
 import json
+import time
 
-from bench.cli import arguments, settings
-from bench.config import compose, explain, groups, overrides
-from bench.launch import console, launcher, ready, series, summary
+from bench.cli import arguments, settings, sweeping
+from bench.config import compose, explain, groups, hydra_app, multirun, overrides
+from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
-from bench.launch.prepare import Job, asked, prepare, this_machine
-from bench.paths import results_root
-from bench.record import index, run_folder
-from bench.record.rows import row_of
-from bench.report import table_groups, table_text
+from bench.launch.nodes.member import Refused
+from bench.launch.of_nodes import OfNodes
+from bench.launch.prepare import asked, prepare, this_machine
+from bench.sweep import packing
 
-SWEEP_SHOWN = (
-    "varied",
-    "n",
-    *(f"{name}_{what}" for name in ("val_loss", "train_s", "step_avg_ms") for what in ("mean", "sd")),
-    "config_id",
-)
+ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
 
 
 def main(argv):
-    """Exit codes: 0 all complete, 1 one failed, 2 wrong use."""
+    """Exit codes: 0 all complete, 1 one failed or was not begun, 2 wrong use."""
     if (explained := settings.asked_for(argv)) is not None:
         print(explained)
         return 0
     args = _parser().parse_intermixed_args(overrides.spelled(argv))
-    if args.cfg:
-        points = overrides.sweep(args.overrides) if args.multirun else [args.overrides]
-        for point in points:
-            head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
-            print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+    if args.info:
+        multirun.show_info(args.overrides, args.info)
         return 0
+    if args.cfg:
+        _show_cfg(args)
+        return 0
+    if args.beside:
+        return sweeping.beside(args)
+    mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
+    args.multirun = args.multirun or mode == "MULTIRUN"
     if args.anyway and not args.multirun:
         raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
+    if args.budget is not None and not args.multirun:
+        raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
+    if args.multirun:
+        joining.refuse("run -m", args.overrides)
+    started_by = None if args.multirun else joining.started_by("run")
+    if joining.is_follower(started_by):
+        return _follow(started_by, args.overrides)
     with console.output(args.quiet, args.json):
-        found = _sweep(args, argv) if args.multirun else _run(args, argv)
+        if stored and not args.multirun:
+            say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
+        found = sweeping.go(args, argv) if args.multirun else _run(args, argv, started_by)
+    if isinstance(found, int):  # another node has the record
+        return found
     if args.json:
         print(json.dumps(found, indent=1))
     runs = found if args.multirun else [found]
-    return 0 if all(run["status"] == "complete" for run in runs) else 1
+    return 0 if all(run["status"] in ENDED_WELL for run in runs) else 1
 
 
-def _run(args, argv):
-    """-> what --json prints."""
-    job = prepare(args.overrides, say=lambda text: say("data", text), check_own=not args.race)  # a race has checked it
+def _show_cfg(args):
+    """--cfg: of our settings with their meanings; Hydra's own as Hydra prints them."""
+    if args.cfg != "job":
+        multirun.show_cfg(args.overrides, args.cfg, this_machine(), args.resolve)
+        return
+    points = multirun.points(args.overrides, this_machine()) if args.multirun else [args.overrides]
+    if points is None:
+        raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
+    for point in points:
+        head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
+        print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+
+
+def _follow(started_by, overrides):
+    """A rank that another launcher started: rank 0 says what there is to say."""
+    try:
+        return joining.follow_adopted(started_by, lambda: _prepared(joining.effective(overrides, started_by), True))
+    except Refused:
+        time.sleep(joining.SAY_S)
+        return 2
+
+
+def _prepared(overrides, check_own):
+    return prepare(overrides, say=lambda text: say("data", text), check_own=check_own)
+
+
+def _run(args, argv, started_by):
+    """-> what --json prints; or the exit code, where another node has the record."""
+    with contextlib.ExitStack() as stack:
+        coordinator = stack.enter_context(joining.lead_adopted(started_by)) if started_by else None
+        try:
+            overrides = joining.effective(args.overrides, started_by)
+            job = _prepared(overrides, not args.race)  # a race has checked it
+            joining.check(job, started_by)
+            if coordinator is None and job.config.hardware.rendezvous:
+                coordinator = joining.lead_nodes(job)
+                if coordinator is None:
+                    say("run", f"a node of the run that {job.config.hardware.rendezvous} records")
+                    return joining.follow_nodes(job)
+                stack.enter_context(coordinator)
+            if coordinator is not None:
+                joining.gather(coordinator, job)
+        except ValueError as error:
+            if coordinator is not None:
+                coordinator.refuse(str(error))
+            raise
+        return _run_job(job, args, argv, coordinator and OfNodes(coordinator, job, started_by))
+
+
+def _run_job(job, args, argv, of_nodes):
     for deviation in job.deviations:
         say("track", f"open division, because {deviation}")
     race = json.loads(args.race) if args.race else None
     if not race:
         known_s = series.earlier_s({job.config.track.name}, [job.config_id]).get(job.config_id)
         say("run", summary.first_words(job, known_s) + "; what else there is: ./run.sh --help" * (not args.overrides))
-    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race)
+    run = launcher.launch(job, command=["run", *(args.overrides if race else argv)], race=race, of_nodes=of_nodes)
+    if of_nodes:
+        of_nodes.bye(run)
     say("run", summary.last_words(run), always=True)
     return summary.as_json(run)
-
-
-def _sweep(args, argv):
-    """Every run in a process group of its own, all checked before the first; one that fails does not end the sweep.
-
-    Returns what --json prints: of every point its run, whose run_id is None where a signal ended the sweep before.
-    """
-    points = [prepare(point, say=lambda text: say("data", text)) for point in overrides.sweep(args.overrides)]
-    jobs = list({(job.config_id, job.config.seed): job for job in points}.values())
-    found = complete_before(jobs)
-    for number, run in found.items():
-        say("sweep", f"{' '.join(jobs[number].overrides)}: complete before, {run['run_id']}{_doubts(run)}")
-        if exporters := ",".join(jobs[number].config.exporters):
-            say("sweep", f"not exported again: ./run.sh dashboard {run['run_id']} --to {exporters}")
-    todo = [number for number in range(len(jobs)) if number not in found]
-    if todo:
-        ready.agree(ready.checks(jobs[todo[0]]), args.anyway)
-        words = [" ".join(jobs[number].overrides) for number in todo]
-        found |= dict(zip(todo, launcher.launch_each([jobs[number] for number in todo], ["run", *argv], words)))
-    none = dict.fromkeys(summary.KEYS)
-    answers = [
-        {"overrides": job.overrides} | (summary.as_json(found[number]) if number in found else none)
-        for number, job in enumerate(jobs)
-    ]
-    console.show(_best_first(jobs, found))
-    lost = [one for one in answers if one["status"] != "complete"]
-    lines = [f"          {one['status'] or 'not begun'}: {' '.join(one['overrides'])}" for one in lost]
-    say("sweep", "\n".join([f"{len(jobs) - len(lost)} of {len(jobs)} complete", *lines]), always=True)
-    return answers
-
-
-def _best_first(jobs, found):
-    """Lines: a table of the configs that completed, means over their seeds; none where there is one alone."""
-    words = {job.config_id: [word for word in job.overrides if not word.startswith("seed=")] for job in jobs}
-    common = set.intersection(*map(set, words.values()))
-    groups = table_groups.groups(row_of(run) for run in found.values() if run["status"] == "complete")
-    rows = [
-        {"varied": " ".join(word for word in words[group["config_id"]] if word not in common)} | group
-        for group in groups
-        if group["val_loss_mean"] is not None
-    ]
-    if len(rows) < 2:
-        return []
-    rows.sort(key=lambda row: row["val_loss_mean"])
-    return ["", table_text.fit(rows, SWEEP_SHOWN, SWEEP_SHOWN[:1]), ""]
-
-
-def _doubts(run):
-    return "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-
-
-def complete_before(jobs: list[Job]) -> dict[int, dict]:
-    """Index of a job: a complete record of its config, seed, raced code and data, a valid one where there is one.
-
-    A race's warm-up runs do not count.
-    """
-    folders = {results_root() / job.config.track.name for job in jobs}
-    known = {}
-    for folder, row in index.read_rows(folder for folder in folders if folder.is_dir()):
-        if row["status"] == "complete" and not row["discarded"]:
-            files = json.loads(row["setting"])
-            data = frozenset((files["train_data"] or []) + (files["val_data"] or []))
-            kind = (row["track"], row["config_id"], row["seed"], row["source_sha256"], data)
-            known.setdefault((kind, row["validity"] == "valid"), folder)
-    found = {}
-    for number, job in enumerate(jobs):
-        data = frozenset(shard.sha256 for shard in job.dataset.train + job.dataset.val)
-        kind = (job.config.track.name, job.config_id, job.config.seed, job.source_sha256, data)
-        if folder := known.get((kind, True)) or known.get((kind, False)):
-            found[number] = run_folder.read(folder) | {"folder": folder}
-    return found
 
 
 def _parser():
@@ -145,11 +134,24 @@ def _parser():
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
     parser.add_argument(
         "--cfg",
-        choices=["job"],
-        help="print the composed config with the meaning of every setting, null where it is derived, and stop",
+        choices=["job", "hydra", "all"],
+        help="print the composed config with the meaning of every setting, null where it is derived, and stop; "
+        "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
+    )
+    parser.add_argument("--resolve", action="store_true", help="of --cfg hydra and all: with values in place of ${...}")
+    parser.add_argument(
+        "--info", nargs="?", const="all", choices=hydra_app.INFO, help="print what Hydra found, and stop"
     )
     parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
+    parser.add_argument(
+        "--budget",
+        metavar="2h",
+        help="of a sweep: begin no run that would end later than that after the first began (90s, 45m, 1h30m); the "
+        "same command goes on",
+    )
     parser.add_argument("--anyway", action="store_true", help=f"of a sweep: {ready.ANYWAY}")
     console.add_options(parser, "print run_id, folder, status, validity, metrics ... as JSON, with -m a list of them")
     parser.add_argument("--race", help=argparse.SUPPRESS)  # the run's slot in a race, JSON: bench/race/runner.py
+    parser.add_argument(packing.OPTION, help=argparse.SUPPRESS)  # where it runs beside others, JSON
     return parser

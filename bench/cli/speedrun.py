@@ -4,7 +4,6 @@ Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a r
 """
 
 import json
-from pathlib import Path
 
 from bench.claims import claim as claims
 from bench.cli import arguments, settings
@@ -45,6 +44,7 @@ def main(argv):
         answer = target.of_repeats(rows, job.config.track.p_value)
     if answer:
         answer["num_ever_started"], judged = _judged(runs)
+        judged = "" if answer["passed"] is None else judged  # nothing is claimed where there is nothing to reach
     if args.json:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
     elif answer:
@@ -76,9 +76,8 @@ def _prepared(args):
 def _cost(job):
     """What all runs together take, but for the time: a sentence."""
     goal, repeats = job.config.goal, job.config.track.repeats
-    num_tokens = goal.num_steps * job.config.data.batch_tokens
     most = "at most " * goal.stop_at_target
-    each = f"{most}{goal.num_steps:,} steps, {num_tokens:,} tokens ({job.epochs:.2f} epochs)"
+    each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
     earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
     disk = f"data {format_bytes(job.data_bytes)}"
     if earlier:
@@ -94,12 +93,10 @@ def _judged(runs):
     num_all = len(runs) + len(dropped)
     if not dropped:
         return num_all, ""
-    names = [Path(name).name for name in [*dropped, *sorted(claim.names)]]
-    words = " ".join(names) if any(others) else runs[0]["config_id"]  # which would name the others too
-    return num_all, (
-        f"this verdict is of these {len(runs)} runs; a claim is judged by all {num_all} of this config and code that "
-        f"were ever started: ./run.sh judge {words}"
-    )
+    words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone: "
+    if any(others):  # the config_id would name these too
+        return num_all, f"{words}./run.sh judge {runs[0]['run_id']} names the others"
+    return num_all, f"{words}./run.sh judge {runs[0]['config_id']}"
 
 
 def fresh_seeds(job, overrides):

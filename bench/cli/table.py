@@ -1,7 +1,8 @@
-"""The results table.  ./run.sh table [FOLDER...] [--sort COL[,-COL]] [--where KEY=VALUE...] [--group]
+"""The results table.  ./run.sh table [FOLDER...] [--sort KEY[,-KEY]] [--where KEY=VALUE...] [--group] [--pivot KEY KEY]
 
-Reads run folders only; 10,000 of them in two seconds and again in half a second, so no heavy import.  A run that failed
-or still runs has its row and no numbers.  A row is a run, with --group a set of repeats.
+KEY is a column or any setting of config.yaml, optim.lr.  Reads run folders only; 10,000 of them in two seconds and
+again in half a second, so no heavy import.  A run that failed or still runs has its row and no numbers.  A row is a
+run, with --group a set of repeats, with --pivot a value of a setting.
 """
 
 import sys
@@ -10,11 +11,20 @@ from bench import paths
 from bench.cli import arguments
 from bench.paths import PUBLISHED
 from bench.record import listing
-from bench.report import table_filters, table_groups, table_text
-from bench.report.table_filters import COLUMNS
+from bench.report import table_columns, table_filters, table_groups, table_text
+from bench.report.table_columns import COLUMNS, Columns
+
+ALONE = {  # what has no effect beside another option
+    "leaderboard": (
+        *("where", "group", "sort", "reverse", "columns", "all_columns", "json", "csv", "sweep", "pivot", "value"),
+        "baseline",
+    ),
+    "pivot": ("group", "sort", "reverse", "columns", "all_columns", "baseline"),
+}
 
 
 def main(argv):
+    """Exit codes: 0 fine, 1 a table is stale, 2 wrong use."""
     args = _parser().parse_args(_joined(argv))
     if args.check is not None or args.write is not None:
         from bench.report import markdown_blocks
@@ -22,38 +32,112 @@ def main(argv):
         if args.write is None:
             return markdown_blocks.check(args.check, main)
         return markdown_blocks.write(args.write, main)
-    if args.leaderboard:
-        for option in ("where", "group", "sort", "all_columns", "json", "csv"):
+    for alone, others in ALONE.items():
+        for option in others if getattr(args, alone) else ():
             if getattr(args, option):
                 words = option.replace("_", "-")
-                raise ValueError(f"--{words} with --leaderboard: it has no effect there: give one of the two")
+                raise ValueError(f"--{words} with --{alone}: it has no effect there: give one of the two")
+    if args.leaderboard:
         from bench.claims import leaderboard_text
 
         print(leaderboard_text.text(args.folder, "github" if args.md else "simple", listing.report))
         return 0
     try:
-        conditions = [table_filters.condition(words) for words in args.where]
-        rows = listing.read_rows(args.folder)
-        rows = [row for row in rows if all(table_filters.holds(row, *condition) for condition in conditions)]
-        columns, shown = COLUMNS, table_text.SHOWN
-        if args.group:
-            rows, columns, shown = table_groups.groups(rows), table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN
-        rows = table_filters.sort(rows, args.sort, columns)
+        rows, wheres = _rows(args)
+        (_pivot if args.pivot else _table)(args, rows, wheres)
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        print(table_text.as_json(rows, columns))
-    elif args.csv:
-        table_text.print_csv(rows, columns)
+    return 0
+
+
+def _rows(args):
+    """-> (the rows of the runs that are asked for, the conditions)."""
+    conditions = [table_filters.condition(words) for words in args.where]
+    rows = listing.read_rows(args.folder)
+    if args.sweep:
+        from bench.record import sweep
+
+        rows = sweep.chosen(rows, args.sweep)
+    keys = [Columns(rows).named([one.key], f"--where {one.words}")[0] for one in conditions]
+    conditions = [one._replace(key=key) for one, key in zip(conditions, keys, strict=True)]
+    return table_filters.chosen(rows, conditions), conditions
+
+
+def _table(args, rows, conditions):
+    fixed, shown, after = COLUMNS, table_text.SHOWN, "status"
+    if args.group:
+        rows, fixed, shown = table_groups.groups(rows), table_groups.GROUP_COLUMNS, table_text.GROUP_SHOWN
+        after = "track"
+    columns = Columns(rows, fixed)
+    orders = [
+        order._replace(key=key)
+        for order in table_filters.orders(args.sort, args.reverse)
+        for key in columns.named([order.key], f"--sort {args.sort}")
+    ]
+    chosen = columns.named(_parts(args.columns), f"--columns {' '.join(args.columns)}") if args.columns else None
+    rows, notes, changes = _against(args, rows, columns)
+    rows = table_filters.sort(rows, orders) if orders or not args.reverse else rows[::-1]
+    varied = [] if chosen else columns.varied()
+    every = columns.all() if args.all_columns else [*fixed, *(name for name in varied if name not in fixed)]
+    asked = list(dict.fromkeys([*(one.key for one in orders), *_shown_keys(conditions, rows), *changes]))
+    if args.json or args.csv:
+        names = [*(chosen or every), *(name for name in changes if name not in (chosen or ()))]
+        print(table_text.as_json(rows, names)) if args.json else table_text.print_csv(rows, names)
     elif not rows:
         print(_nothing(args))
-    elif args.all_columns or args.md:
-        shown = columns if args.all_columns else table_text.filled(rows, shown)
-        print(table_text.render(rows, shown, "github" if args.md else "wide"))
     else:
-        print(table_text.fit(rows, shown, table_filters.asked_for(args.sort, conditions, columns)))
-    return 0
+        shown = chosen or (every if args.all_columns else table_columns.between(shown, varied, after))
+        print(_text(args, rows, [*shown, *changes], chosen or asked, varied))
+        more = "" if chosen or args.all_columns or args.md else table_columns.more_varied(rows)
+        for note in [*notes, more] if more else notes:
+            print(note, file=sys.stderr)
+
+
+def _text(args, rows, shown, asked, varied):
+    if args.md:
+        return table_text.render(rows, shown if args.all_columns else table_text.filled(rows, shown), "github")
+    if args.all_columns:
+        return table_text.render(rows, shown, "wide")
+    return table_text.fit(rows, shown, asked, varied)
+
+
+def _against(args, rows, columns):
+    """--baseline -> (rows with their changes, why some have none, the columns of the changes)."""
+    if not args.baseline:
+        return rows, [], []
+    from bench.report import table_baseline
+
+    baseline = table_baseline.find(rows, args.baseline, columns)
+    notes = table_baseline.add(rows, baseline)
+    return [baseline, *(row for row in rows if row is not baseline)], notes, list(table_baseline.COLUMNS)
+
+
+def _shown_keys(conditions, rows):
+    """What the conditions are about, of a group its mean: what a user asks about is shown."""
+    of_runs = (name for one in conditions for name in (one.key, f"{one.key}_mean"))
+    return [name for name in of_runs if not rows or name in rows[0]]
+
+
+def _pivot(args, rows, conditions):
+    from bench.report import table_pivot
+
+    if len(args.pivot) > 2:
+        raise ValueError(f"--pivot {' '.join(args.pivot)}: one or two keys: a table has lines and columns")
+    columns, value = Columns(rows), args.value or "val_loss"
+    keys = columns.named(args.pivot, f"--pivot {' '.join(args.pivot)}")
+    (value,) = columns.named([value], f"--value {value}")
+    pivot = table_pivot.of_rows(rows, keys, value)
+    if args.json or args.csv:
+        found = table_pivot.rows_of(pivot)
+        names = list(found[0]) if found else [*keys, f"{value}_mean", f"{value}_sd", "n", "num_lost", "best"]
+        print(table_text.as_json(found, names)) if args.json else table_text.print_csv(found, names)
+    else:
+        print(table_pivot.text(pivot, "github" if args.md else "simple") if rows else _nothing(args))
+
+
+def _parts(words):
+    return [part for word in words for part in word.split(",") if part]
 
 
 def _nothing(args):
@@ -76,22 +160,36 @@ def _joined(argv):
 def _parser():
     parser = arguments.Parser(
         "./run.sh table",
-        description="Runs as a table, oldest first. (open): the run changed what its track fixes.",
+        description="Runs as a table, oldest first, with the settings in which they differ.  KEY is a column or a\n"
+        "setting of the config, such as optim.lr.  (open): the run changed what its track fixes.",
         epilog=f"columns: {', '.join(COLUMNS)}\nwith --group: {', '.join(table_groups.GROUP_COLUMNS)}\n\n"
         "exit codes: 0 fine, 1 a table is stale, 2 wrong use; unreadable runs are skipped and named on stderr",
     )
     parser.add_argument("folder", nargs="*", metavar="FOLDER", help="run folders or folders of them; default results/")
-    parser.add_argument("--sort", metavar="COL[,-COL]", help="sort by these columns; - before a column: largest first")
+    parser.add_argument("--sort", metavar="KEY[,-KEY]", help="sort by these; - before a key: largest first")
+    parser.add_argument("--reverse", action="store_true", help="the other way round; without --sort the newest first")
     parser.add_argument(
         "--where",
         nargs="+",
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="only these runs; also 'KEY<VALUE' and != <= > >=",
+        help="only runs of which all this holds; also 'KEY<VALUE' and != <= > >=; KEY=A,B is either, 'model=g*' a glob",
     )
-    parser.add_argument("--group", action="store_true", help="repeats together, with mean and sd")
-    parser.add_argument("--all-columns", action="store_true", help="every column, however wide")
+    parser.add_argument(
+        "--columns", nargs="+", action="extend", default=[], metavar="KEY", help="these alone; 'optim.*' is several"
+    )
+    parser.add_argument("--all-columns", action="store_true", help="every column and every setting, however wide")
+    parser.add_argument("--group", action="store_true", help="repeats together, with n, mean and sd")
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        metavar="ROW",
+        help="the change of each row against this one (part of an id, KEY=VALUE), with --group its 95 %% interval",
+    )
+    parser.add_argument("--pivot", nargs="+", metavar="KEY", help="means by one setting, or by two against each other")
+    parser.add_argument("--value", metavar="KEY", help="what --pivot takes the mean of; default val_loss")
+    parser.add_argument("--sweep", metavar="ID", help="the runs of this sweep; also part of its id")
     parser.add_argument(
         "--leaderboard", action="store_true", help="by track: the best runs, and the history of the record"
     )

@@ -33,7 +33,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     aa = verdict.of_rows(a_rows, b_rows)
     if not aa["comparable"]:
         raise ValueError(f"these runs cannot be used to calibrate: {aa['reasons'][0]}")
-    excluded = {run["run_id"] for run in aa["left_out"]}
+    excluded = {run["run_id"] for run in aa["excluded"]}
     groups = [
         [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in excluded]
         for rows in (a_rows, b_rows)
@@ -52,7 +52,7 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
         "schema_version": SCHEMA_VERSION,
         **{key: first[key] for key in ("session_id", "comparability_id", "config_id", "name", "track", "device")},
         "runs": [row["run_id"] for row in sorted(rows, key=lambda row: row["started_at"] or "")],
-        "left_out": aa["left_out"],
+        "excluded": aa["excluded"],
         "doubts": _doubts(rows, aa["flags"]),
         "n": ns,
         "floor_pct": floor_pct(spread, len(rows) - 1, min(ns)),
@@ -91,7 +91,7 @@ def floor_pct(spread, df, n):
     return _pct(stats.student_t_quantile(0.975, df) * spread * math.sqrt(2 / n))
 
 
-def floor_for(kept, num_a, num_b):
+def floor_for(kept: dict, num_a: int, num_b: int) -> float:
     """The kept floor of two groups of floor_n runs, for groups of num_a and num_b: it shrinks as the means' error."""
     shrink = math.sqrt((1 / num_a + 1 / num_b) * kept["floor_n"] / 2)
     return _pct(math.log1p(kept["floor_pct"] / 100) * shrink)
@@ -137,7 +137,7 @@ def _is_suspect(kept):
     return not SUSPECT.isdisjoint(TODAYS_FLAGS.get(flag, flag) for flag in flags)
 
 
-def of_runs(rows):
+def of_runs(rows: list[Row]) -> dict | None:
     """find() for rows that share one session; None if they do not."""
     sessions = {row["session_id"] for row in rows}
     ids = {row["comparability_id"] for row in rows}

@@ -8,7 +8,7 @@ import yaml
 
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
-from bench.config import schema
+from bench.config import versions
 from bench.diagnosis import between_runs
 from bench.record import run_folder, step_files
 
@@ -93,7 +93,7 @@ def _facts(arm):
 def _facts_of_run(run, folder):
     config = folder and _read(folder, "config.yaml", _parse_yaml)
     environment = folder and _read(folder, "environment.json", json.loads)
-    return differences.facts(run, config and schema.upgraded(config), environment)
+    return differences.facts(run, config and versions.upgraded(config), environment)
 
 
 def differing_folders(a: str, b: str) -> list[dict]:

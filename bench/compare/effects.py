@@ -69,7 +69,7 @@ class Loss(TypedDict):
 def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alpha: float) -> Time:
     """Run times of two arms; floor and margin are kept beside the numbers for bench/compare/verdict.py."""
     values = [[row["train_s"] for row in rows] for rows in arms]
-    found, test = _change(values, alpha)
+    found, test = change(values, alpha)
     edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
     return found | {
         "mean_s": _means(values),
@@ -83,7 +83,7 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
     }
 
 
-def _change(values, alpha):
+def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, stats.Welch | None]:
     """Two lists of positive numbers -> (Change, the Welch test of their logarithms or None).
 
     The change is that of the geometric means, which is what a difference of mean logarithms is.
@@ -117,7 +117,7 @@ def secondary(arms, alpha):
     found = {}
     for name, (column, mean_name) in SECONDARY.items():
         values = [[row[column] for row in rows if row[column] is not None and row[column] > 0] for rows in arms]
-        found[name] = _change(values, alpha)[0] | {mean_name: _means(values)}
+        found[name] = change(values, alpha)[0] | {mean_name: _means(values)}
     for numbers, p_holm in zip(found.values(), stats.holm([one["p"] for one in found.values()]), strict=True):
         numbers["p_holm"] = p_holm
     return found

@@ -29,8 +29,11 @@ NAMES = {
     "train_data": "training data",
     "val_data": "validation data",
     "world_size": "world size",
+    "beside": "runs at a time",
 }
 
+BESIDE = '"beside": '  # in a row's setting
+OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
@@ -44,7 +47,7 @@ class Answer(NamedTuple):
     loss_remarks: list  # sentences: what differs and may change losses
 
 
-def is_timed(row):
+def is_timed(row: Row) -> bool:
     """Whether the run has a time that may count."""
     return (
         row["status"] == "complete"
@@ -139,6 +142,10 @@ def _disturbed(a, b, names):
             runs = f"{counted(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
             yield "of time", f"{runs} {words}; race again without it"
+        beside = [row for row in rows if BESIDE in row["setting"]]
+        if beside:
+            words = "ran beside others of their sweep: their times do not count"
+            yield "of time", f"{counted(len(beside), 'run')} of {name} {words}; race them alone: ./run.sh race"
 
 
 def _trusted(a, b, names):
@@ -174,6 +181,9 @@ def _setting(a, b, names):
         ]
         if lacking:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
+    if any(row["data"] == OF_SCRIPTS for row in a + b):
+        yield "flag", "data-unknown"
+        yield "remark", "the scripts brought data of their own: whether both read the same is not known"
     headlines = _known(row["headline"] for row in a + b)
     if headlines:
         yield "remark", f"the authors of some logs compare by {_some(headlines)}; here val_loss is compared"

@@ -11,6 +11,7 @@ MEASURES = {  # key of the Comparison: (name, key of the means, their unit, deci
     "memory": ("peak memory", "mean_gib", "GiB", 3),
     "compile": ("compile time", "mean_s", "s", 2),
 }
+MAX_MDE_PCT = 1000
 HEAD = ("change", "95 % interval", "p", "n", "CV %", "MDE (80 % power)")
 
 
@@ -37,8 +38,15 @@ def cells(result: Mapping, key: str) -> list[str]:
         p_words(found.get("p") if found.get("p_holm") is None else found["p_holm"]),
         ", ".join(map(str, found["n"])),
         ", ".join("-" if cv is None else f"{cv:.2f}" for cv in found.get("cv_pct") or _cv_pct(found)),
-        "" if mde_pct is None else f"{text_table.two_digits(mde_pct)} %",
+        mde_words(mde_pct),
     ]
+
+
+def mde_words(mde_pct: float | None) -> str:
+    """The MDE with its unit; beyond MAX_MDE_PCT its digits say nothing.  "" for None."""
+    if mde_pct is None:
+        return ""
+    return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
 
 
 def _cv_pct(loss):

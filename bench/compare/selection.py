@@ -106,7 +106,7 @@ def _paths(groups):
     """The paths that are meant; of runs found by their ids the folders above, which the index answers at once."""
     found = {}
     for one in (one for group in groups for one in group if not one.race):
-        found |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.paths)
+        found |= dict.fromkeys([path.parent for path in one.paths] if one.by_id else one.holders)
     return list(found)
 
 
@@ -127,7 +127,7 @@ def _once(name, rows, folders, records=None):
 def _of_named(one, rows, on_error):
     """rows: {folder: row} of all run folders in and below the paths of all words."""
     if one.race is None:
-        return _of_paths(one.word, one.paths, rows)
+        return _of_paths(one.word, one.holders, rows)
     if one.arm is None:
         raise ValueError(f"{one.word}: that is a race with several arms; name one, {one.word}:B")
     arms = _arms_of_race(one.race, on_error)
@@ -191,7 +191,7 @@ def _arms_of_race(folder, on_error):
             in_race=(name, about[name]),
             plan=race.get("plan"),
             race=str(folder),
-            unplanned_look=bool(race.get("peeked")),
+            unplanned_look=bool(race.get("unplanned_look")),
             reported=against.get(name) or next(iter(against.values()), None),
         )
     return arms

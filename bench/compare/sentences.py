@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from bench.compare import measures
 from bench.terminal import text_table
 
 
@@ -42,8 +43,8 @@ def _why_inconclusive(time):
         return f"{coarse}: measure on a quiet machine, calibrate again"
     if (time["p"] if time["p_holm"] is None else time["p_holm"]) < time["alpha"]:
         return f"the difference is not beyond the noise floor of {floor} %"
-    mde = text_table.two_digits(time["mde_pct"])
-    return f"the MDE (80 % power) of these runs is {mde} %: run more to see a smaller change"
+    mde = measures.mde_words(time["mde_pct"])
+    return f"the MDE (80 % power) of these runs is {mde}: run more to see a smaller change"
 
 
 def _words_of_losses(result):

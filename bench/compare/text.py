@@ -25,6 +25,7 @@ FLAGS = {  # what each means, for someone who meets it the first time
     "runs-without-a-time": "some started runs failed, are invalid or still run",
     "suspect-runs": "the machine disturbed some runs; too few others remain, so they are counted",
     "software-differs": "the arms' scripts have their own interpreters, with another torch, CUDA or NCCL",
+    "data-unknown": "the arms' scripts brought data of their own, of which nothing is known",
     "suspect-records": "an instrument marked some runs suspect, or a log has lines that were not understood",
     "runs-excluded": "runs that the machine disturbed are excluded from both arms",
     "verdict-depends-on-exclusions": "with the excluded runs the verdict would be different",
@@ -162,7 +163,7 @@ def _time_lines(result):
         return []
     low, high = everything["ci95_pct"] or (None, None)
     with_all = f"{everything['change_pct']:+.2f} % [{low:+.2f}, {high:+.2f}]" if low is not None else "no interval"
-    names = ", ".join(f"{run['arm']} {run['run_id']} ({'; '.join(run['reasons'])})" for run in result["left_out"])
+    names = ", ".join(f"{run['arm']} {run['run_id']} ({'; '.join(run['reasons'])})" for run in result["excluded"])
     return [f"excluded: {names}", f"with them: {with_all}, n = {everything['n'][0]} and {everything['n'][1]}"]
 
 

@@ -33,7 +33,7 @@ class Comparison(TypedDict, total=False):
     memory: effects.Change
     compile: effects.Change
     time_all: effects.Time | None  # with the excluded runs, where there are some
-    left_out: list[dict]  # the excluded runs: arm, run_id, reasons
+    excluded: list[dict]  # the excluded runs: arm, run_id, reasons
     started: list[int]
     steps: list[int | None]  # None: the runs of the arm differ
     plan: dict | None  # looks, and alpha of each
@@ -110,7 +110,7 @@ def of_rows(
         "arms": list(names),
         **effects.secondary(counted if shown else [[], []], alpha),
         "time_all": effects.time(arms, *judged_by) if excluded and shown else None,
-        "left_out": excluded,
+        "excluded": excluded,
         "started": [len(a_rows), len(b_rows)],
         "steps": [_common([rows], "num_steps") for rows in counted],
         "plan": {"looks": looks, "alpha": alpha} if looks else None,
@@ -157,9 +157,9 @@ def _flags(result, started, arms, floor_pct):
         "n=1": result["comparable"] and min(ns) == 1,
         "no-spread": min(ns) > 1 and result["time"]["p"] is None,
         "runs-without-a-time": any(len(timed) < len(all_) for timed, all_ in zip(arms, started, strict=True)),
-        "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["left_out"],
+        "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
-        "runs-excluded": bool(result["left_out"]),
+        "runs-excluded": bool(result["excluded"]),
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": bool(plan) and (a != b or a not in plan["looks"]),

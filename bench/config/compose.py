@@ -1,4 +1,4 @@
-"""Overrides -> Config: Hydra lives here, its grammar in overrides.py, and in no other room.
+"""Overrides -> Config: Hydra itself lives in hydra_app.py, its grammar in overrides.py, its sweeps in multirun.py.
 
 Hydra composes the groups (model=, track=, ...); single settings are then put over that, each checked first.  Only the
 launcher composes; workers read the plain yaml it wrote.  Every mistake in an override becomes a ValueError that says
@@ -6,17 +6,14 @@ what, the value, and what to try.
 """
 
 import copy
-import difflib
 import functools
-from collections.abc import Iterable
 
 import yaml
 
-from bench.config import schema
-from bench.config.groups import GROUPS, choices, own_folders, path_of
+from bench.config import hydra_app, schema, stages
+from bench.config.groups import GROUPS, PRIMARY, choices, config_name, default_track, did_you_mean, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
-from bench.paths import CONF
 
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
@@ -29,8 +26,10 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    groups, settings = _split(overrides, machine)
-    composed = copy.deepcopy(_composed(groups, own_folders()))
+    groups, lists, settings = _split(overrides, machine)
+    composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
+    for override in lists:
+        _change_list(composed, override)
     for override in settings:
         _set(composed, override)
     try:
@@ -48,14 +47,18 @@ def origins(
     overrides: list[str], machine: schema.Machine | None = None
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
-    groups, settings = _split(overrides, machine)
-    chosen = _hydra(groups, own_folders(), return_hydra_config=True).hydra.runtime.choices
-    composed = _composed(groups, own_folders())
+    groups, lists, settings = _split(overrides, machine)
+    chosen = _whole(groups, own_folders(), config_name()).hydra.runtime.choices
+    composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
+    for override in lists:
+        _change_list(composed, override)
     roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # as in config.yaml: later ones win
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
         names = composed[group] if group in LISTS else [chosen.get(group)]
         files += [(group, one) for name in names if name for one in _with_bases(group, name)]
+        if group == "experiment":  # the root's own values win over all groups but this
+            files.append(("", config_name()))
     return {override.key_or_group: override.input_line for override in settings}, files
 
 
@@ -78,18 +81,35 @@ def deviations(config: schema.Config) -> list[str]:
             rule = rules.get(key)
             if rule != value and key not in UNFIXED:
                 found.append(f"{key}: {value} instead of {rule}")
+    for key, words in stages.changed(config).items():
+        if any(key == fixed or key.startswith(fixed + ".") or fixed.startswith(key + ".") for fixed in track.fixed):
+            found.append(f"{words} in the place of {key}, which the track fixes")
     return found
 
 
 # ---- one override
 
 
+def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
+    """Of the words of a run those that choose groups, a track among them: what Hydra composes."""
+    return list(_split(overrides, machine)[0])
+
+
+def of_hydra(overrides: list[str]) -> tuple[str | None, dict[str, str]]:
+    """What the yamls that a run's words choose say to Hydra: (hydra.mode, or None; hydra.sweeper.params)."""
+    groups, _, _ = _split(overrides, None)
+    hydra = _whole(groups, own_folders(), config_name()).hydra
+    return hydra.mode and hydra.mode.name, dict(hydra.sweeper.get("params") or {})
+
+
 def _split(overrides, machine):
-    """-> (the words that choose groups, sorted, with a track among them; the overrides of single settings)."""
-    groups, settings = {}, []
+    """-> (words that choose groups, sorted, with a track; overrides that change a list; those of single settings)."""
+    groups, lists, settings = {}, [], []
     for override in map(parsed, overrides):
         key, value = override.key_or_group, override.value()
-        if key in GROUPS and not isinstance(value, dict):
+        if override.is_add() or override.is_delete():
+            lists.append(override)
+        elif key in GROUPS and not isinstance(value, dict):
             _check_group(override)
             groups[key] = override.input_line
         else:
@@ -97,9 +117,22 @@ def _split(overrides, machine):
     if "track" not in groups:
         if machine and machine.num_gpus and not {"hardware=cpu", "hardware.device=cpu"} & set(overrides):
             groups["track"] = f"track={TRACK_OF_GPUS}"
-        elif "experiment" not in groups:  # which may choose its own
-            groups["track"] = f"track={_default_track()}"
-    return tuple(sorted(groups.values())), settings
+        elif "experiment" not in groups and config_name() == PRIMARY:  # which may choose their own
+            groups["track"] = f"track={default_track()}"
+    return tuple(sorted(groups.values())), lists, settings
+
+
+def _change_list(values, override):
+    """+instruments=NAME or ~instruments=NAME, NAME or [NAME,...], in place."""
+    word, group, names = override.input_line, override.key_or_group, override.value()
+    if names is None or group not in LISTS:
+        raise ValueError(f"{word}: give names, as in +instruments=memory_history or ~exporters=wandb")
+    _check_group(override)
+    for name in names if isinstance(names, list) else [names]:
+        if override.is_add():
+            values[group].setdefault(name, copy.deepcopy(_settings_of(path_of(group, name))[name]))
+        elif values[group].pop(name, None) is None:
+            raise ValueError(f"{word}: the run has no {name}: it has {', '.join(values[group]) or 'none'}")
 
 
 def _check_group(override):
@@ -152,63 +185,31 @@ def _merged(old, new):
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question whether a known key was meant, and a space; nothing where none is near."""
-    last = word.split(".")[-1]
-    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
-    near = [key for key in known if key.split(".")[-1] in (last, initials)]
-    near = near or difflib.get_close_matches(word, known, n=1)
-    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
-    return f"did you mean {near[0]}? " if near else ""
-
-
 # ---- the groups
 
 
 @functools.cache
-def _composed(groups, folders):
-    """What Hydra makes of some group=name, with every setting that there is: a dict: copy it to change it."""
+def _whole(groups, folders, name):
+    """What Hydra makes of some group=name, its own node included; folders: own_folders(); name: of the root."""
+    return hydra_app.composed(list(groups), name)
+
+
+@functools.cache
+def _composed(groups, folders, name):
+    """The same with every setting that there is, as a dict: copy it to change it."""
     from omegaconf import OmegaConf
 
-    composed = _hydra(groups, folders)
-    composed = filled(schema.Config, OmegaConf.to_container(composed))
+    found = OmegaConf.to_container(_whole(groups, folders, name))
+    del found["hydra"]
+    composed = filled(schema.Config, found)
     for group in LISTS:
         _check_settings(group, composed[group])
     return composed
 
 
-def _hydra(groups, folders, **words):
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    GlobalHydra.instance().clear()
-    own = [f"hydra.searchpath=[{','.join(map(_searched, folders))}]"] if folders else []
-    try:
-        with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            return hydra_compose(config_name="config", overrides=[*groups, *own], **words)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        words = one_line(error)
-        if "Could not override 'model/size'" in words:
-            words += " A model's yaml needs it: defaults: [size: nano, _self_], as in conf/model/gpt2.yaml"
-        raise ValueError(f"{' '.join(groups)}: {words}") from None
-
-
-def _searched(folder):
-    """A folder as an item of Hydra's searchpath."""
-    return "'file://" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _default_track():
-    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
-    return next(one["track"] for one in defaults if "track" in one)
-
-
 def _of_track(name):
     """The composed values of a run on the track that changes nothing."""
-    return _composed((f"track={name}",), own_folders())
+    return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
 def _check_track(track):

@@ -5,13 +5,17 @@ that --config-dir names; and those of installed packages, by the entry points of
 as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
 """
 
+import difflib
 import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from bench.paths import CONF, of_user, own_conf, working_folder
+import yaml
+
+from bench.paths import CONF, MARK, of_user, own_conf, working_folder
 
 # fmt: off
 GROUPS = (
@@ -19,8 +23,13 @@ GROUPS = (
     "track", "experiment",
 )
 # fmt: on
+OF_HYDRA = ("hydra/launcher", "hydra/sweeper")  # Hydra's own, of which a user's folder may have choices too
 VARIABLE = "SPEEDRUN_CONFIG_DIR"  # --config-dir of this process, and so of the runs that it starts
-OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}  # __main__ takes it
+NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
+PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
+# __main__ takes these two
+OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
+NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, in the place of conf/config.yaml"}
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 
@@ -30,8 +39,26 @@ def choices(group: str) -> list[str]:
 
 
 def path_of(group: str, name: str) -> Path:
-    """The yaml of a choice.  KeyError where there is none: ask choices() first."""
-    return _files()[group][name]
+    """The yaml of a choice, of group "" a root's.  KeyError where there is none: ask choices() first."""
+    return _files()[group][name] if group else _roots()[name]
+
+
+def config_name() -> str:
+    """The root that runs begin with: --config-name, or PRIMARY.  ValueError: there is none of that name."""
+    name = os.environ.get(NAME_VARIABLE, PRIMARY).removesuffix(".yaml")
+    if name not in _roots():
+        raise ValueError(f"--config-name {name}: there is no such root; choose from {', '.join(sorted(_roots()))}")
+    return name
+
+
+def _roots():
+    """{name: path} of the yamls that are in no group, ours first."""
+    found = {}
+    for folder in (CONF, *own_folders()):
+        for path in sorted(folder.glob("*.yaml")):
+            if path.name != MARK:
+                found.setdefault(path.stem, path)
+    return found
 
 
 def own_folders() -> tuple[Path, ...]:
@@ -41,9 +68,25 @@ def own_folders() -> tuple[Path, ...]:
 
 
 def as_typed() -> list[str]:
-    """--config-dir of this process as its user typed it, for a record's command; [] without."""
-    named = os.environ.get(VARIABLE)
-    return ["--config-dir", named] if named else []
+    """--config-dir and --config-name of this process as its user typed them, for a record's command; [] without."""
+    options = {"--config-dir": os.environ.get(VARIABLE), "--config-name": os.environ.get(NAME_VARIABLE)}
+    return [word for option, value in options.items() if value for word in (option, value)]
+
+
+def default_track() -> str:
+    """The track that conf/config.yaml chooses."""
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    return next(one["track"] for one in defaults if "track" in one)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question whether a known key was meant, and a space; nothing where none is near."""
+    last = word.split(".")[-1]
+    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate: lr
+    near = [key for key in known if key.split(".")[-1] in (last, initials)]
+    near = near or [key for key in known if f"_{last}_" in f"_{key.split('.')[-1]}_"]  # steps: num_steps
+    near = near or difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def introduction() -> str | None:
@@ -83,7 +126,7 @@ def _own_folders(conf, named):
     if named is not None:
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
-        if not any(_names(named, group) for group in GROUPS):
+        if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
             raise ValueError(
                 f"--config-dir {named}: it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
             )

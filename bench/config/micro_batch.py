@@ -16,15 +16,15 @@ USABLE_FRAC = 0.9  # the allocator's fragments and validation take the rest
 UNKNOWN_GIB = 16.0  # where the driver does not say
 
 
-def largest(config: schema.Config, rank_seqs: int, memory_gib: float | None) -> int:
-    """Sequences at once, of the rank_seqs that a rank has a step: all if they fit, else a power of two that divides.
+def largest(config: schema.Config, seq_len: int, rank_seqs: int, memory_gib: float | None) -> int:
+    """Sequences of seq_len tokens at once, of a rank's rank_seqs: all if they fit, else a power of two that divides.
 
     memory_gib: of the smallest GPU, None where it is unknown.  At least 1, also where the estimate says that none fits.
     """
     model, hardware = config.model, config.hardware
     num_vocab = model.vocab_size or config.data.vocab_size
     blocks, logits = model.num_layers * model.width / (12 * 768), num_vocab / 50304  # against the counted model's
-    seq_gib = config.data.seq_len / 1024 * (BLOCKS_GIB * blocks + LOGITS_GIB * logits)
+    seq_gib = seq_len / 1024 * (BLOCKS_GIB * blocks + LOGITS_GIB * logits)
     seq_gib *= (1 if hardware.compile else 2) * (2 if hardware.dtype == "float32" else 1)
     num_params = 12 * model.num_layers * model.width**2 + 2 * num_vocab * model.width
     fixed_gib = OTHER_GIB + PARAMETER_BYTES * num_params / 2**30  # 3.0 at 124M

@@ -6,10 +6,9 @@ Every slip becomes a ValueError that says what, the value, and what to try.
 import itertools
 import re
 
-from bench.config.groups import GROUPS, choices
-
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
+SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
 NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 
@@ -43,31 +42,47 @@ def parsed(word: str):
     return override
 
 
-def sweep(words: list[str]) -> list[list[str]]:
-    """['model=a,b', 'seed=0,1'] -> every combination, in order, as lists of plain overrides.  Raises ValueError."""
-    if not words:
-        raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
-    return [list(point) for point in itertools.product(*map(_points, words))]
+def is_of_hydra(word: str) -> bool:
+    """Whether a word sets something of Hydra's: hydra/launcher=joblib, hydra.launcher.n_jobs=2."""
+    return bool(re.match(r"[+~]*hydra[./]", word))
 
 
-def _points(word):
-    """Of one word: itself, or a word for each of its values."""
-    override = _parsed(word)
-    if not override.is_sweep_override():
-        return [word]
-    key = override.key_or_group
-    if override.is_interval_sweep():
-        remedy = f"name the values, {key}=0.001,0.002, or give a step, {key}=range(0.001,0.003,0.001)"
-        raise ValueError(f"{word}: an interval has no end of values, and nothing searches in it here: {remedy}")
-    pattern = override.value()
+def of_sweep(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a sweep -> (those of Hydra, those of its runs as Hydra's grammar reads them).  Raises ValueError."""
+    of_hydra = [word for word in words if is_of_hydra(word)]
+    for word in of_hydra:
+        key = word.lstrip("+~").partition("=")[0].replace("/", ".")
+        if not key.startswith(SWEEP_KEYS):
+            raise ValueError(
+                f"{word}: of Hydra's own a sweep takes {', '.join(SWEEP_KEYS)}; folders are this program's"
+            )
+    mine = [word for word in words if word not in of_hydra]
+    for word in mine:
+        _parsed(word)
+    return of_hydra, [_quoted(word) for word in mine]
+
+
+def plain(word: str) -> bool:
+    """Whether a word gives one value, and so is part of every run of a sweep."""
+    return not _parsed(word).is_sweep_override()
+
+
+def is_interval(word: str) -> bool:
+    """Whether a word gives a whole range of numbers, interval(0.1,1), which only a search can go through."""
+    return _parsed(word).is_interval_sweep()
+
+
+def check_glob(word: str, loader) -> None:
+    """Refuse a glob(...) of no group, or that matches no choice.  loader: Hydra's, which knows the choices."""
+    pattern = _parsed(word).value()
     if not hasattr(pattern, "filter"):
-        return [f"{key}={value}" for value in override.sweep_string_iterator()]
-    if key not in GROUPS:
-        raise ValueError(f"{word}: {key} is no group: glob(...) chooses from the files of one, as model=glob(*) does")
-    names = pattern.filter(choices(key))
+        return
+    key = word.partition("=")[0]
+    names = loader.get_group_options(key)
     if not names:
-        raise ValueError(f"{word}: it matches none of {', '.join(choices(key))}")
-    return [f"{key}={name}" for name in names]
+        raise ValueError(f"{word}: {key} is no group: glob(...) chooses from the files of one, as model=glob(*) does")
+    if not pattern.filter(names):
+        raise ValueError(f"{word}: it matches none of {', '.join(names)}")
 
 
 def _parsed(word):
@@ -101,12 +116,13 @@ def _quoted(override):
 
 
 def _refuse(override):
-    if override[:1] in "+~":
+    if is_of_hydra(override):
+        raise ValueError(f"{override}: one run has nothing of Hydra's to set: it is for sweeps, ./run.sh run -m")
+    if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
         raise ValueError(
-            f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off"
+            f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off; "
+            "only the lists take names more or fewer: +instruments=memory_history, ~instruments=telemetry"
         )
-    if override.startswith("hydra"):
-        raise ValueError(f"{override}: Hydra only composes here; folders and launching are this program's own")
     if override in ("-m", "--multirun"):
         raise ValueError(f"{override}: only ./run.sh run sweeps")
     if override.startswith("-") and "=" in override:

@@ -6,15 +6,19 @@ Every refusal is a ValueError that names the setting, its value and what to try.
 import re
 from pathlib import Path
 
-from bench.config import micro_batch, schema
+from bench.config import micro_batch, schema, stages
 from bench.user_code import classes
 
-WITH_RESIDUAL_DTYPE = ("gpt2", "modern")  # what takes the setting; models/ladder/ has model.args.activations
+# what takes the setting; models/ladder/ has model.args.activations
+WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
     """A copy of config with every "derive it" derived.  vocab_size is the data's.  Raises ValueError."""
     config = schema.build(schema.Config, schema.to_dict(config))
+    if config.data.shards is not None:  # 9-12 or 9,10,11,12: one config with one id
+        config.data.shards = [str(number) for number in config.data.shard_numbers]
+        config.data.num_train_shards = None
     resolve_hardware(config.hardware, machine)
     if config.script is not None:
         _resolve_script(config, vocab_size)
@@ -48,13 +52,7 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
     on_gpu = hardware.device == "cuda"
     if on_gpu and not machine.num_gpus:
         _refuse("hardware.device", "cuda", "this machine shows no NVIDIA GPU: use hardware=cpu or hardware=auto")
-    if hardware.num_processes is None:
-        hardware.num_processes = machine.num_gpus if on_gpu else 1
-    if on_gpu and hardware.num_processes > machine.num_gpus:
-        remedy = f"this machine has {machine.num_gpus} GPU(s), one process each"
-        _refuse("hardware.num_processes", hardware.num_processes, remedy)
-    if hardware.num_threads is None:
-        hardware.num_threads = max(1, machine.num_cpus // hardware.num_processes)
+    _resolve_ranks(hardware, machine, on_gpu)
     if hardware.dtype is None:
         hardware.dtype = "bfloat16" if on_gpu else "float32"
     if hardware.compile is None:
@@ -75,19 +73,55 @@ def resolve_hardware(hardware: schema.HardwareConfig, machine: schema.Machine) -
         _refuse("hardware.gc_every_steps", hardware.gc_every_steps, remedy)
 
 
+def _resolve_ranks(hardware, machine, on_gpu):
+    """machine is each of the nodes: they are alike."""
+    if hardware.nodes == 1:
+        hardware.nodes = None  # given or not, one node is one config with one id
+    num_nodes = hardware.nodes or 1
+    if hardware.num_processes is None:
+        hardware.num_processes = num_nodes * (machine.num_gpus if on_gpu else 1)
+    if hardware.num_processes % num_nodes:
+        _refuse("hardware.num_processes", hardware.num_processes, f"as many on each of hardware.nodes={num_nodes}")
+    of_node = hardware.num_processes // num_nodes
+    if on_gpu and of_node > machine.num_gpus:
+        each = "each machine" if num_nodes > 1 else "this machine"
+        remedy = f"{each} has {machine.num_gpus} GPU(s), one process each"
+        _refuse("hardware.num_processes", hardware.num_processes, remedy)
+    if hardware.num_threads is None:
+        hardware.num_threads = max(1, machine.num_cpus // of_node)
+    if num_nodes == 1 and hardware.rendezvous is not None:
+        _refuse(
+            "hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER"
+        )
+    if hardware.rendezvous is not None:
+        schema.rendezvous_of(hardware)
+
+
 def _resolve_batch(config, gpu_memory_gib):
     """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
     data, hardware = config.data, config.hardware
-    step_tokens = data.seq_len * hardware.num_processes
-    for name, tokens in (("data.batch_tokens", data.batch_tokens), ("goal.val_tokens", config.goal.val_tokens)):
+    val_seq_len = stages.val_seq_len(config)
+    for name, tokens, seq_len in (
+        ("data.batch_tokens", data.batch_tokens, data.seq_len),
+        ("goal.val_tokens", config.goal.val_tokens, val_seq_len),
+    ):
+        step_tokens = seq_len * hardware.num_processes
         if tokens % step_tokens:
             near = max(1, round(tokens / step_tokens)) * step_tokens
-            product = f"{data.seq_len} * {hardware.num_processes} = {step_tokens}"
+            product = f"{seq_len} * {hardware.num_processes} = {step_tokens}"
             _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
-    rank_seqs = data.batch_tokens // step_tokens
-    if hardware.micro_batch_seqs is None and hardware.device == "cuda":
-        hardware.micro_batch_seqs = micro_batch.largest(config, rank_seqs, gpu_memory_gib)
-    limit = min(hardware.micro_batch_seqs or rank_seqs, rank_seqs)
+    asked_seqs = hardware.micro_batch_seqs
+
+    def at_once(seq_len, rank_seqs):
+        if asked_seqs is not None:
+            return max(1, asked_seqs * data.seq_len // seq_len)
+        if hardware.device == "cuda":
+            return micro_batch.largest(config, seq_len, rank_seqs, gpu_memory_gib)
+        return rank_seqs
+
+    stages.resolve(config, at_once)
+    rank_seqs = data.batch_tokens // (data.seq_len * hardware.num_processes)
+    limit = min(at_once(data.seq_len, rank_seqs), rank_seqs)
     hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
 
 
@@ -101,6 +135,10 @@ def _resolve_model(config, vocab_size):
     if model.residual_dtype == "bfloat16" and config.hardware.dtype != "bfloat16":
         remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
         _refuse("model.residual_dtype", model.residual_dtype, remedy)
+    if model.bfloat16_params is not None and config.hardware.dtype != "bfloat16":
+        remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
+        _refuse("model.bfloat16_params", model.bfloat16_params, remedy)
+    config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:
         model.vocab_size = -(-vocab_size // 64) * 64  # e.g. 50257 -> 50304

@@ -2,10 +2,7 @@
 
 bench/config/compose.py composes the values, bench/config/resolve.py fills what was left to the machine; `config_id()`
 names the result.  None means off, unknown or "derive it", never 0 or -1.
-
-config.yaml's versions, both read by `read()`:
-  1  optim flat: its schedule a name, and the settings of all optimizers and schedules, None where unused
-  2  optim has the settings of its own optimizer, optim.schedule those of its schedule; exporters are not instruments
+config.yaml's versions, all read by `read()`, are in bench/config/versions.py.
 """
 
 import copy
@@ -19,12 +16,14 @@ from typing import Annotated, Any
 
 import yaml
 
+from bench.config import versions
 from bench.config.typed import build
+from bench.config.versions import without_none
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
+from models.stages import Stage
 
 CONFIG_ID_CHARS = 8
-GONE_RULES = ("forbidden_instruments", "num_runs")  # of track.rules in older records; num_runs is track.repeats now
 # Settings of instruments that touch nothing between the edges of the clock: {instrument: {setting: what is hashed in
 # its place}}, so that they change no config_id.  What is hashed is what the first published runs had; None is nothing.
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
@@ -34,6 +33,9 @@ REPEATS = 3  # hashed in the place of track.repeats, which changes no run: what 
 AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
 Repository = Annotated[
     str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
+]
+ShardNumbers = Annotated[
+    str, Range(lambda word: re.fullmatch(r"\d{1,6}(-\d{1,6})?", word), "a number as 3, or numbers as 9-12")
 ]
 Name = Annotated[
     str,
@@ -60,6 +62,9 @@ class ModelConfig:
     width: PositiveInt  # features of the residual stream
     vocab_size: PositiveInt | None = None  # rows of the embedding; null: data.vocab_size, up to a multiple of 64
     residual_dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None  # of the residual stream; null: float32
+    # kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards as in optim.groups, where the
+    # optimizer's state of them is bfloat16 too; null: all parameters are float32, or what the model makes them
+    bfloat16_params: list[str] | None = None
     args: dict[str, Any] | None = None  # further arguments of your own class
 
 
@@ -70,6 +75,10 @@ class DataConfig:
     seq_len: PositiveInt  # tokens of a sequence
     # tokens of one optimizer step, over all ranks and micro-steps: a multiple of seq_len * num_processes
     batch_tokens: PositiveInt
+    # every sequence begins at a document, and what lies between them is skipped; null: the stream without gaps
+    bos_aligned: bool | None = None
+    # the token before each document; null: the source knows, of your own shards nobody does; source shards
+    eos_token: Annotated[int, between(0, 65535)] | None = None
     train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
     val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
     tokenizer: Annotated[str, one_of("bytes", "gpt2")] | None = None  # what makes tokens of text; source text
@@ -78,10 +87,27 @@ class DataConfig:
     markov_lags: list[int] | None = None  # which earlier tokens the next one depends on, [1] or [1,3]; source markov
     repo: Repository | None = None  # dataset repository on the Hugging Face hub; source hub
     revision: str | None = None  # commit of repo; null: the hub's current one, noted by the first fetch; source hub
-    num_train_shards: AtLeast1 | None = None  # how many to fetch, 100 million tokens each; source hub
+    # how many to fetch, 100 million tokens each, from the first on; source hub; null: those that shards names
+    num_train_shards: AtLeast1 | None = None
+    # which training shards and in which order, by the number in their names, [3,7,9-12]; sources hub and shards; null:
+    # all of source shards, the first num_train_shards of a hub's
+    shards: list[ShardNumbers] | None = None
     train_sha256: str | None = None  # what the made training file must hash to; null: anything; pysource and markov
     val_sha256: str | None = None  # what the made validation file must hash to; null: anything; pysource and markov
     args: dict[str, Any] | None = None  # settings of your own source
+
+    @property
+    def shard_numbers(self) -> list[int] | None:
+        """Of shards, ["3", "9-12"] -> [3, 9, 10, 11, 12]; None: not chosen.  ValueError: a number twice."""
+        if self.shards is None:
+            return None
+        found = []
+        for word in self.shards:
+            first, _, last = word.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        if not found or len(set(found)) < len(found):
+            raise ValueError(f"data.shards=[{','.join(self.shards)}]: name at least one, none twice, ranges upwards")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -90,6 +116,9 @@ class GoalConfig:
     # tokens of a validation, the first of the val shards: a multiple of seq_len * num_processes
     val_tokens: PositiveInt
     val_every_steps: PositiveInt  # steps between validations; the clock stands still meanwhile
+    val_seq_len: PositiveInt | None = None  # tokens of a sequence of validation; null: data.seq_len
+    # window of every validation, of a run whose stages have windows; null: that of the step that comes next
+    val_window_tokens: PositiveInt | None = None
     target_val_loss: float | None = None  # validation loss to be below, nats per token; null: no target
     # the target as nats per token above the data's known floor, data=markov only; null: no such target
     target_gap_nats: Positive | None = None
@@ -99,7 +128,12 @@ class GoalConfig:
 @dataclass(kw_only=True)
 class HardwareConfig:
     device: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"  # what to train on; auto: every GPU, else the CPU
-    num_processes: AtLeast1 | None = None  # ranks; null: one per GPU, or one on a CPU
+    num_processes: AtLeast1 | None = None  # ranks, of all nodes together; null: one per GPU, or one on a CPU and node
+    # machines that the run spans; the same command is given on each; null: this one
+    nodes: AtLeast1 | None = None
+    # HOST:PORT where nodes meet, an address of the node that makes the record and a free port there; with nodes only
+    rendezvous: str | None = None
+    rendezvous_timeout_s: Positive | None = None  # how long ranks wait for each other before a run; null: 300 s
     num_threads: AtLeast1 | None = None  # CPU threads of each process; null: an equal share of the cores
     # of activations; null: bfloat16 on a GPU, float32 on a CPU
     dtype: Annotated[str, one_of("float32", "bfloat16")] | None = None
@@ -120,6 +154,11 @@ class HardwareConfig:
     # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
     collective_timeout_s: Positive = 120.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Of a resolved config: how many ranks each node has."""
+        return self.num_processes // (self.nodes or 1)
 
 
 @dataclass(kw_only=True)
@@ -171,6 +210,9 @@ class Config:
     data: DataConfig  # what it is trained on, and in which portions
     optim: optimizers.Config | None  # how weights are updated; null: a script's own way
     goal: GoalConfig  # when a run ends and what it should reach
+    # what changes in the course of a run, each from the end of the one before, [{until_frac:0.5,batch_tokens:512},{}]:
+    # docs/STAGES.md; null: nothing does
+    stages: list[Stage] | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)  # where and how it runs
     track: TrackConfig  # the rules that a run keeps
     instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
@@ -200,22 +242,7 @@ def read(folder: Path | str) -> Config:
         raise ValueError(f"{path}: is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: holds no settings")
-    return build(Config, upgraded(values))
-
-
-def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """config.yaml's values, of any version -> as the newest version has them, in a new dict."""
-    optim, track = values.get("optim"), values.get("track")
-    if isinstance(optim, dict) and isinstance(optim.get("schedule"), str):
-        optim = _without_none(optim)
-        schedule = {"name": optim.pop("schedule")}
-        names = ("warmup_frac", "cooldown_frac", "final_lr_frac")
-        schedule |= {name: optim.pop(name) for name in names if name in optim}
-        values = values | {"optim": optim | {"schedule": schedule}}
-    if isinstance(track, dict) and isinstance(track.get("rules"), dict):
-        rules = {name: rule for name, rule in track["rules"].items() if name not in GONE_RULES}
-        values = values | {"track": track | {"rules": rules}}
-    return values
+    return build(Config, versions.upgraded(values))
 
 
 def config_id(config: Config) -> str:
@@ -241,6 +268,10 @@ def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
+    for name in ("rendezvous", "rendezvous_timeout_s"):  # where and how long nodes wait for each other before it
+        del values["hardware"][name]
+    if values.get("stages"):
+        values["stages"] = [without_none(stage) for stage in values["stages"]]
     if values["optim"] is None:
         return _digest(values)
     schedule = values["optim"].pop("schedule")
@@ -252,14 +283,19 @@ def _config_id(values):
 
 
 def _digest(values):
-    text = json.dumps(_without_none(values), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
 
-def _without_none(values):
-    if not isinstance(values, dict):
-        return values
-    return {key: _without_none(value) for key, value in values.items() if value is not None}
+def rendezvous_of(hardware: HardwareConfig) -> tuple[str, int]:
+    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
+    host, _, port = (hardware.rendezvous or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            f"hardware.rendezvous={hardware.rendezvous}: use HOST:PORT, an address of the node that is to make the "
+            "record and a free port there, such as 10.0.0.1:29600"
+        )
+    return host.strip("[]"), int(port)
 
 
 def get(config: Config | dict, dotted: str) -> Any:
@@ -269,9 +305,3 @@ def get(config: Config | dict, dotted: str) -> Any:
             return None
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
-
-
-def num_micro_steps(config: Config) -> int:
-    """Micro-steps of each rank in one optimizer step, of a resolved config."""
-    hardware = config.hardware
-    return config.data.batch_tokens // (config.data.seq_len * hardware.num_processes * hardware.micro_batch_seqs)

@@ -141,8 +141,10 @@ def _checked(where, value, hint):
     if not is_kind or (kind is float and not math.isfinite(value)) or not all(one.holds(value) for one in ranges):
         raise ValueError(f"{where}={value}: use {allowed(hint)}")
     if kind is list:
-        return [_checked(where, one, *typing.get_args(plain)) for one in value]
-    if row_class(hint):
+        (item,) = typing.get_args(plain)
+        is_group = dataclasses.is_dataclass(item)
+        return [_checked(f"{where}[{num}]" if is_group else where, one, item) for num, one in enumerate(value)]
+    if kind is dict and typing.get_args(plain) and typing.get_args(plain)[1] is not typing.Any:
         return {key: _checked(f"{where}.{key}", one, typing.get_args(plain)[1]) for key, one in value.items()}
     return value
 

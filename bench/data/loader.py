@@ -1,22 +1,21 @@
 """Shards -> batches on the device: the same global stream of tokens for every world size.
 
-Step s of a run reads tokens [s * batch_tokens, (s + 1) * batch_tokens] of the joined shards, which start over at the
-end.  Rank r owns the r-th equal block of the step's rows, micro-step m the m-th equal slice of that block; a target is
-the token after its own.  A thread reads ahead; next() only copies to the device.
-Legend: B sequences of one micro-batch, T tokens of one sequence, R sequences of a whole step.
+Which tokens of the joined shards, which start over at the end, a rank's micro-batch holds is bench/data/course.py's; a
+target is the token after its own.  A thread reads ahead; next() only copies to the device.
+Legend: B sequences of one micro-batch, T tokens of one sequence.
 """
 
-import bisect
-import itertools
+import math
 import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
+from bench.data.course import BatchShape, Course, DocumentStarts
 from bench.data.shards import Shard
+from bench.data.stream import Stream
 
 # Small steps are read several at once, or handing them over would cost more than reading them.
 BLOCK_TOKENS = 1 << 16
@@ -24,77 +23,34 @@ MAX_BLOCK_STEPS = 64
 CLOSE_S = 30.0
 
 
-class Stream:
-    """The endless concatenation of shards.  Not for two threads at once."""
-
-    def __init__(self, shards: Sequence[Shard]):
-        if not shards:
-            raise ValueError("there are no shards to read: make or fetch some with ./run.sh data")
-        self._shards = list(shards)
-        self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in self._shards)]
-        self._mapped = (None, None)  # the shard being read; the others need no memory
-
-    @property
-    def num_tokens(self) -> int:
-        """Of one epoch."""
-        return self._starts[-1]
-
-    def read(self, start: int, num_tokens: int) -> np.ndarray:
-        """Tokens [start, start + num_tokens) as uint16, a view of the file where one shard holds them all."""
-        pieces, start = [], start % self.num_tokens
-        while num_tokens:
-            index = bisect.bisect_right(self._starts, start) - 1
-            first = start - self._starts[index]
-            piece = self._tokens(index)[first : first + num_tokens]
-            pieces.append(piece)
-            num_tokens -= len(piece)
-            start = (start + len(piece)) % self.num_tokens
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def _tokens(self, index):
-        if self._mapped[0] != index:
-            self._mapped = (index, np.asarray(self._shards[index].tokens()))
-        return self._mapped[1]
-
-
 class Loader:
-    """Endless micro-batches of one rank.  Reads at least depth whole steps ahead.
+    """Endless micro-batches of one rank, of the shapes in their order.  Reads at least depth blocks ahead.
 
+    eos_token: every sequence begins at a document, as bench/data/course.py says; None: the stream without gaps.
     wait_ns is how long next() has waited for the thread since load_state_dict(), and num_waits how often.
     """
 
     def __init__(
         self,
         shards: Sequence[Shard],
-        batch_tokens: int,
-        seq_len: int,
-        num_micro_steps: int,
+        shapes: Sequence[BatchShape],
         rank: int,
         world_size: int,
         device: torch.device | str,
         depth: int = 2,
+        eos_token: int | None = None,
     ):
-        num_slices = world_size * num_micro_steps
-        if batch_tokens % (num_slices * seq_len):
-            hint = f"a multiple of world_size * num_micro_steps * seq_len = {num_slices * seq_len}"
-            raise ValueError(f"data.batch_tokens={batch_tokens}: use {hint}")
         self._stream = Stream(shards)
+        self._course = Course(shapes, rank, world_size)
+        self._documents = None if eos_token is None else DocumentStarts(self._stream, eos_token, shapes)
         self._device = torch.device(device)
         self._on_gpu = self._device.type == "cuda"
-        self._num_micro_steps, self._seq_len = num_micro_steps, seq_len
-        micro_tokens = batch_tokens // num_slices
-        rank_start = rank * num_micro_steps * micro_tokens
-
-        def start_of(micro):
-            """Where this rank's micro-batch, counted from the start of the run, begins in the stream."""
-            step, micro_step = divmod(micro, num_micro_steps)
-            return step * batch_tokens + rank_start + micro_step * micro_tokens
-
-        self._start_of = start_of
-        steps_per_block = min(max(1, BLOCK_TOKENS // (num_micro_steps * micro_tokens)), MAX_BLOCK_STEPS)
-        shape = (steps_per_block * num_micro_steps, 2, micro_tokens)
+        self._num_at_once = {shape: self._read_at_once(shape) for shape in shapes}
+        num_elements = max(num * 2 * self._course.micro_tokens(shape) for shape, num in self._num_at_once.items())
         # one more than is read ahead: the block that next() hands out from.  Pinned, or copies to the GPU would block.
-        self._blocks = [torch.empty(shape, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(depth + 1)]
+        self._buffers = [
+            torch.empty(num_elements, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(depth + 1)
+        ]
         if self._on_gpu:
             self._copies = torch.cuda.Stream(self._device)
             self._copied = torch.cuda.Event()
@@ -114,18 +70,18 @@ class Loader:
         pair = self._to_gpu(pair) if self._on_gpu else pair.clone()
         self._left -= 1
         self._micro += 1
-        tokens_BT, targets_BT = pair.view(2, -1, self._seq_len).unbind(0)
+        tokens_BT, targets_BT = pair.view(2, -1, self._shape.seq_len).unbind(0)
         return tokens_BT, targets_BT
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch to be handed out stands."""
-        step, micro_step = divmod(self._micro, self._num_micro_steps)
+        step, micro_step = self._course.step_of(self._micro)
         return {"step": step, "micro_step": micro_step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from there.  Returns when the first batch is ready, so that the first step does not start late."""
         self._stop()
-        self._start(state["step"] * self._num_micro_steps + state["micro_step"])
+        self._start(self._course.micro_of(state["step"], state["micro_step"]))
         self._next_block()
         self.wait_ns = self.num_waits = 0
 
@@ -135,13 +91,14 @@ class Loader:
         self._error = ValueError("the loader is closed: make a new one")
 
     def _start(self, micro):
-        self._micro, self._left, self._block, self._error = micro, 0, None, None
+        self._micro, self._left, self._error = micro, 0, None
+        self._buffer = self._block = self._shape = None  # that next() hands out from
         self.wait_ns = self.num_waits = 0
         self._free, self._ready, self._stopping = queue.SimpleQueue(), queue.SimpleQueue(), threading.Event()
-        for block in self._blocks:
-            self._free.put(block)
-        read_ahead = (self._stream, self._start_of, micro, self._free, self._ready, self._stopping)
-        self._thread = threading.Thread(target=_read_ahead, args=read_ahead, name="loader", daemon=True)
+        for buffer in self._buffers:
+            self._free.put(buffer)
+        read_ahead = (micro, self._free, self._ready, self._stopping)
+        self._thread = threading.Thread(target=self._read_ahead, args=read_ahead, name="loader", daemon=True)
         self._thread.start()
 
     def _stop(self):
@@ -152,26 +109,27 @@ class Loader:
             assert not self._thread.is_alive(), f"the loader's thread did not end in {CLOSE_S} s"
             self._thread = None
         self._wait_for_copies()
-        self._block, self._left = None, 0
+        self._buffer, self._block, self._left = None, None, 0
 
     def _next_block(self):
         if self._error is not None:
             raise self._error
-        if self._block is not None:
+        if self._buffer is not None:
             self._wait_for_copies()
-            self._free.put(self._block)
-            self._block = None
+            self._free.put(self._buffer)
+            self._buffer = self._block = None
         try:
-            block = self._ready.get_nowait()
+            found = self._ready.get_nowait()
         except queue.Empty:
             started_ns = time.perf_counter_ns()
-            block = self._ready.get()
+            found = self._ready.get()
             self.wait_ns += time.perf_counter_ns() - started_ns
             self.num_waits += 1
-        if isinstance(block, BaseException):
-            self._error = block
-            raise block
-        self._block, self._left = block, len(block)
+        if isinstance(found, BaseException):
+            self._error = found
+            raise found
+        self._buffer, self._block, self._shape = found
+        self._left = len(self._block)
 
     def _to_gpu(self, pair):
         """Copy on a stream of its own: it waits for no compute, and the host for neither."""
@@ -188,19 +146,34 @@ class Loader:
         if self._on_gpu:
             self._copied.synchronize()
 
+    def _read_ahead(self, micro, free, ready, stopping):
+        """The thread: fill free buffers in order until it is stopped.  It makes no CUDA calls, so it disturbs none."""
+        try:
+            while (buffer := free.get()) is not None:
+                shape, num_left = self._course.shape_of(micro)
+                shape_of_block = (min(self._num_at_once[shape], num_left), 2, self._course.micro_tokens(shape))
+                block = buffer[: math.prod(shape_of_block)].view(shape_of_block)
+                for pair in block.numpy():
+                    if stopping.is_set():
+                        return
+                    self._fill(pair, micro)
+                    micro += 1
+                ready.put((buffer, block, shape))
+        except BaseException as error:
+            ready.put(error)
 
-def _read_ahead(stream, start_of, micro, free, ready, stopping):
-    """The thread: fill free blocks in order until it is stopped.  It makes no CUDA calls, so it cannot disturb them."""
-    try:
-        while (block := free.get()) is not None:
-            for pair in block.numpy():
-                if stopping.is_set():
-                    return
-                _fill(pair, stream, start_of(micro))
-                micro += 1
-            ready.put(block)
-    except BaseException as error:
-        ready.put(error)
+    def _read_at_once(self, shape):
+        """Micro-batches of a block."""
+        step_tokens = shape.num_micro_steps * self._course.micro_tokens(shape)  # of this rank
+        return shape.num_micro_steps * min(max(1, BLOCK_TOKENS // step_tokens), MAX_BLOCK_STEPS)
+
+    def _fill(self, pair, micro):
+        if self._documents is None:
+            return _fill(pair, self._stream, self._course.first_token(micro))
+        shape, _ = self._course.shape_of(micro)
+        starts = self._documents.of(self._course.first_seq(micro), pair.shape[1] // shape.seq_len)
+        for start, tokens in zip(starts, pair.reshape(2, -1, shape.seq_len).swapaxes(0, 1), strict=True):
+            _fill(tokens, self._stream, start)
 
 
 def _fill(pair, stream, start):

@@ -11,7 +11,7 @@ from bench.paths import REPO, results_root
 DEFAULT_WORDS = "sqlite:///mlflow.db of the results folder"
 RUN_ID_TAG = "speedrun.run_id"
 BATCH = 500  # metrics in one call; MLflow takes 1000, and 100 settings
-STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED"}
+STATUS = {"complete": "FINISHED", "failed": "FAILED", "aborted": "KILLED", "stopped": "KILLED"}
 
 
 def export(exported: Exported, settings: dict) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from bench import utc
-from bench.config import schema
+from bench.config import versions
 from bench.config.typed import leaves
 from bench.record import run_folder, step_files
 
@@ -64,7 +64,7 @@ def _settings(folder):
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError):
         return {}
-    found = leaves(schema.upgraded(config)) if isinstance(config, dict) else ()
+    found = leaves(versions.upgraded(config)) if isinstance(config, dict) else ()
     plain = (bool, int, float)
     return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in found if one != {}}
 

@@ -34,6 +34,22 @@ class Context:
     flagged: set = field(default_factory=set)  # rows that an instrument of this rank disturbed; complete in summary()
     # of the run's StepLog: {"step", "step_ms", ...}; complete after on_run_end
     rows: list = field(default_factory=list)
+    node: int = 0  # which of the run's machines this rank is on
+    local_rank: int | None = None  # among the ranks of its node; None: rank
+    local_size: int | None = None  # ranks of its node; None: world_size, all are
+
+    @property
+    def is_first_of_node(self) -> bool:
+        return (self.rank if self.local_rank is None else self.local_rank) == 0
+
+    @property
+    def ranks_of_node(self) -> int:
+        return self.world_size if self.local_size is None else self.local_size
+
+    @property
+    def of_node(self) -> str:
+        """What the name of a file says that each node writes: nothing on the first, ".node1" on the second."""
+        return f".node{self.node}" if self.node else ""
 
 
 class Instrument:

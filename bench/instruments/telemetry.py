@@ -1,7 +1,8 @@
 """Power, energy, clocks and throttling of the run's GPUs, or the host's CPUs without one: telemetry.csv.
 
-Sampled by a process of its own (bench/telemetry/sampler.py) that rank 0 starts before the warm-up; in the timed region
-this instrument does nothing but note when the clock stands still.
+Sampled by a process of its own (bench/telemetry/sampler.py) that the first rank of each node starts before the warm-up;
+in the timed region this instrument does nothing but note when the clock stands still.  Other nodes' samples are in
+telemetry.node1.csv and so on, by their own clocks: run.json["nodes"] says how far those are from node 0's.
 """
 
 import os
@@ -31,15 +32,15 @@ class Telemetry(Instrument):
     def __init__(self, context, **intervals):
         super().__init__(context)
         self._intervals = intervals
-        self._path = context.folder / "telemetry.csv"
+        self._path = context.folder / f"telemetry{context.of_node}.csv"
         self._sampling = None
         self._started = self._stopped = None  # {"t_ns", "energy_j"} at the ends of the run
         self._spans, self._ends, self._since_ns = [], [], None  # spans of the clock, and the last row of each
         self._summary = None
 
     def on_warmup_start(self):
-        if self.context.rank == 0:
-            num_devices = self.context.world_size if self.context.device_type == "cuda" else 0
+        if self.context.is_first_of_node:
+            num_devices = self.context.ranks_of_node if self.context.device_type == "cuda" else 0
             agent_pid = os.getppid()  # the ranks are its children
             self._sampling = Sampling(self._path, self._intervals, self._uuids(), num_devices, agent_pid)
 
@@ -50,12 +51,12 @@ class Telemetry(Instrument):
         import torch
 
         try:
-            return [f"GPU-{torch.cuda.get_device_properties(num).uuid}" for num in range(self.context.world_size)]
+            return [f"GPU-{torch.cuda.get_device_properties(num).uuid}" for num in range(self.context.ranks_of_node)]
         except (AttributeError, AssertionError, RuntimeError):
             return []
 
     def on_run_start(self):
-        if self.context.rank == 0:
+        if self.context.is_first_of_node:
             if self._sampling is None:  # without a warm-up
                 self.on_warmup_start()
             self._sampling.wait()
@@ -87,8 +88,11 @@ class Telemetry(Instrument):
             torch.cuda.synchronize()
 
     def columns(self):
-        """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them."""
-        if self._stopped is None:
+        """energy_j and sm_clock_mhz of every step, or cpu_freq_mhz; steps lie where their device had them.
+
+        Of several nodes none: a step's column is the maximum over ranks, and energy is a sum; the summary has it.
+        """
+        if self._stopped is None or self.context.ranks_of_node < self.context.world_size:
             return {}
         steps = join.step_spans(self.context.rows, self._spans, self._ends)
         return join.columns(samples.read(self._path), steps, self._joined())
@@ -99,10 +103,17 @@ class Telemetry(Instrument):
         return self._summary
 
     def summary(self):
-        """{} on other ranks; energies of all the run's GPUs together."""
+        """{} on other ranks than a node's first; energies of all the node's GPUs together."""
         if self._stopped is None:
             return {}
         return join.whole(self._joined(), self._started, self._stopped)
+
+    def merge(self, summaries):
+        """Rank 0's, with energies of all nodes and, where there are several, each node's own summary."""
+        of_nodes = [summary for summary in summaries if summary]
+        if len(of_nodes) < 2:
+            return summaries[0]
+        return join.of_all_nodes(of_nodes)
 
     def doubts(self):
         if self._stopped is None:

@@ -124,7 +124,7 @@ class Trace(Instrument):
         facts = {"steps": [shot.rows[0], shot.rows[-1]], "flush_ms": shot.flush_ms}
         self.context.emit("profile_stop", window=shot.window.name, status=status, **facts)
         size = f"{shot.saved.num_events:,} events, {format_bytes(shot.saved.num_bytes)}"
-        cut = f", {sum(shot.saved.left_out.values()):,} events dropped to keep max_mib" if shot.saved.left_out else ""
+        cut = f", {sum(shot.saved.dropped.values()):,} events dropped to keep max_mib" if shot.saved.dropped else ""
         end = "" if status == "recorded" else f", {status}"
         self._say(f"window {shot.window.name} recorded {steps}{end}: {self._shown(path)} ({size}{cut})")
 

@@ -21,9 +21,9 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from bench.launch.nodes.rank_processes import KILL_AFTER_S, WAKE_AFTER_S
+
 LOOK_EVERY_S = 0.5
-WAKE_AFTER_S = 1.0  # after a rank has failed
-KILL_AFTER_S = 8.0  # so late that bench/record/failures.py takes the kill for the agent's own
 
 
 class NoLogs(LogsSpecs):

@@ -11,6 +11,8 @@ from bench.paths import REPO
 from bench.record import failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
+ENDED_BY = {"interrupted": "aborted", "stopped": "stopped"}  # kind of a failure that is none of the run's own: status
+
 
 def finish(folder, run, exit_code, failure, wall_s):
     """Complete run, the record as it was while the run lasted, and write it.
@@ -43,7 +45,7 @@ def _merge(run, result, failure, wall_s):
     """What the workers measured, and how they ended, into the record."""
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
-    run["status"] = "complete" if failure is None else "aborted" if failure["kind"] == "interrupted" else "failed"
+    run["status"] = "complete" if failure is None else ENDED_BY.get(failure["kind"], "failed")
     run["failure"] = failure
     run["ended_at"] = run["heartbeat_at"] = utc.now()
     run["model"] = result.get("model", run["model"])

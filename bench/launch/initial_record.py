@@ -52,7 +52,7 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "heartbeat_at": utc.now(),
         "ended_at": None,
         "launcher": environment.this_process(),
-        "command": [private.redact(word, REPO) for word in [*command, *groups.as_typed()]],
+        "command": [_public(word) for word in [*command, *groups.as_typed()]],
         "seed": config.seed,
         "config_id": job.config_id,
         "comparability_id": None,
@@ -67,7 +67,7 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
             "val_tokens": config.goal.val_tokens,
             "implausible_val_loss": config.track.rules.implausible_val_loss,
         },
-        "hardware": schema.to_dict(config.hardware),
+        "hardware": schema.to_dict(config.hardware) | {"rendezvous": None},  # an address, and no part of the run
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
         "timing_protocol": _timing_protocol(job) | {"instruments": instruments.in_timed_region(config.instruments)},
@@ -79,6 +79,12 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "metrics": {},
         "artifacts": [],
     } | ({"script": job.script.facts()} if job.script else {})
+
+
+def _public(word):
+    """What was typed, without private paths and addresses."""
+    key = word.partition("=")[0]
+    return f"{key}=HOST:PORT" if key == "hardware.rendezvous" else private.redact(word, REPO)
 
 
 def _timing_protocol(job):
@@ -104,7 +110,7 @@ def _data(job):
         "floor_nats": sources.floor_nats(dataset, config.goal.val_tokens),
         "train": [facts(shard) for shard in dataset.train],
         "val": [facts(shard) for shard in dataset.val],
-    }
+    } | ({"origin": dataset.origin} if dataset.origin else {})
 
 
 def write_inputs(folder, job, env, started_s, code, pipes=()):
@@ -117,13 +123,17 @@ def write_inputs(folder, job, env, started_s, code, pipes=()):
     (folder / "logs").mkdir()
     config = schema.to_dict(job.config)
     config["exporters"] = private.redact_all(config["exporters"], REPO)
+    config["hardware"]["rendezvous"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    overrides = [private.redact(override, REPO) for override in job.overrides]
+    typed = [word for word in job.overrides if not word.startswith("hardware.rendezvous=")]
+    overrides = [_public(override) for override in typed]
     (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     atomic.write_json(folder / "environment.json", env)
     code_state.write(REPO, folder / "code", job.own_sources, code)
     paths = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     launched = {"folder": str(folder.resolve()), "launcher_pid": os.getpid(), "started_s": started_s, "shards": paths}
+    if job.config.hardware.nodes:
+        launched["t_offset_ns"] = 0  # this node's clock is the run's
     if job.script:
         from bench.launch.script import trace_files  # numpy, as below script_run
 

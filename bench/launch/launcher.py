@@ -7,19 +7,19 @@ finishes it however the workers ended (finish.py).  It never imports torch.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import finish, initial_record, ranks, ready, summary
+from bench.launch import allocation, finish, initial_record, ranks, ready, summary
 from bench.launch.console import Bars, say
+from bench.launch.of_nodes import OfNodes, of_allocation
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.machine import environment
-from bench.machine.processes import has_ended
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.paths import results_root
 from bench.record import failures
@@ -28,14 +28,36 @@ HEARTBEAT_S = 10.0
 TICK_S = 0.5
 
 
-def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, race: dict | None = None) -> dict:
+def launch(
+    job: Job,
+    command: Sequence[str] = (),
+    series: Series | None = None,
+    race: dict | None = None,
+    sweep_id: str | None = None,
+    stop: Callable[[list[tuple[int, float]]], str | None] | None = None,
+    beside: dict | None = None,
+    of_nodes: OfNodes | None = None,
+) -> dict:
     """Train once.  Returns the finished record (a dict) with its absolute folder as run["folder"]; a failed run raises
     nothing.
 
     command: what the user typed, a list of words; series: what the
     run belongs to, whose bars show it and who has seen to the preflight; race: the run's slot in a race, for
-    run.json["race"] (bench/race/runner.py).  ValueError where no record can be written at all.
+    run.json["race"] (bench/race/runner.py); sweep_id: of the sweep that starts it (bench/record/sweep.py); stop: asked
+    with each validation, [(step, val_loss)] so far, why the run is to end now, None: it is not; its status is "stopped"
+    then; beside: where it runs beside others of its sweep, for run.json["beside"] (bench/sweep/packing.py); of_nodes:
+    ranks that other processes start too, which have gathered (None: those of a SLURM allocation are started here).
+    ValueError where no record can be written at all.
     """
+    if of_nodes is None and job.config.hardware.nodes:
+        with of_allocation(job) as of_nodes:
+            run = _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
+            of_nodes.bye(run)
+            return run
+    return _launch(job, command, series, race, sweep_id, stop, beside, of_nodes)
+
+
+def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     started_s = time.time()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
@@ -43,6 +65,10 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
         child_env = script.environment_of(job.script, child_env)
     env = environment.environment() | {"env": environment.env_variables(child_env)}
     run = initial_record.record_of(job, env, command) | ({"race": race} if race else {})
+    run |= {"sweep": {"sweep_id": sweep_id}} if sweep_id else {}
+    run |= {"beside": beside} if beside else {}
+    of_slurm = allocation.found()
+    run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
     with raise_interrupted() as ignore_signals:
@@ -55,12 +81,14 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
             if series is None:  # else they were shown before the first
                 ready.show_odd(checks)
             run["preflight"] = [asdict(check) for check in checks]
-            exit_code, failure = _watch(folder, job, run, child_env, series, watched)
+            exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes)
         except Interrupted as error:
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
             exit_code, failure = None, failures.failure(failures.kind_of(error), str(error))
         ignore_signals()  # the record is being finished, and once is enough
+        if of_nodes:
+            of_nodes.complete(run)
         if watched:
             failure = watched.conclude(run, exit_code, failure)
         finish.finish(folder, run, exit_code, failure, time.time() - started_s)
@@ -71,17 +99,27 @@ def launch(job: Job, command: Sequence[str] = (), series: Series | None = None, 
 
 
 def launch_each(
-    jobs: Sequence[Job], command: Sequence[str], words: Sequence[str], first_race: dict | None = None
+    jobs: Sequence[Job],
+    command: Sequence[str],
+    words: Sequence[str],
+    first_race: dict | None = None,
+    sweep_id: str | None = None,
+    budget_s: float | None = None,
+    stop_of: Callable[[Job], Callable | None] = lambda job: None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
-    command: as of launch(); words: what each is, for the line that begins it; first_race: the first run's slot.
+    command, sweep_id: as of launch(); words: what each is, for the line that begins it; first_race: the first run's
+    slot.  budget_s: no run begins that would end later than that after the first began, as far as that is known.
+    stop_of: of a run that begins, launch()'s stop.
     """
     kinds = [job.config_id for job in jobs]
     with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
         for number, job in enumerate(jobs):
+            if budget_s is not None and not series.fits(budget_s):
+                return
             series.begin(words[number])
-            run = launch(job, command, series=series, race=None if number else first_race)
+            run = launch(job, command, series, None if number else first_race, sweep_id, stop_of(job))
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
@@ -99,30 +137,36 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, series, watched):
+def _watch(folder, job, run, child_env, series, watched, stop, of_nodes):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     with (
         open(folder / "logs" / "agent.log", "wb") as log,
         watched.watching() if watched else contextlib.nullcontext(),
-        ranks.agent(
+        of_nodes.started(folder, child_env, log)
+        if of_nodes
+        else ranks.started(
             folder,
             hardware.num_processes,
             watched.environment(child_env) if watched else child_env,
             log,
             watched.program if watched else ranks.WORKER,
-        ) as process,
+        ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
     ):
         if watched:
-            watched.started(process.pid)
-        beat_s = time.monotonic()
+            watched.started(group.pid)
+        num_asked, beat_s = 0, time.monotonic()
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
-        while not has_ended(process.pid, TICK_S):
+        while not group.has_ended(TICK_S):
             if watched:
                 watched.tick()
             progress.show()
+            if stop and len(progress.validations) > num_asked:
+                num_asked = len(progress.validations)
+                if why := stop(progress.validations):
+                    return None, failures.failure("stopped", why, step=progress.validations[-1][0])
             if series:
                 series.paced(progress.whole_s())
                 series.tick()
@@ -135,4 +179,4 @@ def _watch(folder, job, run, child_env, series, watched):
             if deadline_s is not None and now_s > deadline_s:
                 message = f"exceeded hardware.wall_timeout_s={hardware.wall_timeout_s}"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
-        return process.wait(), None
+        return group.exit_code(), group.failure

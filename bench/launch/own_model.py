@@ -1,7 +1,7 @@
 """Can a model class of the user's own be trained?  Asked before anything is started, and answered with all it lacks.
 
 The launcher has no torch, so a process of its own imports the class, and makes the model on torch's meta device, where
-no memory is needed:  python -m bench.launch.own_model < question.json
+no memory is needed:  python -m bench.launch.own_model < questions.json
 """
 
 import functools
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import models
 from bench.config import schema
@@ -22,8 +23,10 @@ METHODS = {  # what a run calls: what it must do
     "init_weights": "init_weights(generator): draw every parameter anew, from a CPU torch.Generator",
     "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
     "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
+    "set_window": "set_window(window_tokens): how far back it looks from now on, as the run's stages say",
     "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
 }
+SOMETIMES = ("hidden_matrices", "set_window")  # not in every run
 INHERITED = {  # what LanguageModel's methods use: what it must be
     "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
     "blocks": "self.blocks: an nn.ModuleList, whose 2-D weights are the hidden matrices",
@@ -39,29 +42,48 @@ REMEDY = (
 
 
 def check(config: schema.Config) -> None:
-    """Raises ValueError that names all that config.model's class lacks; of a model of models/ only its args."""
+    """Raises ValueError that names all that config.model's class lacks; of a model of models/ its args and windows."""
     model = config.model
-    if not classes.is_import_path(model.arch) and not model.args:
+    if not classes.is_import_path(model.arch) and not model.args and not _has_windows(config):
         return
-    question = schema.to_dict(model) | {"seq_len": config.data.seq_len, "optim": config.optim.name}
-    files = code_state.raced_files(REPO, classes.sources(filter(classes.is_import_path, [model.arch])))
-    faults = _answer(json.dumps(question, default=str), tuple(files.items()))
+    (faults,) = faults_of_configs([config])
     if faults:
         lines = "".join(f"\n  - {fault}" for fault in faults)
         remedy = "\n" + REMEDY.format(name=classes.short(model.arch)) if len(faults) > 1 else ""
         raise ValueError(f"model.arch={model.arch} cannot be trained:{lines}{remedy}")
 
 
+def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
+    """Of each config's model all that it lacks, [] for nothing; one process makes them all."""
+    own = filter(classes.is_import_path, [config.model.arch for config in configs])
+    files = code_state.raced_files(REPO, classes.sources(own))
+    return _answers(json.dumps([_question(config) for config in configs], default=str), tuple(files.items()))
+
+
+def _question(config):
+    methods = ["set_window"] if _has_windows(config) else []
+    return schema.to_dict(config.model) | {
+        "seq_len": config.data.seq_len,
+        "optim": config.optim.name,
+        "methods": methods,
+    }
+
+
+def _has_windows(config):
+    return any(stage.window_tokens is not None for stage in config.stages or ())
+
+
 @functools.lru_cache(maxsize=256)  # a sweep asks for every point
-def _answer(question, files):
+def _answers(questions, files):
     env = os.environ | {"SPEEDRUN_CWD": working_folder()}
     words = [sys.executable, "-m", "bench.launch.own_model"]
-    done = subprocess.run(words, cwd=REPO, env=env, input=question, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=REPO, env=env, input=questions, capture_output=True, text=True)
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return [f"importing it ended the process with exit code {done.returncode}: {last}"]
+        words = f"importing it ended the process with exit code {done.returncode}: {last}"
+        return [[words] for _ in json.loads(questions)]
 
 
 # ---- in the process that has torch
@@ -80,7 +102,7 @@ def faults_of(question: dict) -> list[str]:
         return [f"{model_class.__name__} is no torch.nn.Module"]
     shape = {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
     arguments = {"vocab_size": question["vocab_size"] or 64, **shape}
-    faults = _faults_of_methods(model_class, question["optim"])
+    faults = _faults_of_methods(model_class, question["optim"], question.get("methods", ()))
     wrong_arguments = _faults_of_arguments(model_class, arguments, question["args"] or {})
     faults += wrong_arguments
     if not wrong_arguments:
@@ -88,10 +110,12 @@ def faults_of(question: dict) -> list[str]:
     return faults
 
 
-def _faults_of_methods(model_class, optim):
+def _faults_of_methods(model_class, optim, more):
+    """more: methods that this run asks for beside those of every run."""
     import torch
 
-    wanted = {name: words for name, words in METHODS.items() if name != "hidden_matrices" or optim in MATRIX_OPTIMIZERS}
+    more = [*more, *(["hidden_matrices"] if optim in MATRIX_OPTIMIZERS else [])]
+    wanted = {name: words for name, words in METHODS.items() if name not in SOMETIMES or name in more}
     lacking = [name for name in wanted if not callable(getattr(model_class, name, None))]
     if model_class.forward is torch.nn.Module.forward:
         lacking.insert(0, "forward")
@@ -166,4 +190,4 @@ def _words(arguments):
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(faults_of(json.load(sys.stdin))))
+    print("\n" + json.dumps([faults_of(question) for question in json.load(sys.stdin)]))

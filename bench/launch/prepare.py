@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 from bench import instruments, private
-from bench.config import compose, resolve, schema, windows
+from bench.config import compose, resolve, schema, stages, windows
 from bench.data import sources
 from bench.exporters import dashboards
 from bench.launch import own_model
@@ -40,10 +40,19 @@ class Job:
         return sum(shard.num_bytes for shard in self.dataset.train + self.dataset.val)
 
     @property
+    def num_tokens(self) -> int:
+        """That goal.num_steps train on; of a script, as far as the settings say."""
+        return round(self.config.goal.num_steps * self.batch_tokens)
+
+    @property
+    def batch_tokens(self) -> int | float:
+        """Tokens of a step; of a run with stages the mean."""
+        return self.config.data.batch_tokens if self.script else stages.mean_batch_tokens(self.config)
+
+    @property
     def epochs(self) -> float:
         """How often goal.num_steps go through the training data; above 1 tokens are seen again."""
-        num_tokens = self.config.goal.num_steps * self.config.data.batch_tokens
-        return num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
+        return self.num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
 
     @property
     def own(self) -> list[str]:
@@ -75,9 +84,9 @@ def this_machine() -> schema.Machine:
     return schema.Machine(len(found), environment.usable_cpus(), gpus.smallest_gib(found))
 
 
-def asked(overrides: list[str]) -> schema.Config:
-    """What is asked of this machine, not resolved.  Raises ValueError for the user."""
-    config = compose.compose(overrides, this_machine())
+def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema.Config:
+    """What is asked of a machine, not resolved; None: of this one.  Raises ValueError for the user."""
+    config = compose.compose(overrides, machine or this_machine())
     if config.script is None:
         _check_arch(config.model.arch)
     instruments.check(config.instruments)
@@ -94,13 +103,18 @@ def _check_arch(arch):
 
 
 def prepare(
-    overrides: list[str], fetch: bool = False, say: Callable[[str], None] = print, check_own: bool = True
+    overrides: list[str],
+    fetch: bool = False,
+    say: Callable[[str], None] = print,
+    check_own: bool = True,
+    machine: schema.Machine | None = None,
 ) -> Job:
     """Makes local data that is missing; fetches only if asked.  Raises ValueError for the user.
 
-    check_own: whether a model of the user's own is tried first, which takes seconds.
+    check_own: whether a model of the user's own is tried first, which takes seconds; machine: what the run may use,
+    None: all of this one.
     """
-    config = asked(overrides)
+    config = asked(overrides, machine)
     its_script = script.of(config, overrides)
     if check_own and its_script is None:
         own_model.check(config)
@@ -113,6 +127,6 @@ def prepare(
     for name in GLOBS:  # from here on only for the record, where no home folder belongs
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))
-    config = resolve.resolve(config, this_machine(), dataset.vocab_size)
+    config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
     return Job(config, dataset, list(overrides), compose.deviations(config), its_script)

@@ -12,6 +12,7 @@ from bench.units import format_about_s
 
 NUM_LINES = 10  # of steps, and of validations, in a pipe
 STEP = re.compile(r"step:(\d{1,9})/\d")  # of our own runs, and of a script that prints as they do
+VALIDATION = re.compile(r"step:(\d{1,9})/\d+ val_loss:([\d.]+)")
 PACE_STEPS = 10  # between which a run's pace is taken, at least
 TAIL_BYTES = 8192  # of telemetry.csv: more than two ticks of 16 GPUs
 
@@ -32,6 +33,7 @@ class Progress:
         self._started_s = time.monotonic()
         self._first = self._seen = None  # (seconds, step) when the first step was seen, and the last one
         self.step = None
+        self.validations = []  # (step, val_loss in nats per token) of each seen so far
 
     def __enter__(self):
         return self
@@ -47,7 +49,10 @@ class Progress:
             self._seen = time.monotonic(), self.step
             self._first = self._first or self._seen
         if not self._blind:
-            show(list(self._chosen(self._new_lines())))
+            lines = self._new_lines()
+            found = filter(None, map(VALIDATION.match, lines))
+            self.validations += [(int(match[1]), float(match[2])) for match in found]
+            show(list(self._chosen(lines)))
         if self._bars.are_live:
             self._draw(progress)
 

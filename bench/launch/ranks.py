@@ -1,5 +1,6 @@
 """The ranks of a run or of the doctor's probe: the environment that they get, and the agent that starts them."""
 
+import contextlib
 import os
 import sys
 
@@ -8,6 +9,7 @@ from bench.paths import REPO, working_folder
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")
+IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is no run
 GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
 
 
@@ -31,4 +33,29 @@ def agent(folder, num_processes, env, log, program=WORKER):
     log: a file for what the agent itself prints.
     """
     words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), *program]
-    return processes.child(words, REPO, env, log, GRACE_S)
+    return processes.child(words, REPO, env | {IN_RUN: "1"}, log, GRACE_S)
+
+
+class OfAgent:
+    """The ranks of a run that the agent has started, while process, its Popen, lives."""
+
+    failure = None  # that nobody but its ranks could report
+
+    def __init__(self, process):
+        self._process = process
+        self.pid = process.pid
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether all ranks end within so many seconds."""
+        return processes.has_ended(self.pid, within_s)
+
+    def exit_code(self) -> int:
+        """0 where all ended well.  After has_ended()."""
+        return self._process.wait()
+
+
+@contextlib.contextmanager
+def started(folder, num_processes, env, log, program=WORKER):
+    """A context that yields OfAgent."""
+    with agent(folder, num_processes, env, log, program) as process:
+        yield OfAgent(process)

@@ -1,5 +1,6 @@
 """Is the machine fit?  Asked before the first of several runs; the person at the terminal decides, else the verb."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -17,7 +18,8 @@ def checks(job, env: dict | None = None, foreign_cores: float | None = None) -> 
     """The quick checks for this run, now.  job: of bench/launch/prepare.py; None: measured here."""
     if env is None:
         env, foreign_cores = environment.environment(), check_host.sample_foreign_cores(SAMPLE_S)
-    of_machine = preflight.checks(job.config.hardware, job.data_bytes, env, results_root(), foreign_cores)
+    hardware = dataclasses.replace(job.config.hardware, num_processes=job.config.hardware.ranks_of_node, nodes=None)
+    of_machine = preflight.checks(hardware, job.data_bytes, env, results_root(), foreign_cores)
     return [*of_machine, epochs(job)]
 
 

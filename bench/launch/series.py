@@ -40,9 +40,11 @@ class Series:
         self._paced_s = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s = {}  # {kind: seconds of each run of this series}
         self._num_done, self._began_s = num_done, None
+        self._opened_s = time.monotonic()
         self.bars = Bars(live)
 
     def __enter__(self):
+        self._opened_s = time.monotonic()
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
         how_long = format_about_s(left_s) or "how long is known after the first"
         say("plan", f"{counted(num_left, 'run')}, {how_long}")
@@ -86,9 +88,7 @@ class Series:
 
     def left_s(self) -> float | None:
         """Seconds to the end, by this series' own runs where it has some of a kind; None: nothing is known."""
-        known_s = (
-            self._paced_s | self._known_s | {kind: statistics.mean(spent_s) for kind, spent_s in self._spent_s.items()}
-        )
+        known_s = self._seconds_by_kind()
         if not known_s:
             return None
         other_s = statistics.mean(known_s.values())
@@ -96,6 +96,19 @@ class Series:
         if self._began_s is not None:
             left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
         return sum(left_s)
+
+    def fits(self, budget_s: float) -> bool:
+        """Whether the next run ends within that many seconds of the first one's start, by what is known of its kind.
+
+        By the mean of the others where nothing is known of it; True of the first of all, of which nothing is.
+        """
+        known_s = self._seconds_by_kind()
+        run_s = known_s.get(self._kinds[self._num_done], statistics.mean(known_s.values()) if known_s else 0.0)
+        return time.monotonic() - self._opened_s + run_s <= budget_s
+
+    def _seconds_by_kind(self):
+        spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
+        return self._paced_s | self._known_s | spent_s
 
     def _to_go(self):
         left_s = self.left_s()

@@ -38,6 +38,8 @@ def last_words(run: dict) -> str:
         metrics = run["metrics"]
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
         words = f"complete: val_loss {metrics['val_loss']:.4f}, {_times(run)}{doubt}"
+    elif run["status"] == "stopped":
+        words = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:
         failure = run["failure"]
         where = "".join(f", {name} {failure[name]}" for name in ("rank", "step") if failure[name] is not None)

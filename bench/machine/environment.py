@@ -78,6 +78,11 @@ def torch_facts() -> dict:
     }
 
 
+def host_hash() -> str:
+    """Which machine this is, for people who compare: a hash of its name."""
+    return private.salted_hash(platform.node())
+
+
 def numerical_libraries(config_text: str) -> list[str]:
     """torch.__config__.show() -> "MKL 2024.2", "oneDNN v3.12.0", as far as it names them."""
     patterns = {"MKL": r"Math Kernel Library Version (\S+?)-", "oneDNN": r"(?:MKL-DNN|oneDNN) (v[\d.]+)"}
@@ -108,11 +113,18 @@ def comparability_id(run: dict) -> str:
     On a CPU the model, its usable cores and the threads of each process stand for the GPUs.
     """
     env, protocol = run["environment"], run["timing_protocol"]
-    gpus = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
-    device = gpus or [env["cpu_model"], env["num_cpus"], env.get("num_threads")]
+    device = _devices(env)
     software = [env[key] for key in ("driver", "cuda", "nccl", "torch")]
     data = [file["sha256"] for split in ("train", "val") for file in run["data"][split]]
-    return _digest([device, software, protocol["id"], protocol.get("instruments"), data, run["world_size"]])
+    facts = [device, software, protocol["id"], protocol.get("instruments"), data, run["world_size"]]
+    nodes = [[_devices(node["environment"]), node["fabric"]] for node in run.get("nodes") or ()]
+    return _digest([*facts, nodes] if nodes else facts)
+
+
+def _devices(env):
+    """What computes: GPUs with their limits; on a CPU the model, its usable cores and each process' threads."""
+    gpus = sorted([gpu["name"], gpu["power_limit_w"]] for gpu in env["gpus"])
+    return gpus or [env["cpu_model"], env["num_cpus"], env.get("num_threads")]
 
 
 def _digest(facts):

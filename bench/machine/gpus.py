@@ -47,9 +47,9 @@ def smallest_gib(gpus: Sequence[dict]) -> float | None:
 
 
 def of_run(gpus: list[dict], hardware) -> list[dict]:
-    """Facts of all GPUs -> those that a run on this hardware uses, by rank."""
+    """Facts of all GPUs -> those that a run on this hardware uses on this node, by rank."""
     visible = [gpu for gpu in gpus if gpu["visible"] is not None]
-    return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.num_processes]
+    return sorted(visible, key=lambda gpu: gpu["visible"])[: hardware.ranks_of_node]
 
 
 def visible_order(uuids: Sequence[str], cuda_visible_devices: str | None) -> list[int]:

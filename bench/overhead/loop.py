@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from bench import stats
-from bench.config.schema import num_micro_steps
+from bench.config.stages import num_micro_steps, stages_of
 from bench.data import shards
 from bench.instruments import load
 from bench.instruments.base import PHASES, Context, InstrumentSet
@@ -141,7 +141,7 @@ class Loops:
         trainer = self.trainer
         self.sample(False)
         self.sync()
-        started_s, num_parts = time.perf_counter(), num_micro_steps(self.config)
+        started_s, num_parts = time.perf_counter(), num_micro_steps(self.config, stages_of(self.config)[0])
         for step in range(self.num_block_steps):
             for _ in range(num_parts):
                 tokens_BT, targets_BT = trainer.loader.next()

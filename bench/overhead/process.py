@@ -18,6 +18,7 @@ def loader(num_steps: int = 200, num_repeats: int = 5) -> list[tuple]:
     import torch
 
     from bench.data import shards
+    from bench.data.course import BatchShape
     from bench.data.loader import Loader
 
     rates = []
@@ -25,7 +26,7 @@ def loader(num_steps: int = 200, num_repeats: int = 5) -> list[tuple]:
         path = Path(folder) / "train_000000.bin"
         shards.write(path, np.arange(20_000_000) % 50_257)
         for _ in range(num_repeats):
-            batches = Loader([shards.check(path)], 64 * 1024, 1024, 1, 0, 1, torch.device("cpu"))
+            batches = Loader([shards.check(path)], [BatchShape(None, 64 * 1024, 1024, 1)], 0, 1, torch.device("cpu"))
             batches.next()
             started_s = time.perf_counter()
             for _ in range(num_steps):

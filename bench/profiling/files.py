@@ -31,16 +31,16 @@ class Saved:
     path: Path
     num_events: int
     num_bytes: int  # of the file, compressed or not
-    left_out: dict[str, int]  # category: events, where max_mib did not allow them
+    dropped: dict[str, int]  # category: events, where max_mib did not allow them
 
     def facts(self) -> dict:
         """What the record says of it."""
-        return {"num_events": self.num_events, "num_bytes": self.num_bytes, "left_out": self.left_out}
+        return {"num_events": self.num_events, "num_bytes": self.num_bytes, "dropped": self.dropped}
 
     @property
     def num_recorded(self) -> int:
         """Events that torch has in memory, written or not."""
-        return self.num_events + sum(self.left_out.values())
+        return self.num_events + sum(self.dropped.values())
 
 
 def save(profile, path: Path | str, max_mib: float | None = None, renamed: Iterable[tuple[str, str]] = ()) -> Saved:
@@ -60,10 +60,10 @@ def save(profile, path: Path | str, max_mib: float | None = None, renamed: Itera
     facts |= {"host_name": b'""', "traceName": json.dumps(path.name).encode()}
     head = b",\n".join(b"%s: %s" % (json.dumps(key).encode(), value) for key, value in facts.items())
     head = b"{\n" + head + b',\n"traceEvents": [\n'
-    events, left_out = shrink.to(events, max_mib * MIB - len(head)) if is_large else (events, {})
+    events, dropped = shrink.to(events, max_mib * MIB - len(head)) if is_large else (events, {})
     replaced = [*_private_paths(), *((f'"name": "{old}"', f'"name": "{new}"') for old, new in renamed)]
     _write(path, head, events, [(old.encode(), new.encode()) for old, new in replaced])
-    return Saved(path, len(events), path.stat().st_size, left_out)
+    return Saved(path, len(events), path.stat().st_size, dropped)
 
 
 def _read(raw):

@@ -33,16 +33,16 @@ def to(events, max_bytes):
     for category, size in zip(categories, sizes):
         sums[category] += size
     budgets = _budgets(sums, max_bytes)
-    kept, left_out = [], Counter()
+    kept, dropped = [], Counter()
     for event, category, size in zip(events, categories, sizes):
         if budgets.get(category, size) < size:
             budgets[category] = 0  # nothing after the first that has no room: what is kept is without holes
-            left_out[category] += 1
+            dropped[category] += 1
             continue
         if category in budgets:
             budgets[category] -= size
         kept.append(event)
-    return kept, dict(left_out)
+    return kept, dict(dropped)
 
 
 def _budgets(sizes, max_bytes):

@@ -32,5 +32,5 @@ def merged(summaries: Sequence[dict[str, dict]]) -> dict[str, dict]:
             window["files"] = [file for one in written for file in one["files"]]
             window["flush_ms"] = max(one["flush_ms"] for one in written)
             window |= {key: sum(one[key] for one in written) for key in ("num_events", "num_bytes")}
-            window["left_out"] = dict(sum((Counter(one["left_out"]) for one in written), Counter()))
+            window["dropped"] = dict(sum((Counter(one["dropped"]) for one in written), Counter()))
     return merged_windows

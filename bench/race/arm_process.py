@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def environment(results: Path | str) -> dict[str, str]:
 FACTS_MODULES = ("bench.race.arm_process", "bench.racers")  # this file's names, the newest first: a revision has one
 
 
-def facts(folder, overrides, results):
+def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
     module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
     if module is None:
@@ -77,21 +78,21 @@ def print_facts(overrides):
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     found |= {"own": job.own} if job.own else {}
-    found |= {"row": best_row(job.config, run), "preflight": [asdict(check) for check in ready.checks(job)]}
+    found |= {"row": best_row(job, run), "preflight": [asdict(check) for check in ready.checks(job)]}
     print(json.dumps(found))
     return 0
 
 
-def best_row(config, run):
+def best_row(job, run):
     """What a row of bench/record/rows.py will say of the run if it ends well, as far as that is known before it.
 
     run: the record that it begins with.
     """
-    goal, row = config.goal, row_of(run)
+    goal, row = job.config.goal, row_of(run)
     hoped = {"status": "complete", "validity": "valid", "train_s": 1.0, "num_flagged_steps": 0}
     hoped |= {"target_reached": True, "val_loss": row["target_val_loss"]}
     num_steps = None if goal.stop_at_target else goal.num_steps
-    return row | hoped | {"num_steps": num_steps, "batch_tokens": config.data.batch_tokens}
+    return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
 
 
 def source_sha256(folder, own=()):

@@ -41,10 +41,12 @@ def make(
     first_seed=0,
     order_seed=0,
     session_id=None,
+    ladder=None,
 ):
     """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
 
     n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
+    ladder: what ./run.sh ladder keeps of its rungs (bench/ladder/request.py); None, of another race: not in the plan.
     """
     looks = sorted({*(looks or ()), n})
     _check(arms, n, looks, alpha, loss_margin_nats, first_seed)
@@ -64,6 +66,7 @@ def make(
         "order": order(list(arms), n, first_seed, order_seed),
         "rules": RULES,
         "session_id": session_id,
+        **({} if ladder is None else {"ladder": ladder}),
     }
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
     return {"race_id": f"{stamp}Z-{name}-{sha256(plan)[:8]}", **plan}

@@ -55,7 +55,7 @@ def _facts(race):
     interrupted = [run for arm in race["arms"].values() for run in arm["interrupted_runs"]]
     if interrupted:
         yield f"interrupted and run again: {', '.join(interrupted)}"
-    if race["peeked"]:
+    if race["unplanned_look"]:
         yield f"unplanned look: {compare_text.FLAGS['unplanned-look']}"
 
 

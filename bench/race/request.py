@@ -29,6 +29,7 @@ def parse(words: Iterable[str]) -> dict:
             arm = arms.setdefault(name, {"overrides": [], "rev": None})
             arm.update({"rev": value} if dot else {"overrides": _split(word, value)})
         else:
+            _refuse_half_an_arm(word, name, what, value)
             common.append(word)
     for name, arm in arms.items():
         arm["overrides"] = [*common, *arm["overrides"]]
@@ -37,6 +38,14 @@ def parse(words: Iterable[str]) -> dict:
             words = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"
             raise ValueError(f"{name}={seeds[0]}: {words}")
     return {"arms": arms, **settings}
+
+
+def _refuse_half_an_arm(word, name, what, value):
+    """What is meant for one arm and would be taken for a setting of all: B.goal.num_steps=40, b=optim=muon."""
+    if plan.ARM.fullmatch(name):
+        raise ValueError(f"{word}: all settings of an arm stand in its one word: write {name}='{what}={value}'")
+    if len(name) == 1 and not what:
+        raise ValueError(f"{word}: an arm's name begins with a capital letter: write {name.upper()}='{value}'")
 
 
 def _setting(key, value):

@@ -128,7 +128,18 @@ def _run_one(race, slot, folder, results, show, series):
         raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
     words = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
     say("race", f"{words}{series.end()}", always=done.status != "complete")
+    if done.discarded:
+        _warn_of_doubts(done, results)
     return race
+
+
+def _warn_of_doubts(warm_up, results):
+    """What a warm-up already shows of a script that its times will not be compared: before the others have run."""
+    run = arm_process.record_of(results, warm_up.attempts[-1][0]) or {}
+    doubts = [one["doubt"] for one in run.get("doubts", ()) if one["instrument"] == "script"]
+    if doubts:
+        words = f"{warm_up.arm}'s times will not be compared if its other runs are as its warm-up: {doubts[0]}"
+        say("warn", words, always=True)
 
 
 def _series(race, live):

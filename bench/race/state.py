@@ -194,6 +194,6 @@ def as_json(state, status, why, ended_at, result) -> race_folder.Race:
         "arms": arms,
         "order": [{key: getattr(slot, key) for key in keys} for slot in state.slots],
         "looks": state.looks,
-        "peeked": state.has_unplanned_look,
+        "unplanned_look": state.has_unplanned_look,
         "result": result,
     }

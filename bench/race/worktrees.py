@@ -11,9 +11,10 @@ from pathlib import Path
 from bench.machine import git
 
 FOLDER = "speedrun-worktrees"
+LOCKS = "conf/data"  # where bench/data/sources/hub.py keeps them
 
 
-def commit_of(repo, rev):
+def commit_of(repo: Path | str, rev: str) -> str:
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
     _git_folder(repo, rev)
     found = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
@@ -45,7 +46,15 @@ def add(repo, name, commit):
     except git.Failed as error:
         remove(repo, name)
         raise ValueError(str(error)) from None
+    _lend_locks(Path(repo), path)
     return path
+
+
+def _lend_locks(repo, path):
+    """A data lock that is not committed yet, or is younger than the revision: both race the data that were fetched."""
+    for lock in sorted((repo / LOCKS).glob("*.lock.json")):
+        if (path / LOCKS).is_dir() and not (path / LOCKS / lock.name).exists():
+            shutil.copy(lock, path / LOCKS)
 
 
 def remove(repo, name):

@@ -28,12 +28,14 @@ HINTS = {  # what to do
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
     "agent_killed": KILLED,
+    "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
+    "stopped": "run it alone if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "

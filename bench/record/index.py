@@ -2,8 +2,9 @@
 
 The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
 change and time of status change, and while the code that made it is the same; a deleted, damaged or foreign index is
-ignored.  A run that still runs, or whose run.json changed in the last seconds before it was read (file systems
-count time in coarse ticks), is read again every time.  Where the index cannot be written, everything still works.
+ignored.  config.yaml is written before its run.json and never again, so that run.json's signature stands for both.  A
+run that still runs, or whose run.json changed in the last seconds before it was read (file systems count time in coarse
+ticks), is read again every time.  Where the index cannot be written, everything still works.
 """
 
 import contextlib
@@ -18,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import atomic
+from bench.record import configs, run_folder
 from bench.record import rows as rows_module
-from bench.record import run_folder
 from bench.record.rows import COLUMNS, Row, row_of
 
 NAME = ".index.json"
@@ -98,7 +99,7 @@ def _read_all(parent, names):
 def _read(parent, name):
     folder = f"{parent}/{name}"
     try:
-        return name, row_of(run_folder.read(folder)), None
+        return name, row_of(run_folder.read(folder), configs.read(folder)), None
     except ValueError as error:
         return name, None, str(error)
     except (KeyError, TypeError, AttributeError) as error:
@@ -122,7 +123,7 @@ def _parsed(path, *signature):
     index = json.loads(path.read_bytes())
     if index["code"] != _code():
         return {}
-    columns = [_unpacked(index["rows"][column]) for column in COLUMNS]
+    columns = [UNPACK.get(column, _unpacked)(index["rows"][column]) for column in COLUMNS]
     return dict(zip(index["names"], zip(index["signatures"], zip(*columns, strict=True), strict=True), strict=True))
 
 
@@ -139,7 +140,9 @@ def _save(parent, known, changed):
             "code": _code(),
             "names": list(entries),
             "signatures": [signature for signature, _ in entries.values()],
-            "rows": {column: _packed(values) for column, values in zip(COLUMNS, columns, strict=False)},
+            "rows": {
+                column: PACK.get(column, _packed)(values) for column, values in zip(COLUMNS, columns, strict=False)
+            },
         }
         atomic.write_text(Path(parent, NAME), json.dumps(index, separators=(",", ":")), durable=False)
 
@@ -162,9 +165,26 @@ def _unpacked(column):
     return values if codes is None else [values[code] for code in codes]
 
 
+def _packed_configs(values):
+    """Tuples of texts: each text once, each tuple once, as the numbers of its texts."""
+    texts = {text: None for config in dict.fromkeys(values) for text in config}
+    numbers = {text: number for number, text in enumerate(texts)}
+    packed = _packed([tuple(numbers[text] for text in config) for config in values])
+    return packed | {"texts": list(texts)}
+
+
+def _unpacked_configs(column):
+    texts = column["texts"]
+    configs_ = [tuple(texts[number] for number in numbers) for numbers in column["values"]]
+    return _unpacked({"values": configs_, "codes": column.get("codes")})
+
+
+PACK, UNPACK = {"config": _packed_configs}, {"config": _unpacked_configs}
+
+
 def _code():
     """Hash of the code that makes rows: entries of other code count for nothing."""
-    sources = (Path(module.__file__).read_bytes() for module in (run_folder, rows_module))
+    sources = (Path(module.__file__).read_bytes() for module in (run_folder, rows_module, configs))
     return hashlib.sha256(b"".join([*sources, Path(__file__).read_bytes()])).hexdigest()
 
 

@@ -21,6 +21,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from pathlib import Path
 from bench import utc
 
 NAME = "ledger.jsonl"
+TURN = ".ledger.turn"
+LOOK_EVERY_S = 0.02
+STALE_S = 15.0  # an append takes milliseconds
 
 
 # ---- writing
@@ -40,7 +44,8 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
     """
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b", buffering=0) as file:
+    # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
+    with _turn(path.parent / TURN), open(path, "a+b", buffering=0) as file:
         _lock(file)
         size = file.seek(0, os.SEEK_END)
         last = _last_line(file, size)
@@ -56,6 +61,38 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
     return line
 
 
+@contextlib.contextmanager
+def _turn(path):
+    """Launchers of several nodes take turns: whoever makes the file has it.
+
+    NFS knows no flock everywhere, and appends of two nodes overwrite each other there; that one of two makes a file is
+    sure (open(2), O_EXCL).  One that its maker left behind, by the file system's own clock, is taken away.
+    """
+    own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    while True:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            break
+        except FileExistsError:
+            _end_stale(path, own)
+            time.sleep(LOOK_EVERY_S)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _end_stale(path, own):
+    with contextlib.suppress(OSError):  # it has just gone, or another process takes it away
+        made_s = path.stat().st_mtime
+        own.touch()
+        now_s = own.stat().st_mtime
+        own.unlink()
+        if now_s - made_s > STALE_S:
+            os.rename(path, own)  # of two that try, one does
+            own.unlink()
+
+
 def _write(file, content):
     if file.write(content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -63,8 +100,8 @@ def _write(file, content):
 
 
 def _lock(file):
-    """Two launchers at once take turns; the lock goes with the file when its process dies."""
-    with contextlib.suppress(OSError):  # a file system without locks: a line is still written in one piece
+    """Revisions from before _turn() know this lock alone."""
+    with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX)
 
 

@@ -4,9 +4,11 @@ None where a fact is missing: a run that did not finish, a device whose peak is 
 """
 
 import math
+from collections.abc import Collection
 
 from bench import stats
 from bench.machine import peak_rates
+from bench.record import work
 from bench.units import ms_from_s, s_from_ms
 
 
@@ -33,7 +35,7 @@ def metrics(run: dict, steps: list[dict]) -> dict:
         "val_loss": val_loss,
         "train_s": train_s,
         "num_flagged_steps": num_flagged_steps,
-        **speed(run, timed_s, num_timed_steps),
+        **speed(run, timed_s, num_timed_steps, [row["step"] for row in _flagged(steps, num_untimed_steps)]),
         "step_ms_p50": stats.percentile(timed_ms, 50),
         "step_ms_p95": stats.percentile(timed_ms, 95),
         "peak_mem_gib": max(mem_gib, default=None),
@@ -46,13 +48,15 @@ def metrics(run: dict, steps: list[dict]) -> dict:
     }
 
 
-def speed(run: dict, timed_s: float | None, num_steps: int | None) -> dict:
+def speed(run: dict, timed_s: float | None, num_steps: int | None, flagged: Collection[int] = ()) -> dict:
     """How fast num_steps steps were that took timed_s: of a finished run's record, and of one that still trains.
 
-    run: as for metrics(); while a run lasts its clock is not synchronised, and no step is flagged yet.
+    run: as for metrics(); while a run lasts its clock is not synchronised, and no step is flagged yet.  flagged: the
+    rows between them that neither counts.
     """
-    model, world_size = run["model"], run["world_size"]
-    rate = tokens_per_s(num_steps, run["measured"].get("batch_tokens"), timed_s)
+    world_size, last = run["world_size"], (num_steps or 0) + len(flagged)
+    num_tokens, model = work.num_tokens(run["measured"], last, flagged), work.flops_per_token(run, last, flagged)
+    rate = num_tokens / timed_s if num_tokens and timed_s else None  # global, over all ranks
     peak = peak_flops(run)
     return {
         "step_avg_ms": step_avg_ms(None if timed_s is None else ms_from_s(timed_s), num_steps),
@@ -72,12 +76,15 @@ def timed(train_s, steps, num_untimed_steps=0):
     """
     if train_s is None or not steps:
         return None, None
-    flagged_ms = [
-        row["step_ms"]
-        for row in steps
-        if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
-    ]
+    flagged_ms = [row["step_ms"] for row in _flagged(steps, num_untimed_steps)]
     return train_s - s_from_ms(sum(flagged_ms)), max(0, steps[-1]["step"] - num_untimed_steps) - len(flagged_ms)
+
+
+def _flagged(steps, num_untimed_steps):
+    """Rows of timed steps that an instrument disturbed."""
+    return [
+        row for row in steps if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
+    ]
 
 
 def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
@@ -88,13 +95,6 @@ def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
 def unflagged_step_ms(steps):
     """The step times that may enter statistics: measured, and no instrument disturbed the step."""
     return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
-
-
-def tokens_per_s(num_steps, batch_tokens, seconds):
-    """Global, over all ranks: num_steps * batch_tokens / train_s, batch_tokens being those of all ranks together."""
-    if not num_steps or batch_tokens is None or not seconds:
-        return None
-    return num_steps * batch_tokens / seconds
 
 
 def mfu(flops_per_token, rate, world_size, peak):
@@ -127,7 +127,7 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
 def energy(run, num_steps):
     """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
     summary = _telemetry(run)
-    energy_j, num_tokens = summary.get("energy_j"), (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    energy_j, num_tokens = summary.get("energy_j"), work.num_tokens(run["measured"], num_steps or 0)
     return {
         "energy_j": energy_j,
         "energy_j_per_step": energy_j / num_steps if energy_j is not None and num_steps else None,

@@ -2,6 +2,7 @@
 
     a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
     part of a run id  every run that bears it, a config_id for example
+    part of a sweep id the runs of the sweep
     part of a race id the race; where a verb wants runs, those of its arms        RACE:ARM   one arm of it
     ONE,OTHER         both
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.paths import REPO, published_root, race_roots, results_root, working_folder
-from bench.record import race_folder, run_folder
+from bench.record import race_folder, run_folder, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
 FILES = ("run.json", "race.json")  # stand for their folder
@@ -49,7 +50,14 @@ class Named:
 
         ValueError: the race has no such arm, or none of its runs is there.
         """
+        if self.sweep is not None:
+            return _runs_of_sweep(self.word, self.sweep)
         return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
+
+    @property
+    def sweep(self) -> Path | None:
+        """The folder of the sweep that is meant, or None."""
+        return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / sweep.NAME).is_file() else None
 
     @property
     def path(self) -> Path:
@@ -75,6 +83,8 @@ class Lookup:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         if race := _race(word):
             return Named(word, [race])
+        if found := _sweep(word):
+            return Named(word, [found])
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
@@ -159,6 +169,22 @@ def _race(word):
         if found:
             return found[0]
     return None
+
+
+def _sweep(word):
+    """The folder of the sweep that part of an id means, or None.  ValueError: it is part of several ids."""
+    found = [folder for folder in sweep.folders() if word in folder.name]
+    if len(found) > 1:
+        raise ValueError(f"{word}: is part of {len(found)} sweep ids: {', '.join(path.name for path in found)}")
+    return found[0] if found else None
+
+
+def _runs_of_sweep(word, folder):
+    """Folders of a sweep's runs.  ValueError: none of it is there."""
+    found = [point.folder for point in sweep.points(folder) if point.folder is not None]
+    if not found:
+        raise ValueError(f"{word}: no run of this sweep is there: start it again, or restore them beside it")
+    return found
 
 
 def _runs_of_race(word, folder, arm):

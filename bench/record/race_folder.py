@@ -34,7 +34,7 @@ class Race(TypedDict):
     arms: dict  # {name: the plan's facts, and the names of its runs, warm_up_runs, interrupted_runs}
     order: list[dict]  # position, arm, seed, discarded, run, status
     looks: list[dict]  # at, started, planned
-    peeked: bool  # there was an interim look that the plan has not
+    unplanned_look: bool  # there was an interim look that the plan has not
     result: dict | None  # {"baseline", "against": {name: bench.compare.verdict.Comparison}}; None: abandoned
 
 
@@ -70,13 +70,21 @@ def read(folder: Path | str) -> Race:
     try:
         race = json.loads(path.read_bytes())
         against = (race.get("result") or {}).get("against") or {}
+        _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
+            _rename(comparison, "left_out", "excluded")
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
         assert all(isinstance(arm.get("runs") or [], list) for arm in race["arms"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise ValueError(f"{path}: is not a readable race ({error!r}): restore it, or race again") from None
     return race
+
+
+def _rename(facts, before, today):
+    """In place: a key of an older file by its name of today."""
+    if before in facts:
+        facts[today] = facts.pop(before)
 
 
 def _name_arms(comparison, baseline, candidate):
@@ -86,7 +94,7 @@ def _name_arms(comparison, baseline, candidate):
         names = {"A": baseline, "B": candidate}
         said = str(comparison.get("words") or "")
         comparison["words"] = re.sub(r"\b[AB]\b", lambda letter: names[letter[0]], said)
-        for run in comparison.get("left_out") or ():
+        for run in comparison.get("excluded") or ():
             run["arm"] = names.get(run.get("arm"), run.get("arm"))
 
 

@@ -7,12 +7,14 @@ None is off, unknown or not measured.
 import json
 from typing import TypedDict
 
+from bench.record import configs
+
 
 class Asked(TypedDict):
     run_id: str
     track: str | None
     num_deviations: int  # from what the track fixes
-    status: str  # running, complete, failed, aborted
+    status: str  # running, complete, failed, aborted, stopped
     failure: str | None  # its kind
     validity: str | None  # valid, suspect, invalid
     name: str | None
@@ -46,6 +48,18 @@ class Metrics(TypedDict):
     goodput_frac: float | None
 
 
+class Size(TypedDict):
+    """What a run is made of, whatever became of it, and what it drew."""
+
+    size: str | None  # layers x width, 4x128
+    num_params: int | None
+    num_shards: int | None  # of training
+    epochs: float | None  # above 1 tokens are seen again
+    energy_j: float | None  # of the timed region, all devices together; as the next two None but of complete runs
+    mean_power_w: float | None
+    throttled_frac: float | None  # of its samples in which heat or hardware held a clock down, of the worst device
+
+
 class Provenance(TypedDict):
     wall_s: float | None
     started_at: str | None  # UTC, ISO 8601
@@ -57,6 +71,7 @@ class Provenance(TypedDict):
     race_id: str | None
     arm: str | None
     discarded: bool | None  # the warm-up run of an arm: in the ledger, in no mean and no verdict
+    sweep_id: str | None
 
 
 class Counted(TypedDict):
@@ -64,8 +79,7 @@ class Counted(TypedDict):
 
     provenance: str | None  # imported: a log of another harness
     num_flagged_steps: int | None
-    batch_tokens: int | None
-    energy_j: float | None
+    batch_tokens: float | None  # of a run with stages the mean
     target_val_loss: float | None
     stop_at_target: bool | None
     val_tokens: int | None
@@ -75,9 +89,10 @@ class Counted(TypedDict):
     headline: str | None
     log_id: str | None
     identity_version: int | None
+    config: configs.Config
 
 
-class Shown(Asked, Metrics, Provenance):
+class Shown(Asked, Metrics, Size, Provenance):
     """The table's columns, without the folder, which depends on where one stands."""
 
 
@@ -92,8 +107,8 @@ ENCODE = json.JSONEncoder(sort_keys=True).encode
 MACHINE_INSTRUMENTS = ("telemetry", "host")
 
 
-def row_of(run: dict) -> Row:
-    """A record -> its row."""
+def row_of(run: dict, config: configs.Config = ()) -> Row:
+    """A record and what configs.read() found beside it -> its row."""
     complete = run["status"] == "complete"
     env, measured, code = run["environment"], run["measured"], run["code"]
     gpus, race = env.get("gpus") or (), run.get("race") or {}
@@ -111,11 +126,42 @@ def row_of(run: dict) -> Row:
         "wall_s": measured.get("wall_s") if complete else None,
         "commit": code.get("commit"),
         "source_sha256": code.get("source_sha256"),
+        "sweep_id": (run.get("sweep") or {}).get("sweep_id"),
     }
     metrics = {name: run["metrics"].get(name) if complete else None for name in METRICS}
-    row = {column: run.get(column) for column in SHOWN} | facts | metrics | _counted(run, complete)
+    row = {column: run.get(column) for column in SHOWN} | facts | metrics | _size(run, config, complete)
+    row |= _counted(run, complete) | {"config": config}
     assert tuple(row) == COLUMNS  # the index keeps the values in this order
     return row
+
+
+def _size(run, config, complete) -> Size:
+    data, model = run["data"], next((text for text in config if text.startswith('{"model.')), None)
+    settings = configs.settings([model] if model else [])
+    layers, width = settings.get("model.num_layers"), settings.get("model.width")
+    shards, telemetry = data.get("train") or (), _telemetry(run) if complete else {}
+    devices = (telemetry.get("by_device") or {}).values()
+    slowed = [one["slowed_frac"] for one in devices if one.get("slowed_frac") is not None]
+    power_w = run["metrics"].get("mean_power_w") if complete else None
+    return {
+        "size": None if layers is None or width is None else f"{layers}x{width}",
+        "num_params": run["model"].get("num_params"),
+        "num_shards": len(shards) or None,
+        "epochs": _epochs(run, shards),
+        "energy_j": _energy_j(run) if complete else None,
+        "mean_power_w": telemetry.get("mean_power_w") if power_w is None else power_w,
+        "throttled_frac": max(slowed, default=None),
+    }
+
+
+def _epochs(run, shards):
+    """As the record says; an earlier one does not, and its tokens are counted."""
+    if run["data"].get("epochs") is not None:
+        return run["data"]["epochs"]
+    num_tokens = sum(shard.get("num_tokens") or 0 for shard in shards)
+    num_steps = run["metrics"].get("num_steps") if run["status"] == "complete" else None
+    num_seen = (num_steps or 0) * (run["measured"].get("batch_tokens") or 0)
+    return num_seen / num_tokens if num_tokens and num_seen else None
 
 
 def _counted(run, complete) -> Counted:
@@ -124,7 +170,6 @@ def _counted(run, complete) -> Counted:
         "provenance": run.get("provenance"),
         "num_flagged_steps": metrics.get("num_flagged_steps") if complete else None,
         "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
-        "energy_j": _energy_j(run) if complete else None,
         "target_val_loss": _target(goal, run["data"].get("floor_nats")),
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
@@ -157,6 +202,7 @@ def setting(run):
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
         "world_size": run.get("world_size"),
+        **({"beside": run["beside"]["num_slots"]} if run.get("beside") else {}),
     }
 
 
@@ -168,9 +214,12 @@ def _timed_steps(imported):
 
 def _energy_j(run):
     """Of the timed region, all devices together: from the record's metrics, or from the telemetry's summary."""
-    telemetry = (run.get("instrument_summaries") or {}).get("telemetry") or {}
     found = run["metrics"].get("energy_j")
-    return telemetry.get("energy_j") if found is None else found
+    return _telemetry(run).get("energy_j") if found is None else found
+
+
+def _telemetry(run):
+    return (run.get("instrument_summaries") or {}).get("telemetry") or {}
 
 
 def _target(goal, floor_nats):

@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +47,7 @@ ROLES = {
     "memory": "memory",
     "work": "work",
 }
+OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
 OUTPUT_ROLES = (
     "steps",
     "telemetry",
@@ -265,7 +267,8 @@ def artifacts(folder: Path | str) -> list[dict]:
 
 
 def _role(path):
-    return ROLES.get(path, ROLES.get(path.partition("/")[0], "other"))
+    name = OF_NODE.sub("", path)
+    return ROLES.get(name, ROLES.get(name.partition("/")[0], "other"))
 
 
 def files(folder: Path | str) -> list[str]:

@@ -19,6 +19,10 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if implausible is not None and val_loss < implausible:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
         return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)", *doubts]
+    if beside := run.get("beside"):
+        others = beside["num_slots"] - 1
+        words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"
+        doubts.append(f"{words}: its loss counts, its times are not those of a machine of its own")
     foreign = run["measured"].get("foreign_cpu_cores")
     on_cpu = run["hardware"]["device"] == "cpu"
     if on_cpu and foreign is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bench import private
-from bench.config import schema
+from bench.config import schema, stages
 from bench.paths import REPO
 from bench.record import run_folder, script_rules, step_files
 from bench.record.metrics import metrics
@@ -163,11 +163,15 @@ def steps_are_those_of_the_goal(folder: Path, run: dict) -> tuple[bool, str]:
 
 
 def tokens_are_counted(folder: Path, run: dict) -> tuple[bool, str]:
-    """tokens is step * batch_tokens in every row, batch_tokens as configured."""
-    batch_tokens = run["measured"]["batch_tokens"]
-    if batch_tokens != schema.read(folder).data.batch_tokens:
-        return False, f"batch_tokens {batch_tokens}, config.yaml says {schema.read(folder).data.batch_tokens}"
-    wrong = [row["step"] for row in step_files.read(folder) if row["tokens"] != row["step"] * batch_tokens]
+    """tokens is step * batch_tokens in every row, as configured; with stages, the sum of the steps' own."""
+    config, measured = schema.read(folder), run["measured"]
+    batch_tokens, configured = measured["batch_tokens"], stages.mean_batch_tokens(config)
+    if batch_tokens != configured:
+        return False, f"batch_tokens {batch_tokens}, config.yaml says {configured}"
+    if bool(config.stages) != bool(measured.get("stages")):
+        return False, "stages are in one of config.yaml and the record alone"
+    rows = step_files.read(folder)
+    wrong = [row["step"] for row in rows if row["tokens"] != stages.num_tokens(config, row["step"])]
     return not wrong, f"wrong at steps {wrong[:5]}" if wrong else f"{batch_tokens} a step"
 
 

@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 from bench import atomic, utc
-from bench.record import run_folder
+from bench.record import certificates
 from bench.replay import environments, outcomes
 from bench.replay.environments import Field
 from bench.replay.outcomes import Outcome
 from bench.replay.rebuilding import Recorded
 
-FILE = "certificate.json"
 SCHEMA_VERSION = 1
 
 
@@ -38,7 +36,7 @@ class Certificate:
     @property
     def holds(self) -> bool:
         """Whether the record was reproduced."""
-        return self.outcome in outcomes.HOLDS
+        return self.outcome in certificates.HOLDS
 
 
 def impossible(recorded: Recorded, why: str) -> Certificate:
@@ -109,19 +107,4 @@ def _environment(one):
 def write(found: Certificate, folders: list[Path]) -> None:
     """Into each of these run folders, in the place of an earlier one."""
     for folder in folders:
-        atomic.write_json(folder / FILE, dataclasses.asdict(found))
-
-
-def read(folder: Path | str) -> dict | None:
-    """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run."""
-    try:
-        with open(os.path.join(folder, FILE)) as file:
-            found = json.load(file)
-        run = run_folder.read_raw(folder)
-        if f"{run['track']}/{run['run_id']}" in found["replays"]:
-            return found
-        listed = {one["path"]: one["sha256"] for one in run["artifacts"]}
-        is_of_it = found["record"] == f"{run['track']}/{run['run_id']}"
-        return found if is_of_it and found["losses_sha256"] == listed.get("steps.csv") else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        atomic.write_json(folder / certificates.FILE, dataclasses.asdict(found))

@@ -18,6 +18,7 @@ CAUSES = {
     "libraries": "other numerical libraries",
     "python": "another Python",
 }
+LATER_FIELDS = ("cpu_capability", "libraries")  # not in the first records
 UNSAID = "nothing that the two environments say"
 # Variables that reach arithmetic; the others say where things lie, or are the harness's own.
 VARIABLES = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
@@ -77,5 +78,9 @@ def cause(fields: list[Field], unsaid: list[str], is_deterministic: bool) -> str
 
 
 def unsaid(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Of CAUSES, what is known here and not of the record."""
-    return [name for name in CAUSES if recorded.get(name) is None and here.get(name) not in (None, [])]
+    """Of CAUSES, what the record does not say: what is known here, and what older records have not."""
+    return [
+        name
+        for name in CAUSES
+        if recorded.get(name) is None and (here.get(name) not in (None, []) or name in LATER_FIELDS)
+    ]

@@ -9,7 +9,6 @@ ROUNDED = "equal within rounding"
 REPRODUCED = "statistically reproduced"
 DIFFERS = "not reproduced"
 IMPOSSIBLE = "impossible here"
-HOLDS = (IDENTICAL, ROUNDED, REPRODUCED)
 
 LOSSES = ("train_loss", "val_loss")
 # The largest relative difference at the first step that differs which another order of additions explains, by the dtype

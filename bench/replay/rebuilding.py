@@ -63,7 +63,9 @@ def read(folder: Path) -> Recorded:
 
 def hardware_of(recorded: Recorded) -> SimpleNamespace:
     """The record's hardware group, as bench/machine/environment.py reads it."""
-    return SimpleNamespace(**recorded.config["hardware"])
+    hardware = recorded.config["hardware"]
+    of_node = hardware["num_processes"] // (hardware.get("nodes") or 1)
+    return SimpleNamespace(**hardware, ranks_of_node=of_node)
 
 
 # ---- is everything here?

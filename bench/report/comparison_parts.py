@@ -135,7 +135,7 @@ def excluded(against: Mapping[str, dict]) -> Safe:
     """Runs that are in no mean, and the rule that excluded each; of the baseline once."""
     lines = {}
     for one in against.values():
-        for run in one.get("left_out") or ():
+        for run in one.get("excluded") or ():
             reasons = "; ".join(run.get("reasons") or [])
             lines[run.get("run_id")] = [run.get("arm"), tag("code", run.get("run_id")), reasons]
     return section("Excluded runs", table(("arm", "run", "by which rule"), lines.values())) if lines else Safe("")

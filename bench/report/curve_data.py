@@ -31,7 +31,7 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
     else the sum of step_ms; None where a log prints the time of some steps only.  Steps with a flag are in no step_ms.
     None is unknown.
     """
-    steps, train_s = columns["step"], _train_s(columns)
+    steps, train_s = columns["step"], train_s_of(columns)
     trained = [
         number
         for number, (loss, ms) in enumerate(zip(columns["train_loss"], columns["step_ms"], strict=True))
@@ -56,8 +56,8 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
     }
 
 
-def _train_s(columns):
-    """Seconds of training up to the end of each step; all None where a step's time is missing."""
+def train_s_of(columns: Mapping[str, Sequence]) -> list[float | None]:
+    """Columns of COLUMNS -> seconds of training up to the end of each step; all None where a step's time is missing."""
     if columns["train_time_ms"].count(None) < len(columns["step"]):
         return _printed_s(columns["train_time_ms"])
     now_ms, before, found = 0.0, None, []

@@ -19,10 +19,13 @@ TIMEOUT_S = 60
 STYLE = tag("style", ".top, .u-value, .u-series:first-child { display: none } figure { margin: .5rem 0 }")
 
 
-def write(charts: Iterable[dict], out: Path, panels: Sequence[forest.Panel] = ()) -> Iterator[Path]:
+def write(
+    charts: Iterable[dict], out: Path, panels: Sequence[forest.Panel] = (), drawings: Iterable = ()
+) -> Iterator[Path]:
     """Chart specs, folder -> yields the path of each picture, out/ID.png.  ValueError without a Chromium.
 
-    panels: of a forest plot, which becomes out/verdict.png.
+    panels: of a forest plot, which becomes out/verdict.png.  drawings: with id, title, markup and height_px, of what is
+    no chart (bench/report/sweep_charts.py).
     """
     if CHROMIUM is None:
         raise ValueError("--png: no chromium or google-chrome on PATH: install one, or open the page in a browser")
@@ -31,6 +34,9 @@ def write(charts: Iterable[dict], out: Path, panels: Sequence[forest.Panel] = ()
         if panels:
             html = page("Verdict", STYLE, forest.plot(panels), styles=REPORT_STYLES)
             yield _take(html, forest.height_px(panels, WIDTH_PX), Path(folder), out / "verdict.png")
+        for one in drawings:
+            html = page(one.title, STYLE, one.markup, styles=REPORT_STYLES)
+            yield _take(html, one.height_px, Path(folder), out / f"{one.id}.png")
         for chart in charts:
             html = page(chart["title"], STYLE, figure(chart), data={"charts": [chart]})
             yield _take(html, HEIGHT_PX, Path(folder), out / f"{chart['id']}.png")

@@ -123,7 +123,7 @@ def _verdict(race, against):
 
 def _looks(race):
     num = sum(not look.get("planned") for look in race.get("looks") or [])
-    if not race.get("peeked") or not num:
+    if not race.get("unplanned_look") or not num:
         return ""
     words = f"Interim looks that were not planned: {num}. The verdict is not evidence."
     return tag("p", words, class_="doubt")

@@ -1,7 +1,7 @@
 """A record's rows -> chart specs (bench/web/chart.py); None where the record lacks what a chart needs."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import stats
@@ -25,14 +25,17 @@ TELEMETRY = (
 )
 
 
-def of_run(folder: Path, rows: list[dict], events: list[dict]) -> Iterator[dict | None]:
-    """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl."""
+def of_run(folder: Path, rows: list[dict], events: list[dict], stages: Sequence[dict] = ()) -> Iterator[dict | None]:
+    """Every chart of a run, loss and step time first.  rows of steps.csv, events of events.jsonl.
+
+    stages: run.json["measured"]["stages"] of a run that has them.
+    """
     ends_s = end_s(rows, events)
     marked = [{"step": event["step"], "label": what(event)} for event in events if event["event"] == "stall"]
     if not events:  # a log: its stalls are in no event
         marked = [{"step": one["step"], "label": f"stall of {one['ms']:.4g} ms"} for one in stalls.find(rows)]
     yield losses(rows)
-    yield step_time(rows, ends_s, marked)
+    yield step_time(rows, ends_s, marked, stages)
     yield regions(rows, ends_s)
     yield distribution(rows)
     start_ns = next((event["t_ns"] for event in events if event["event"] == "run_start"), None)
@@ -87,7 +90,7 @@ def _timed(rows):
     return timed, [row for row in timed if not row.get("flags")]
 
 
-def step_time(rows, ends_s, stalled=()):
+def step_time(rows, ends_s, stalled=(), stages=()):
     """Milliseconds of every step; disturbed ones in a series of their own.  stalled: [{"step", "label"}]."""
     timed, plain = _timed(rows)
     if not timed:
@@ -103,6 +106,12 @@ def step_time(rows, ends_s, stalled=()):
     validated = [row["step"] for row in rows if row.get("val_loss") is not None]
     marks = [mark_of(ends_s[step], f"validation after step {step}", "validation") for step in validated]
     marks += [mark_of(ends_s[stall["step"]], stall["label"], "stall") for stall in stalled if stall["step"] in ends_s]
+    for stage in stages[1:]:
+        before = stage["first_step"] - 1
+        if before in ends_s:
+            words = f"from step {before + 1}: {stage['batch_tokens']} tokens a step, {stage['seq_len']} a sequence"
+            words += f", window {stage['window_tokens']}" if stage.get("window_tokens") else ""
+            marks.append(mark_of(ends_s[before], words, "stage"))
     x = [ends_s[row["step"]] for row in timed]
     return chart("step-time", "Step time", caption, SECONDS, "ms", x, series, marks, "time")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import atomic
+from bench.record import certificates
 from bench.report.run_events import plain
 from bench.units import format_bytes
 from bench.web.page import Safe, details, section, table, tag
@@ -26,7 +27,7 @@ def device(environment: dict) -> str | None:
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
-def where(run: dict) -> Safe:
+def where(folder: Path, run: dict) -> Safe:
     """The machine, the code, the data, as far as they are known."""
     env, code = run["environment"], run["code"]
     gpus = env.get("gpus") or []
@@ -44,6 +45,7 @@ def where(run: dict) -> Safe:
         facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
         facts["started"] = run["started_at"]
+        facts["run again"] = certificates.words(certificates.read(folder))
     shards = [
         [split, file["file"], file["num_tokens"], _code(file["sha256"])]
         for split in ("train", "val")
@@ -57,6 +59,29 @@ def where(run: dict) -> Safe:
 
 def _code(words, more=""):
     return Safe(tag("code", words) + tag("span", more)) if more else tag("code", words)
+
+
+def stages(run: dict) -> Safe:
+    """What the run's stages were, a row each; nothing of a run without."""
+    rows = run["measured"].get("stages") or ()
+    columns = {
+        "from step": "first_step",
+        "steps": "num_steps",
+        "tokens a step": "batch_tokens",
+        "tokens a sequence": "seq_len",
+        "micro-steps": "num_micro_steps",
+        "window": "window_tokens",
+        "times lr": "lr_frac",
+        "momenta": "momenta",
+        "updates every": "update_every_steps",
+    }
+    given = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
+    lines = [[_words(row.get(key)) for key in given.values()] for row in rows]
+    return section("Stages", table(tuple(given), lines)) if rows else Safe("")
+
+
+def _words(value):
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else value
 
 
 def summaries(run: dict) -> Safe:

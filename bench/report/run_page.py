@@ -38,7 +38,7 @@ def html(
     folder, at = Path(folder), Path(at or folder)
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
-    charts = [spec for spec in run_charts.of_run(folder, rows, events) if spec]
+    charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
     memory_charts, memory_section = run_memory.of_run(folder)
     title = _title(run)
     others = [tag("a", words, href=link) for words, link in repeats]
@@ -58,9 +58,10 @@ def html(
             *facts,
             scripts.section_of(run),
             run_events.section_of(run, rows, events),
-            run_facts.where(run),
+            run_facts.where(folder, run),
             class_="columns",
         ),
+        run_facts.stages(run),
         run_facts.summaries(run),
         run_facts.kernels(folder),
         memory_section,
@@ -95,9 +96,13 @@ def block(folder: Path | str) -> str:
 def charts_of(folder: Path | str) -> list[dict]:
     """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
     folder = Path(folder)
-    run_folder.read(folder)
-    found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder))
+    run = run_folder.read(folder)
+    found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
     return [spec for spec in found if spec]
+
+
+def _stages(run):
+    return run["measured"].get("stages") or ()
 
 
 def sentence(run: dict) -> str:

@@ -1,15 +1,24 @@
-"""Which rows of the results table, and in which order: what --where and --sort say."""
+"""Which rows of the results table, and in which order: what --where and --sort say.
 
+A key is a column or a setting by its dotted name, which bench/report/table_columns.py has put into each row.
+"""
+
+import fnmatch
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from bench.record.rows import METRICS, SHOWN
+from bench.record.rows import METRICS
 
-COLUMNS = (*SHOWN, "folder")  # of the results table
-CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.S)
+CONDITION = re.compile(r"([\w.]+)(<=|>=|!=|=|<|>)(.*)", re.S)
+GLOB = re.compile(r"[*?\[]")
 YES_OR_NO = ("target_reached", "discarded")
-NUMBERS = (*(name for name in METRICS if name != "target_reached"), "num_deviations", "seed", "world_size", "wall_s")
+NUMBERS = (
+    *(name for name in METRICS if name != "target_reached"),
+    *("num_deviations", "seed", "world_size", "wall_s", "num_params", "num_shards", "epochs"),
+    *("energy_j", "mean_power_w", "throttled_frac"),
+)
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 OPERATORS = {
     "=": operator.eq,
@@ -21,57 +30,116 @@ OPERATORS = {
 }
 
 
-def condition(words: str) -> tuple[str, str, str | float | bool | None]:
-    """E.g. val_loss<4 -> ("val_loss", "<", 4.0); the empty value is None.  ValueError for other words."""
+class Condition(NamedTuple):
+    """E.g. val_loss<4.  wanted: the words behind the sign, alternatives between commas; None: no value."""
+
+    words: str
+    key: str
+    sign: str
+    wanted: str | None
+
+    @property
+    def alternatives(self) -> list[str]:
+        """What = and != compare with."""
+        return self.wanted.split(",") if self.sign in ("=", "!=") else [self.wanted]
+
+
+def condition(words: str) -> Condition:
+    """What a user typed -> Condition; an empty value and null are None.  ValueError for other words."""
     match = CONDITION.fullmatch(words)
     if not match:
         raise ValueError(f"--where {words}: use KEY=VALUE, or one of != < <= > >= instead of =")
     key, sign, wanted = match.groups()
-    if key not in COLUMNS:
-        raise ValueError(f"--where {words}: there is no column {key}; choose from {', '.join(COLUMNS)}")
-    if wanted == "":
-        return key, sign, None
+    return Condition(words, key, sign, None if wanted in ("", "null") else wanted)
+
+
+def chosen(rows: Sequence[Mapping], conditions: Iterable[Condition]) -> list[Mapping]:
+    """The rows of which all conditions hold.  ValueError: a number, or yes and no, is compared with another word."""
+    for one in conditions:
+        holds = _test(one, rows)
+        rows = [row for row in rows if holds(row)]
+    return list(rows)
+
+
+def _test(one, rows):
+    """A condition -> holds(row).  An empty cell equals only the empty value, and compares with nothing else."""
+    if one.key == "status" and one.wanted in ("valid", "suspect", "invalid"):  # what the terminal's column may show
+        return lambda row: row["status"] == "complete" and OPERATORS[one.sign](row["validity"], one.wanted)
+    if one.wanted is None:
+        return lambda row: {"=": row[one.key] is None, "!=": row[one.key] is not None}.get(one.sign, False)
+    kinds = {type(row[one.key]) for row in rows} - {type(None)}
+    numbers, booleans = _numbers(one, kinds), _booleans(one, kinds)
+
+    def holds(row):
+        value = row[one.key]
+        if value is None:
+            return one.sign == "!="
+        if isinstance(value, bool):
+            return _any(one.sign, value, booleans)
+        return _any(one.sign, value, numbers) if isinstance(value, (int, float)) else _has_words(one, value)
+
+    return holds
+
+
+def _any(sign, value, wanted):
+    """= is true of one of them, != of none, another sign of the only one."""
+    if sign in ("=", "!="):
+        return (value in wanted) == (sign == "=")
+    return any(OPERATORS[sign](value, one) for one in wanted)
+
+
+def _has_words(one, value):
+    text = "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
+    if one.sign not in ("=", "!="):
+        return OPERATORS[one.sign](text, one.wanted)
+    found = text == one.wanted or any(
+        fnmatch.fnmatchcase(text, word) if GLOB.search(word) else text == word for word in one.alternatives
+    )
+    return found == (one.sign == "=")
+
+
+def _numbers(one, kinds):
     try:
-        if key in NUMBERS:
-            return key, sign, float(wanted)
-        return key, sign, BOOLEANS[wanted.lower()] if key in YES_OR_NO else wanted
+        return [float(word) for word in one.alternatives]
     except ValueError:
-        raise ValueError(f"--where {words}: {key} is a number and {wanted!r} is not: give a number") from None
-    except KeyError:
-        raise ValueError(f"--where {words}: {key} is yes or no") from None
+        if one.key in NUMBERS or (kinds and kinds <= {int, float}):
+            words = f"{one.key} is a number and {one.wanted!r} is not"
+            raise ValueError(f"--where {one.words}: {words}: give a number") from None
+        return []
 
 
-def holds(row: Mapping, key: str, sign: str, wanted: str | float | bool | None) -> bool:
-    """Is the condition true of the row?  An empty cell equals only the empty value, and compares with nothing else."""
-    if key == "status" and wanted in ("valid", "suspect", "invalid"):  # what the terminal's status column may show
-        return row["status"] == "complete" and OPERATORS[sign](row["validity"], wanted)
-    if row[key] is None or wanted is None:
-        return {"=": row[key] is wanted, "!=": row[key] is not wanted}.get(sign, False)
-    return OPERATORS[sign](row[key], wanted)
+def _booleans(one, kinds):
+    found = [BOOLEANS[word.lower()] for word in one.alternatives if word.lower() in BOOLEANS]
+    if not found and (one.key in YES_OR_NO or kinds == {bool}):
+        raise ValueError(f"--where {one.words}: {one.key} is yes or no")
+    return found
 
 
-def sort(rows: Sequence[Mapping], order: str | None, columns: Sequence[str]) -> Sequence[Mapping]:
-    """order: "val_loss,-train_s", or None: as they are.  Empty cells come last.  ValueError for an unknown column."""
-    for column, is_reverse in reversed(_order(order, columns)):
-        filled = [row for row in rows if row[column] is not None]
-        filled.sort(key=lambda row: row[column], reverse=is_reverse)
-        rows = filled + [row for row in rows if row[column] is None]
+class Order(NamedTuple):
+    """A column to sort by, or words of a user's that name one."""
+
+    key: str
+    is_reverse: bool
+
+
+def orders(words: str | None, is_reverse: bool = False) -> list[Order]:
+    """--sort "val_loss,-train_s" -> [Order]; is_reverse: --reverse, each the other way round."""
+    found = [word.strip() for word in (words or "").split(",") if word.strip(" +-")]
+    return [Order(word.lstrip("-+"), word.startswith("-") != is_reverse) for word in found]
+
+
+def sort(rows: Sequence[Mapping], by: Sequence[Order]) -> list[Mapping]:
+    """In these orders, the first counts most; empty cells come last whatever the order."""
+    rows = list(rows)
+    for key, is_reverse in reversed(by):
+        filled = [row for row in rows if row[key] is not None]
+        filled.sort(key=lambda row: rank(row[key]), reverse=is_reverse)
+        rows = filled + [row for row in rows if row[key] is None]
     return rows
 
 
-def asked_for(order: str | None, conditions: Sequence[tuple], columns: Sequence[str]) -> list[str]:
-    """Those of the columns that --sort and --where name: what a user asks about must be seen."""
-    of_runs = [name for key, *_ in conditions for name in (key, f"{key}_mean") if name in columns]
-    return list(dict.fromkeys([*(column for column, _ in _order(order, columns)), *of_runs]))
-
-
-def _order(order, columns):
-    """[(column, whether the largest come first)]"""
-    found = []
-    for word in (order or "").split(","):
-        name = word.strip().lstrip("-+")
-        column = name if name in columns else f"{name}_mean"  # of a group
-        if name and column not in columns:
-            raise ValueError(f"--sort {order}: there is no column {name}; choose from {', '.join(columns)}")
-        found += [(column, word.strip().startswith("-"))] * bool(name)
-    return found
+def rank(value: object) -> tuple:
+    """By what values of one column are sorted: numbers before words, None before both."""
+    if value is None:
+        return -1, 0, ""
+    return (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))

@@ -6,20 +6,26 @@ from bench import stats
 from bench.compare.eligibility import index_of_runs
 from bench.record.rows import Row
 
-GROUPED = ("val_loss", "train_s", "step_avg_ms", "tokens_per_s")
+GROUPED = (
+    *("val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib", "energy_j", "mean_power_w"),
+    *("throttled_frac", "gap_nats", "num_steps"),
+)
 
 
 # fmt: off
 GROUP_COLUMNS = (
-    "track", "num_deviations", "name", "model", "optim", "world_size", "device", "config_id", "n", "num_suspect",
-    "num_invalid", "num_failed", "num_aborted", "num_running",
+    "track", "num_deviations", "name", "model", "size", "num_params", "optim", "world_size", "num_shards", "epochs",
+    "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_stopped", "num_running",
     *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
     "source_sha256", "comparability_id", "run_ids",
 )
 
 
 def groups(rows: Iterable[Row]) -> list[dict]:
-    """members_of() the rows, each as a row: what they share, n, means and sd (ddof 1, None for n = 1) of counted()."""
+    """members_of() the rows, each as a row: what they share, n, means and sd (ddof 1, None for n = 1) of counted().
+
+    A group also has "config", that of its first run, and "members", its rows.
+    """
     return [_group(members) for members in members_of(rows)]
 
 
@@ -58,14 +64,15 @@ def counted(members: Iterable[Row]) -> list[Row]:
 
 
 def _group(members):
-    first = members[0]
+    first = next((row for row in members if row["status"] == "complete"), members[0])
     complete = [row for row in members if row["status"] == "complete"]
     used = counted(members)
     group = {name: first[name] for name in GROUP_COLUMNS if name in first}  # what the members share
+    group |= {"config": first["config"], "members": members}
     group |= {"n": len(used), "run_ids": [row["run_id"] for row in members]}
     group["num_suspect"] = sum(row["validity"] == "suspect" for row in used)
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
-    for status in ("failed", "aborted", "running"):
+    for status in ("failed", "aborted", "stopped", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
     for name in GROUPED:
         values = [row[name] for row in used if row[name] is not None]

@@ -20,8 +20,11 @@ GROUP_SHOWN = (
 DECIMALS = {
     "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2, "step_ms_p50": 2,
     "step_ms_p95": 2, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0, "mfu": 3, "mfu_causal": 3, "peak_mem_gib": 2,
-    "goodput_frac": 2,
+    "goodput_frac": 2, "epochs": 2, "energy_j": 0, "mean_power_w": 1, "num_steps": 0,
+    "train_s_change_pct": 2, "train_s_ci95_pct": 2, "val_loss_change_nats": 4, "val_loss_ci95_nats": 4,
 }
+HEADLINE = ("val_loss", "val_loss_mean", "n")  # what gives way after the other numbers and the settings that differ
+
 # fmt: on
 
 
@@ -33,22 +36,30 @@ def of_runs(rows: Sequence[Row]) -> str:
     return fit(rows, SHOWN)
 
 
-def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = ()) -> str:
+def fit(rows: Sequence[Mapping], columns: Sequence[str], asked: Sequence[str] = (), varied: Sequence[str] = ()) -> str:
     """As many of the columns as the terminal has room for, the most useful first; all of them where there is none.
 
-    asked: columns that the user named, shown in any case.  Long ids are shortened in the middle before a column goes.
+    asked: columns that the user named, shown in any case.  varied: settings that tell the rows apart, which give way
+    after the numbers but HEADLINE.  Long ids are shortened in the middle before a column goes.
     """
     columns = filled(rows, [*columns, *(name for name in asked if name not in columns)])
     cells, limit = {name: _column(rows, name) for name in columns}, screen.width()
     if limit is not None:
         _shorten_names(cells, limit, MIN_ID_CHARS, MAX_ID_CHARS)
-        for name in [name for name in reversed(columns[1:]) if name not in asked]:
+        spare = [name for name in reversed(columns[1:]) if name not in asked]
+        spare.sort(key=lambda name: 1 if name in varied else 2 if _is_needed(name, columns, varied) else 0)
+        for name in spare:
             if _excess(cells, limit) > 0:
                 del cells[name]
         _shorten_names(cells, limit, NARROW_ID_CHARS)
     text = render(rows, list(cells), "simple", list(cells.values()))
     is_open = "track" in cells and any(row["num_deviations"] for row in rows)
     return text + ("\n" + OPEN if is_open else "")
+
+
+def _is_needed(name, columns, varied):
+    """Whether a column gives way after the settings that differ: it stands before them, or is a HEADLINE."""
+    return bool(varied) and (name in HEADLINE or columns.index(name) < columns.index(varied[0]))
 
 
 def _excess(cells, limit):
@@ -86,9 +97,13 @@ def _column(rows, name):
     """The cells of a column; what most cells hold, a float or a word, without asking further."""
     if name in ("track", "status", "n"):
         return [_cell(row, name) for row in rows]
-    form = f"{{:,.{_decimals(name)}f}}".format
+    form = "{:.10g}".format if "." in name else f"{{:,.{_decimals(name)}f}}".format  # of a setting: as it was given
     return [
-        form(value) if (kind := type(value := row[name])) is float else value if kind is str else _cell(row, name)
+        form(value)
+        if (kind := type(value := row[name])) is float and "_change_" not in name
+        else value
+        if kind is str
+        else _cell(row, name)
         for row in rows
     ]
 
@@ -107,15 +122,29 @@ def _cell(row, column):
             return "warm-up"
         return row["validity"] if value == "complete" and row["validity"] != "valid" else value
     if column == "n":
-        kinds = ("suspect", "invalid", "failed", "aborted", "running")  # the suspect are among the n, the rest beside
+        kinds = (
+            "suspect",
+            "invalid",
+            "failed",
+            "aborted",
+            "stopped",
+            "running",
+        )  # the suspect are among the n, the rest beside
         return ", ".join([str(value), *(f"{row[f'num_{kind}']} {kind}" for kind in kinds if row[f"num_{kind}"])])
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " ".join(value)
+        return _interval(value, column) if "_ci95_" in column else " ".join(map(str, value))
+    if column.endswith(("_change_pct", "_change_nats")):
+        return f"{value:+.{_decimals(column)}f}"
     return f"{value:,.{_decimals(column)}f}" if isinstance(value, float) else str(value)
+
+
+def _interval(value, column):
+    low, high = value
+    return f"[{low:+.{_decimals(column)}f}, {high:+.{_decimals(column)}f}]"
 
 
 def as_json(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
@@ -131,4 +160,19 @@ def print_csv(rows: Sequence[Mapping], columns: Sequence[str]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([" ".join(value) if isinstance(value := row[name], list) else value for name in columns])
+        values = [row[name] for name in columns]
+        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in values])
+
+
+def number_words(column: str, value: float, more: int = 0) -> str:
+    """A number as its column shows it, with so many decimals more."""
+    return f"{value:,.{_decimals(column) + more}f}"
+
+
+def value_words(value: object) -> str:
+    """A setting's value as its column shows it; none for null."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,9 @@
-"""What a sample looks like: mean, spread, percentiles, the interval of its median."""
+"""What a sample looks like: mean, spread, percentiles, the intervals of its mean and its median."""
 
 import math
 from collections.abc import Iterable, Sequence
+
+from bench.stats.distributions import student_t_quantile
 
 
 def mean(values: Iterable[float]) -> float:
@@ -38,6 +40,18 @@ def percentile(values: Iterable[float], pct: float) -> float | None:
     low = math.floor(index)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (index - low) * (ordered[high] - ordered[low])
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """(low, high) of the mean by Student's t: mean -+ t * sd / sqrt(n), df = n - 1.
+
+    None for fewer than two numbers and for equal ones, which is what coarse rounding looks like, not certainty.
+    """
+    spread = sd(values)
+    if not spread:
+        return None
+    half_width = student_t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return mean(values) - half_width, mean(values) + half_width
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:

@@ -116,6 +116,18 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
     }
 
 
+def of_all_nodes(summaries: list[dict]) -> dict:
+    """whole() of each node -> of the run: the first node's, energies and powers added up, all in by_node.
+
+    A sum is None where a node does not know its part.
+    """
+    total = dict(summaries[0])
+    for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
+        parts = [summary.get(name) for summary in summaries]
+        total[name] = None if None in parts else sum(parts)
+    return total | {"by_node": summaries}
+
+
 def whole(joined: dict, started: dict, stopped: dict) -> dict:
     """summary() with the sampler's own report, for the record."""
     report, run_s = stopped["report"], (stopped["t_ns"] - started["t_ns"]) / 1e9

@@ -13,6 +13,7 @@ COLOURS = {  # a word on its own, in any case: what it says should be seen at on
     "missed": "red",
     "invalid": "red",
     "aborted": "red",
+    "stopped": "yellow",
     "inconclusive": "yellow",
     "equivalent": "yellow",
     "not comparable": "yellow",

@@ -83,10 +83,10 @@ def _of_file(rank, rows, steps, until_ns):
     return {
         "file": rank.path.name,
         "profiler_steps": [number for number, _, _ in steps],
-        "profiler_steps_left_out": [number for number, _, _ in rank.steps()][len(steps) :],
+        "profiler_steps_excluded": [number for number, _, _ in rank.steps()][len(steps) :],
         "num_events": rank.num_events,
         "num_device_rows": len(rows),
-        "num_device_rows_left_out": _not_counted(rank, len(rows)),
+        "num_device_rows_excluded": _not_counted(rank, len(rows)),
         "num_bad_events": rank.num_bad,
         "num_launch_calls": num_calls,
         "num_launches_without_kernel": num_lost,

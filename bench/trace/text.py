@@ -120,14 +120,14 @@ def _of_file(rank, one):
     if one["num_launches_without_kernel"]:
         lost = f"{one['num_launches_without_kernel']} of {one['num_launch_calls']} launches have no kernel in the trace"
         yield f"\nrank {rank}: {lost}: the profiler lost them, and all sums are too low by them"
-    excluded = one["num_device_rows_left_out"]
+    excluded = one["num_device_rows_excluded"]
     if not one["num_device_rows"] and not any(excluded.values()):
         has_operators = (
             "a trace of the CPU alone" if one["num_operators"] else "nor any operators: there is nothing to analyse"
         )
         yield f"\nrank {rank} has no device rows: {has_operators}"
     if excluded["last_step"]:
-        rows = f"{excluded['last_step']} device rows of the last step, {one['profiler_steps_left_out'][-1]}"
+        rows = f"{excluded['last_step']} device rows of the last step, {one['profiler_steps_excluded'][-1]}"
         yield f"\nrank {rank}: {rows}, are not counted: it may be cut off (--include-last-step counts them)"
     if excluded["not_launched"]:
         rows = f"{excluded['not_launched']} device rows are not counted"

@@ -1,4 +1,4 @@
-"""Ranks: the only reader of RANK, LOCAL_RANK and WORLD_SIZE, and the only caller of torch.distributed's set-up.
+"""Ranks: the only reader of RANK, WORLD_SIZE and their like, and the only caller of torch.distributed's set-up.
 
 One process alone starts no process group: every function then does the obvious thing.
 """
@@ -22,10 +22,17 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    local_rank: int = 0  # among those of its node
+    local_size: int | None = None  # ranks of its node; None: all are
+    node: int = 0
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def is_first_of_node(self) -> bool:
+        return self.local_rank == 0
 
 
 def start(device_type: str, timeout_s: float, num_processes: int | None = None) -> Ranks:
@@ -38,14 +45,20 @@ def start(device_type: str, timeout_s: float, num_processes: int | None = None) 
     if num_processes not in (None, world_size):
         hint = f"start torchrun --nproc_per_node={num_processes}, or change config.yaml"
         raise ValueError(f"hardware.num_processes={num_processes}, but torchrun started {world_size}: {hint}")
+    local_rank, local_size = (
+        int(os.environ.get("LOCAL_RANK", rank)),
+        int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+    )
     device, backend, device_id = torch.device("cpu"), "gloo", None
     if device_type == "cuda":
-        device = device_id = torch.device(device_type, int(os.environ.get("LOCAL_RANK", 0)))
+        # where each rank sees its own GPU only (srun --gpus-per-task=1) that is number 0
+        index = local_rank if torch.cuda.device_count() > 1 else 0
+        device = device_id = torch.device(device_type, index)
         backend = "nccl"
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), device_id=device_id)
-    return Ranks(rank, world_size, device)
+    return Ranks(rank, world_size, device, local_rank, local_size, int(os.environ.get("GROUP_RANK", 0)))
 
 
 def set_timeout(timeout_s: float) -> None:

@@ -24,9 +24,11 @@ class RankResult:
     doubts: dict  # {instrument: [sentence]}
     loader_wait_ms: float
     peak_mem_gib: dict  # {kind: GiB}, the warm-up excluded
-    foreign_cpu_cores: float | None  # of all the machine, the same on every rank; None: not known
+    foreign_cpu_cores: float | None  # of all its node, the same on every rank there; None: not known
     warnings: list = field(default_factory=list)
     events: list = field(default_factory=list)  # not yet written
+    node: int = 0
+    t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
 
 
 def write(folder, facts, times, everyone, summaries):
@@ -37,7 +39,7 @@ def write(folder, facts, times, everyone, summaries):
     """
     if len(everyone) > 1:
         step_files.write_by_rank(folder, _by_rank(everyone))
-    for event in sorted((event for rank in everyone for event in rank.events), key=lambda event: event["t_ns"]):
+    for event in sorted(_events(everyone), key=lambda event: event["t_ns"]):
         step_files.append_event(folder, event)  # of the other ranks; rank 0's are written already
     first = everyone[0]
     result = {
@@ -51,7 +53,7 @@ def write(folder, facts, times, everyone, summaries):
                 kind: [rank.peak_mem_gib[kind] for rank in everyone] for kind in first.peak_mem_gib
             },
             "loader_wait_ms": max(rank.loader_wait_ms for rank in everyone),
-            "foreign_cpu_cores": first.foreign_cpu_cores,
+            "foreign_cpu_cores": _of_busiest_node(everyone),
             **facts["measured"],
         },
         "torch_facts": environment.torch_facts(),
@@ -65,6 +67,19 @@ def write(folder, facts, times, everyone, summaries):
         "warnings": [{"rank": num, **warning} for num, rank in enumerate(everyone) for warning in rank.warnings],
     }
     atomic.write_json(folder / run_folder.RESULT, result)
+
+
+def _events(everyone):
+    """Of all ranks, by node 0's clock; those of another node say which."""
+    for rank in everyone:
+        of_node = {"node": rank.node} if rank.node else {}
+        for event in rank.events:
+            yield event | {"t_ns": event["t_ns"] + rank.t_offset_ns} | of_node
+
+
+def _of_busiest_node(everyone):
+    known = [rank.foreign_cpu_cores for rank in everyone if rank.foreign_cpu_cores is not None]
+    return max(known, default=None)
 
 
 def rows(own_rows, everyone):

@@ -9,7 +9,7 @@ shard   each rank gets the mean of the gradients of its share while the backward
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -55,9 +55,9 @@ class Alone:
         if most_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), most_norm)
 
-    def step(self) -> None:
-        """The optimizer's step; after it all ranks have the same weights."""
-        self.optimizer.step()
+    def step(self, names: Collection[str] | None = None) -> None:
+        """The optimizer's step, of those parts of it alone if any are named; then all ranks have the same weights."""
+        self.optimizer.step() if names is None else self.optimizer.step(names)
 
     def close(self) -> None:
         """Before the process group goes."""
@@ -150,7 +150,8 @@ class Shard(Alone):
         if grads:  # more ranks than matrices, and nothing but matrices: this rank has none
             torch._foreach_mul_(grads, torch.clamp(most_norm / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_
 
-    def step(self) -> None:
+    def step(self, names: Collection[str] | None = None) -> None:
+        assert names is None, "bench/config/stages.py refuses parts that keep their gradients over a step"
         for part, found in self._parts:
             for bucket in found:
                 bucket.wait()

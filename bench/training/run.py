@@ -10,13 +10,13 @@ import time
 
 import torch
 
-from bench.config.schema import num_micro_steps
+from bench.config.stages import mean_batch_tokens
 from bench.instruments import load
 from bench.instruments.base import Context, InstrumentSet
 from bench.machine.environment import CpuMeter
 from bench.memory.peaks import peaks_for
-from bench.record import metrics, run_folder
-from bench.training import distributed, gather_result, inputs, kernels, loop
+from bench.record import metrics, run_folder, work
+from bench.training import distributed, gather_result, inputs, kernels, loop, staging
 from bench.training.clock import Clock
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
@@ -47,6 +47,7 @@ class Run:
         )
         self.record = run_folder.read(folder)
         self.shards = inputs.find_shards(launch, self.record)
+        self._t_offset_ns = (launch or {}).get("t_offset_ns", 0)  # of node 0's clock, from this node's
         self.events = RankEvents(self.ranks.rank)
         self.marks = marks_for(self.ranks.device.type)
         self.peaks = peaks_for(self.ranks.device.type, self.ranks.device)
@@ -80,7 +81,8 @@ class Run:
         """The chosen instruments; one that cannot be made is a warning."""
         ranks, device, num_steps = self.ranks, self.ranks.device, self.config.goal.num_steps
         facts = (ranks.rank, ranks.world_size, device.type, num_steps, self.marks, device.index)
-        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows)
+        of_node = {name: getattr(ranks, name) for name in ("node", "local_rank", "local_size")}
+        context = Context(self.folder, *facts, self.events, _say, self.peaks, rows=self.rows, **of_node)
         made, warnings = load(self.config.instruments, context)
         return InstrumentSet(made, warnings=warnings)
 
@@ -92,7 +94,7 @@ class Run:
         self.times["build_s"] = time.perf_counter() - started_s
 
     def _warm_up(self):
-        log = StepLog(self.marks, self.ranks.device, 2)
+        log = StepLog(self.marks, self.ranks.device, self.config.goal.num_steps)
         self._trainer.attach(InstrumentSet(essential=log), log)
         self.instruments.on_warmup_start()
         self.times |= self._trainer.warm_up()
@@ -128,10 +130,11 @@ class Run:
             num_steps, _ = loop.train(
                 trainer.step, trainer.evaluate, self._reached, goal.num_steps, goal.val_every_steps, clock, instruments
             )
-            own_cpu_s = meter.own_cpu_s()
+            own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
-            foreign = meter.foreign_cpu_cores(sum(distributed.gather(own_cpu_s)))
+            of_node_s = [cpu_s for node, cpu_s in distributed.gather(own_cpu_s) if node == self.ranks.node]
+            foreign = meter.foreign_cpu_cores(sum(of_node_s))
             if writer:
                 writer.event("run_stop", step=num_steps, train_s=clock.train_s)
             found = {what: instruments.collect(what) for what in ("columns", "flags", "summary", "doubts")}
@@ -148,21 +151,23 @@ class Run:
             loader_wait_ms=(trainer.loader.wait_ns - waited_ns) / 1e6,
             peak_mem_gib=self.peaks.whole_gib(),
             foreign_cpu_cores=foreign,
+            node=self.ranks.node,
+            t_offset_ns=self._t_offset_ns,
         )
 
     def _known_facts(self):
         """What run.json says of model and batch, known before the first step."""
         config, model = self.config, self._trainer.model
+        stages = staging.facts(config, self._trainer.timeline, self._trainer.flops_per_token())
         return {
             "model": {
                 "arch": config.model.arch,
                 "num_params": sum(parameter.numel() for parameter in model.parameters()),
-                "flops_per_token": model.flops_per_token(config.data.seq_len),
-                "flops_per_token_causal": model.flops_per_token_causal(config.data.seq_len),
+                **work.mean_flops_per_token(stages),
             },
             "measured": {
-                "batch_tokens": config.data.batch_tokens,
-                "num_micro_steps": num_micro_steps(config),
+                "batch_tokens": mean_batch_tokens(config),
+                **({"stages": stages} if config.stages else {"num_micro_steps": stages[0]["num_micro_steps"]}),
                 "dtype": config.hardware.dtype,
                 "reducer": self._trainer.reducer.name,
                 **kernels.facts(),
@@ -175,10 +180,13 @@ class Run:
         def lr(step):
             return config.optim.lr * self._trainer.lr_frac(step)
 
+        def tokens(num_steps):
+            return work.num_tokens(record["measured"], num_steps)
+
         def speed(train_s, num_steps):
             return metrics.speed(record, train_s, num_steps)
 
-        return StepWriter(self.folder, config.goal.num_steps, config.data.batch_tokens, lr, speed)
+        return StepWriter(self.folder, config.goal.num_steps, tokens, lr, speed)
 
     def _reached(self, val_loss):
         """Whether the run may end there."""

@@ -22,9 +22,10 @@ write_lock = threading.Lock()  # held to write the folder; never released after 
 
 def step_lines(row, num_steps):
     """A row of StepLog -> its step line, and the line of its validation if there was one."""
-    train_ms = ms_from_s(row["train_s"])
-    times = f"train_time:{train_ms:.0f}ms step_avg:{step_avg_ms(train_ms, max(row['step'], 1)):.2f}ms"
-    start = f"step:{row['step']}/{num_steps}"
+    start, train_ms = f"step:{row['step']}/{num_steps}", ms_from_s(row["train_s"])
+    times = f"train_time:{train_ms:.0f}ms"
+    if row["step"]:  # before the first there is no average
+        times += f" step_avg:{step_avg_ms(train_ms, row['step']):.2f}ms"
     lines = [f"{start} {times}"] if row["step"] else []
     return lines if row["val_loss"] is None else [*lines, f"{start} val_loss:{row['val_loss']:.4f} {times}"]
 
@@ -32,12 +33,13 @@ def step_lines(row, num_steps):
 class StepWriter:
     """A context around the training loop, which calls row(), event(), emitted(); check() raises what the thread met.
 
-    lr: index of an optimizer step -> its learning rate.  speed: (train_s, num_steps) -> the numbers of progress
-    (bench/record/metrics.py).  out: where step lines go, a function of text; None: standard output.
+    tokens: number of steps -> the tokens that they train on.  lr: index of an optimizer step -> its learning rate.
+    speed: (train_s, num_steps) -> the numbers of progress (bench/record/metrics.py).  out: where step lines go, a
+    function of text; None: standard output.
     """
 
-    def __init__(self, folder, num_steps, batch_tokens, lr, speed, out=None):
-        self._folder, self._num_steps, self._batch_tokens = folder, num_steps, batch_tokens
+    def __init__(self, folder, num_steps, tokens, lr, speed, out=None):
+        self._folder, self._num_steps, self._tokens = folder, num_steps, tokens
         self._lr, self._speed = lr, speed
         self._out = out or (lambda text: os.write(1, text.encode()))
         self._new = collections.deque()
@@ -101,7 +103,7 @@ class StepWriter:
 
     def _row_of_file(self, row):
         step = row["step"]
-        facts = {"flags": "", "tokens": step * self._batch_tokens, "lr": self._lr(step - 1) if step else None}
+        facts = {"flags": "", "tokens": self._tokens(step), "lr": self._lr(step - 1) if step else None}
         return facts | {name: row[name] for name in step_files.RUN_COLUMNS if name in row}
 
     def _write_progress(self, step, train_s):

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-import models
-from bench.config.schema import Config, num_micro_steps
+from bench.config.schema import Config
+from bench.config.stages import num_micro_steps, val_seq_len
+from bench.data import sources
 from bench.data.loader import Loader, val_batches
 from bench.data.shards import Shard
-from bench.training import causality, distributed
+from bench.training import causality, distributed, staging
 from bench.training import evaluate as evaluation
+from bench.training.build_model import build_model
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
-from bench.user_code import classes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -30,14 +31,32 @@ class Trainer:
         self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
     ):
         self.config, self.ranks, self._val_shards = config, ranks, val_shards
-        self._num_micro_steps = num_micro_steps(config)
-        self.model = _build_model(config, ranks.device)
+        eos_token = sources.chosen(config.data).eos_token
+        self.model = build_model(config, ranks.device, eos_token)
+        self.timeline = staging.timeline_of(config, self.model)
+        if config.hardware.compile:
+            self._allow_graphs()
         self.optimizer = config.optim.build(self.model, ranks.rank, ranks.world_size, ranks.device.type)
         self.reducer = reducer_for(config, self.model, self.optimizer, ranks)
-        batch = (config.data.batch_tokens, config.data.seq_len, self._num_micro_steps)
-        self.loader = Loader(train_shards, *batch, ranks.rank, ranks.world_size, ranks.device)
+        rank_and_device = (ranks.rank, ranks.world_size, ranks.device)
+        aligned_to = eos_token if config.data.bos_aligned else None
+        shapes = staging.batch_shapes(config, self.timeline)
+        self.loader = Loader(train_shards, shapes, *rank_and_device, eos_token=aligned_to)
         self._instruments = self._log = None
         self._checks = ()
+        self._is_warming_up = False
+        self._steps_done, self._window_tokens = 0, None
+        self._set_window(self.timeline.window_after(0))
+
+    def flops_per_token(self) -> list[tuple[int, int]]:
+        """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
+        found = []
+        for portion in self.timeline.portions:
+            self._set_window(portion.window_tokens)
+            seq_len = portion.stage.seq_len
+            found.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
+        self._set_window(self.timeline.window_after(self._steps_done))
+        return found
 
     def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
         """instruments see the phases, log takes the losses, each of checks is called at the end of each step."""
@@ -52,40 +71,64 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
-        for micro_step in range(self._num_micro_steps):
+        portion = self.timeline.at(step)
+        self._set_window(portion.window_tokens)
+        num_parts = num_micro_steps(self.config, portion.stage)
+        for micro_step in range(num_parts):
             self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
             self._instruments.on_phase("forward")
-            with self.reducer.micro_step(is_last=micro_step == self._num_micro_steps - 1):
+            with self.reducer.micro_step(is_last=micro_step == num_parts - 1):
                 with self.autocast():
                     loss = self.reducer.forward(tokens_BT, targets_BT)
-                loss = loss / self._num_micro_steps
+                loss = loss / num_parts
                 self._instruments.on_phase("backward")
                 loss.backward()
             self._log.add_loss(step, loss.detach())
         self._instruments.on_phase("optimizer")
         self.update(step)
+        self._steps_done = step + 1
         for check in self._checks:
             check()
 
     def update(self, step: int) -> None:
-        """The optimizer's part of a step: clip, set what changes with the step, update, drop the gradients."""
+        """The optimizer's part of a step: clip, set what changes with the step, update, drop the gradients.
+
+        Parts that the stage updates every so many steps keep theirs till then; the warm-up updates all.
+        """
         self.reducer.clip(self.config.optim.grad_clip_norm)
+        stage = self.timeline.at(step).stage
         self.config.optim.set_step(self.optimizer, step, self.config.goal.num_steps)
-        self.reducer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        stage.apply(self.optimizer)
+        if stage.update_every_steps is None or self._is_warming_up:
+            self.reducer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            due = [name for name in self.optimizer.parts if stage.is_due(name, step)]
+            self.reducer.step(due)
+            self.optimizer.zero_grad(set_to_none=True, names=due)
 
     def evaluate(self, max_batches: int | None = None) -> float:
-        """Mean nats per token over exactly val_tokens; max_batches is for the warm-up."""
+        """Mean nats per token over exactly val_tokens; max_batches is for the warm-up.
+
+        In the window of goal.val_window_tokens, or in that of the step that comes next.
+        """
+        next_window_tokens = self.timeline.window_after(self._steps_done)
+        self._set_window(self.config.goal.val_window_tokens or next_window_tokens)
         batches, forward = self._val_batches(max_batches), self.reducer.evaluated
-        return evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device)
+        nats = evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device)
+        self._set_window(next_window_tokens)
+        return nats
 
     def lr_frac(self, step: int) -> float:
         """Learning rate of optimizer step number step, as a fraction of the peak."""
-        return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps)
+        stage = self.timeline.at(step).stage
+        return self.config.optim.schedule.lr_frac(step, self.config.goal.num_steps) * (stage.lr_frac or 1.0)
 
     def warm_up(self) -> dict[str, float | str | list[str] | None]:
         """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
+
+        That is two steps, and a validation before each, of every shape that the stages have.
 
         Returns {"warmup_s", "compile_s", "compile_cache"} and what causality.check() found; compile_s is what the first
         call of each graph took longer than the second, compile_cache "warm" where inductor had every graph already;
@@ -93,11 +136,15 @@ class Trainer:
         """
         started = time.perf_counter()
         saved = self._save()
-        first_s = self._timed(lambda: self._warmup_pass(0))
-        second_s = self._timed(lambda: self._warmup_pass(min(1, self.config.goal.num_steps - 1)))
+        self._is_warming_up, first_s, second_s = True, 0.0, 0.0
+        for portion in self.timeline.distinct:
+            first_s += self._warm_up_step(portion.first_step)
+            second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
+        self._warm_up_last_window()
         data = self.config.data
         found = causality.check(self.model, data.vocab_size, data.seq_len, self.ranks.device, self.autocast)
         self._restore(saved)
+        self._is_warming_up = False
         distributed.barrier()
         compiled = self.config.hardware.compile
         return {
@@ -113,17 +160,31 @@ class Trainer:
         self.reducer.close()
         self.reducer = None
 
-    def _warmup_pass(self, step):
+    def _warm_up_last_window(self):
+        """A window that grows is at the end of the run wider than in any step."""
+        self._steps_done = self.config.goal.num_steps
+        windows = {portion.window_tokens for portion in self.timeline.portions}
+        if self.config.goal.val_window_tokens is None and self.timeline.window_after(self._steps_done) not in windows:
+            self.evaluate(max_batches=1)
+
+    def _warm_up_step(self, step):
+        """Seconds of a validation and that step, on the step's own tokens."""
+        place = {"step": step, "micro_step": 0}
+        if self.loader.state_dict() != place:
+            self.loader.load_state_dict(place)
+        self._steps_done, started = step, time.perf_counter()
         self.evaluate(max_batches=1)
         self._instruments.on_step_start(step)
         self.step(step)
         self._instruments.on_step_end(step)
-
-    def _timed(self, work):
-        started = time.perf_counter()
-        work()
         distributed.sync(self.ranks.device)
         return time.perf_counter() - started
+
+    def _set_window(self, window_tokens):
+        """The model's, where it is another one from now on; None: the model has none, or its own."""
+        if window_tokens != self._window_tokens:
+            self.model.set_window(window_tokens)
+            self._window_tokens = window_tokens
 
     def _save(self):
         on_gpu = self.ranks.device.type == "cuda"
@@ -139,13 +200,21 @@ class Trainer:
         _zero_state(self.optimizer.state_dict())
         self.optimizer.zero_grad(set_to_none=True)
         self.loader.load_state_dict(saved["loader"])
+        self._steps_done = 0
+        self._set_window(self.timeline.window_after(0))
         torch.set_rng_state(saved["rng"])
         if saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
 
+    def _allow_graphs(self):
+        """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
+        num_graphs = 2 * len(self.timeline.distinct) + 2  # with and without gradients
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
+
     def _val_batches(self, max_batches):
         val_tokens, config, ranks = self.config.goal.val_tokens, self.config, self.ranks
-        shape = (config.data.seq_len, config.hardware.micro_batch_seqs)
+        seq_len, rank_tokens = val_seq_len(config), config.hardware.micro_batch_seqs * config.data.seq_len
+        shape = (seq_len, max(1, rank_tokens // seq_len))
         batches = val_batches(self._val_shards, val_tokens, *shape, ranks.rank, ranks.world_size, ranks.device)
         return itertools.islice(batches, max_batches)
 
@@ -168,21 +237,3 @@ def _zero_state(state):
             value.zero_()
         elif isinstance(value, dict) and key != "param_groups":
             _zero_state(value)
-
-
-def _build_model(config, device):
-    """The same weights on every rank and device: drawn on the CPU from the run's seed."""
-    arch = config.model.arch
-    model_class = classes.load("model.arch", arch) if classes.is_import_path(arch) else models.load(arch)
-    model = model_class(
-        vocab_size=config.model.vocab_size,
-        seq_len=config.data.seq_len,
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-        width=config.model.width,
-        **({"residual_dtype": config.model.residual_dtype} if config.model.residual_dtype else {}),
-        **(config.model.args or {}),
-    )
-    model.init_weights(torch.Generator().manual_seed(config.seed))
-    torch.manual_seed(config.seed)
-    return model.to(device)

@@ -28,6 +28,8 @@ def main(folder):
     launch = inputs.read_launch(folder)
     if launch:
         _redirect_output(folder / "logs" / f"rank{rank}.log")
+        if "t_offset_ns" in launch:
+            print(f"node {os.environ['GROUP_RANK']}, rank {rank}", flush=True)
     else:
         inputs.prepare_by_hand(folder, rank)
     _end_with_launcher(folder, rank, launch)

@@ -13,8 +13,21 @@ gradients and optimizer steps of all but r01 against numbers that the record's o
   r09      8.2 min  value residual, embedding skip, momentum warm-up, capped logits
   r10      7.8 min  bfloat16 activations
   r11      7.2 min  U-net skips, twice the learning rate
+  r12      5.0 min  sequences of 64K tokens, attention within a document and 1,024 tokens, by FlexAttention
+  r13      4.7 min  a window that grows with the run
+  r14      4.4 min  value embeddings
+  r15      4.0 min  value embeddings in a U
+  r16      3.8 min  a window of whole blocks, a table of value embeddings a layer
+  r17      3.6 min  value embeddings in the outer layers, half of each head without positions, one attention less
+  r18      3.4 min  logits within -15..15
+  r19      3.1 min  8-bit head, smaller first weights, learning rates fall to a tenth
+  r20      3.0 min  long and short windows, one product for q, k and v
   simple            the portable trainer of track 3
 
 Times are the records' own, on 8x H100.  experiment=r09 is the record; `model.args.softcap=15` and the like take a
 single idea out of it or change it.
+
+From r12 on a token sees its own document and a window (models/masked_attention.py): FlexAttention where
+hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of
+window_block.
 """

@@ -66,10 +66,11 @@ class Attention(nn.Module):
     def forward(self, x_BTD, rotary):
         return self.attend(x_BTD, split_heads(self.value(x_BTD), self.num_heads), rotary)
 
-    def attend(self, x_BTD, v_BHTK, rotary):
+    def attend(self, x_BTD, v_BHTK, rotary, mix=causal_attention):
+        """mix: who sees whom, q, k and v to [B, H, T, K]."""
         q_BHTK = self.positioned(split_heads(self.query(x_BTD), self.num_heads), rotary)
         k_BHTK = self.positioned(split_heads(self.key(x_BTD), self.num_heads), rotary)
-        return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK)))
+        return self.proj(merge_heads(mix(q_BHTK, k_BHTK, v_BHTK)))
 
 
 class MLP(nn.Module):

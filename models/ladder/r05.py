@@ -45,9 +45,9 @@ class R05(r02.R02):
     def init_weights(self, generator: torch.Generator) -> None:
         """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
-        for block in self.blocks:
-            constant_(block.attention.proj.weight, 0.0)
-            constant_(block.mlp.proj.weight, 0.0)
+        for name, parameter in self.blocks.named_parameters():
+            if name.endswith(".proj.weight"):
+                constant_(parameter, 0.0)
 
 
 MODEL = R05

@@ -8,7 +8,7 @@ B batch, T tokens, D width, V vocabulary, H heads, K head width
 import torch
 from torch import nn
 
-from models.attention import split_heads
+from models.attention import causal_attention, split_heads
 from models.base import constant_
 from models.ladder import r06
 from models.ladder.r08 import R08
@@ -19,13 +19,13 @@ class Attention(r06.Attention):
         super().__init__(num_heads, width)
         self.value_mix = nn.Parameter(torch.tensor(0.5))  # part of the first block's values
 
-    def forward(self, x_BTD, rotary, first_v_BHTK):
+    def forward(self, x_BTD, rotary, first_v_BHTK, mix=causal_attention):
         """first_v_BHTK: the first block's values; None in the first block.  Returns (its output, them)."""
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
         first_v_BHTK = v_BHTK if first_v_BHTK is None else first_v_BHTK
         if self.value_mix is not None:
             v_BHTK = (1 - self.value_mix) * v_BHTK + self.value_mix * first_v_BHTK
-        return self.attend(x_BTD, v_BHTK, rotary), first_v_BHTK
+        return self.attend(x_BTD, v_BHTK, rotary, mix), first_v_BHTK
 
 
 class Block(r06.Block):
@@ -35,10 +35,10 @@ class Block(r06.Block):
         super().__init__(num_layers, num_heads, width)
         self.stream_mix = nn.Parameter(torch.tensor([1.0, 0.0]))  # of the stream and of the embedding
 
-    def forward(self, x_BTD, rotary, first_v_BHTK, embedded_BTD):
+    def forward(self, x_BTD, rotary, first_v_BHTK, embedded_BTD, mix=causal_attention):
         if self.stream_mix is not None:
             x_BTD = self.stream_mix[0] * x_BTD + self.stream_mix[1] * embedded_BTD
-        attended_BTD, first_v_BHTK = self.attention(self.norm(x_BTD), rotary, first_v_BHTK)
+        attended_BTD, first_v_BHTK = self.attention(self.norm(x_BTD), rotary, first_v_BHTK, mix)
         x_BTD = x_BTD + attended_BTD
         return x_BTD + self.mlp(self.norm(x_BTD)), first_v_BHTK
 
@@ -66,12 +66,12 @@ class R09(R08):
     def init_weights(self, generator: torch.Generator) -> None:
         """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
-        for block in self.blocks:
-            if block.attention.value_mix is not None:
-                constant_(block.attention.value_mix, 0.5)
-            if block.stream_mix is not None:
-                constant_(block.stream_mix[0], 1.0)
-                constant_(block.stream_mix[1], 0.0)
+        for name, parameter in self.blocks.named_parameters():
+            if name.endswith("value_mix"):
+                constant_(parameter, 0.5)
+            elif name.endswith("stream_mix"):
+                constant_(parameter[0], 1.0)
+                constant_(parameter[1], 0.0)
 
     def stack(self, x_BTD):
         """All blocks, and the last norm."""

@@ -6,6 +6,7 @@ Learning rates are doubled, the head's fourfold (conf/experiment/r11.yaml).
 import torch
 from torch import nn
 
+from models.attention import causal_attention
 from models.base import constant_
 from models.ladder.r10 import R10
 
@@ -22,14 +23,14 @@ class R11(R10):
         super().init_weights(generator)
         constant_(self.skip_weights, 1.0)
 
-    def stack(self, x_BTD):
+    def stack(self, x_BTD, mix=causal_attention):
         """All blocks, and the last norm."""
         embedded_BTD, first_v_BHTK, skips = x_BTD, None, []
         num_encoding = len(self.blocks) // 2
         for index, block in enumerate(self.blocks):
             if index >= num_encoding:
                 x_BTD = x_BTD + self.skip_weights[index - num_encoding] * skips.pop()
-            x_BTD, first_v_BHTK = block(x_BTD, self.rotary, first_v_BHTK, embedded_BTD)
+            x_BTD, first_v_BHTK = block(x_BTD, self.rotary, first_v_BHTK, embedded_BTD, mix)
             if index < num_encoding:
                 skips.append(x_BTD)
         return self.norm(x_BTD)

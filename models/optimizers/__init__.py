@@ -23,6 +23,10 @@ class Config:
         """
         raise NotImplementedError
 
+    def part_names(self) -> tuple[str, ...]:
+        """Names in .parts of what build() gives, which stages may name; (): it is all one."""
+        return ()
+
     def set_step(self, optimizer, step: int, num_steps: int) -> None:
         """Puts what changes from step to step into the optimizer's param_groups: here the learning rate.
 

@@ -4,9 +4,9 @@ Every tensor must be in a group; a group may be empty, as that of the head where
 """
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from models import optimizers, updates
+from models.roles import is_meant, with_roles
 from models.settings import Positive
 
 
@@ -26,6 +26,10 @@ class Config(optimizers.Config):
         }
         return Together(parts)
 
+    def part_names(self) -> tuple[str, ...]:
+        """Of the groups, also one that turns out to have no tensors."""
+        return tuple(name for name, group in self.groups.items() if group)
+
     def set_step(self, optimizer, step: int, num_steps: int) -> None:
         """The learning rates, and what else the groups change from step to step."""
         super().set_step(optimizer, step, num_steps)
@@ -35,30 +39,10 @@ class Config(optimizers.Config):
     def tensors_of(self, model) -> dict[str, list]:
         """The parameters of each group that has any, in the model's order.  ValueError: one is in no group."""
         found = {}
-        for name, role, parameter in _with_roles(model):
-            groups = [key for key, group in self.groups.items() if group and _has(group, name, role)]
+        for name, role, parameter in with_roles(model):
+            groups = [key for key, group in self.groups.items() if group and is_meant(group.tensors, name, role)]
             if not groups:
                 remedy = f"add {role}, or its name, to the tensors of a group"
                 raise ValueError(f"optim.groups={', '.join(self.groups)}: none has the tensor {name}: {remedy}")
             found.setdefault(groups[-1], []).append(parameter)
         return {key: found[key] for key in self.groups if key in found}
-
-
-def _has(group, name, role):
-    return any(role == pattern or fnmatchcase(name, pattern) for pattern in group.tensors)
-
-
-def _with_roles(model):
-    """(name, role, parameter) of all parameters; a head that is also the embedding is an embedding."""
-    from torch import nn
-
-    matrices = {id(parameter) for parameter in model.hidden_matrices()}
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in matrices:
-            role = "matrices"
-        elif parameter.ndim < 2:
-            role = "vectors"
-        else:
-            role = "embedding" if id(parameter) in tables else "head"
-        yield name, role, parameter

@@ -22,6 +22,9 @@ class Config(adamw.Config):
     # number of processes
     muon_batched: Annotated[str, one_of("eager", "compiled")] | None = None
 
+    def part_names(self) -> tuple[str, ...]:
+        return ("adamw", "muon")
+
     def build(self, model, rank: int, world_size: int, device_type: str):
         """Both as one optimizer.  world_size above 1 needs torch.distributed's default group to be there."""
         from models.muon_update import Muon

@@ -30,19 +30,19 @@ class Config(updates.Group):
         """Muon, its work shared out among the ranks."""
         from models.muon_update import Muon
 
-        return Muon(
-            tensors,
-            lr=lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            ns_steps=self.ns_steps,
-            rank=rank,
-            world_size=world_size,
-            accumulate=self.accumulate,
-            scale=self.scale,
-            coefficients=tuple(self.ns_coefficients),
-            batched=self.batched,
-        )
+        return Muon(tensors, lr=lr, rank=rank, world_size=world_size, **self.settings())
+
+    def settings(self) -> dict:
+        """Arguments of Muon."""
+        return {
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "ns_steps": self.ns_steps,
+            "accumulate": self.accumulate,
+            "scale": self.scale,
+            "coefficients": tuple(self.ns_coefficients),
+            "batched": self.batched,
+        }
 
     def set_step(self, optimizer, step: int, num_steps: int) -> None:
         """The momentum of this step."""

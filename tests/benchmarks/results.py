@@ -78,9 +78,10 @@ def _children_cpu_s():
 
 
 def make_runs(folder):
-    """Two arms of copies of a kept record, with seeds, starts and times of their own."""
+    """Two arms of copies of a kept record, of two learning rates, with seeds, starts and times of their own."""
     base = REPO / "tests" / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
     run, steps = json.loads((base / "run.json").read_text()), (base / "steps.csv").read_text()
+    config = (base / "config.yaml").read_text()
     rng = random.Random(0)
     for number in range(NUM_RUNS):
         arm, seed = "ab"[number % 2], number // 2
@@ -91,6 +92,10 @@ def make_runs(folder):
         home = folder / run["track"] / run["run_id"]
         home.mkdir(parents=True)
         (home / "run.json").write_text(json.dumps(run, indent=1))
+        of_run = config.replace("seed: 0\n", f"seed: {seed}\n").replace(
+            "lr: 0.003", f"lr: {[0.003, 0.006][arm == 'b']}"
+        )
+        (home / "config.yaml").write_text(of_run)
         if seed < NUM_STEPS_FILES:
             (home / "steps.csv").write_text(steps)
 
@@ -100,7 +105,7 @@ def add_steps(folder):
     base = min((REPO / "results" / "published").glob("cpu_nano*/cpu_nano/*"))
     rng = random.Random(0)
     for run in folder.glob("cpu_nano/*/run.json"):
-        for name in ("events.jsonl", "config.yaml", "overrides.yaml", "environment.json"):
+        for name in ("events.jsonl", "overrides.yaml", "environment.json"):
             shutil.copyfile(base / name, run.parent / name)
         for name in ("steps.csv", "telemetry.csv"):
             head, *lines = (base / name).read_text().splitlines()

@@ -1,7 +1,7 @@
 """Rules about each record alone, and about the ledger that has it."""
 
 from bench.claims.rules.evidence import of_each
-from bench.record import ledger, verification
+from bench.record import certificates, ledger, verification
 from bench.terminal.text_table import counted
 
 COMPLETE = verification.is_complete.__name__.replace("_", " ")  # a rule of its own: another arm's run may have failed
@@ -16,6 +16,18 @@ def every_record_is_true_to_itself(claim):
         return "; ".join(f"{rule['rule']}: {rule['evidence']}" for rule in failed[:2]) or None
 
     return of_each(claim.all_runs, fault_of, f"{counted(len(claim.all_runs), 'record')} verified")
+
+
+def every_run_came_out_again(claim):
+    """./run.sh replay has certified each claimed run: identical, equal within rounding, or statistically reproduced."""
+
+    def fault_of(run):
+        found = certificates.read(run.folder)
+        if found is None:
+            return f"has no certificate: ./run.sh replay {run.name}"
+        return None if found["outcome"] in certificates.HOLDS else f"{found['outcome']}: {found['why']}"
+
+    return of_each(claim.runs, fault_of, f"{counted(len(claim.runs), 'certificate')}")
 
 
 def the_ledger_is_whole(claim):

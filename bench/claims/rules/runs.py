@@ -70,10 +70,13 @@ def _numbers(values):
 
 
 def there_are_enough_runs(claim):
-    """As many runs that count as the track's repeats; a suspect one counts only where steps are judged, not time."""
+    """As many runs that count as the track's repeats; a suspect one counts only where steps are judged, not time.
+
+    One that ran beside others of its sweep counts nowhere.
+    """
     wanted, judged = claim.num_runs, claim.track_rules.rules.judged
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
-    num_valid = sum(run.record["validity"] in count for run in claim.runs)
+    num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
     evidence = f"{num_valid} {' or '.join(count)} of {counted(len(claim.runs), 'run')}" + (
         f", the track needs {wanted}" if wanted else ", the track needs none"
     )

@@ -47,6 +47,7 @@ class Dataset:
     train: tuple[ShardFile, ...]
     val: tuple[ShardFile, ...]
     floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
+    origin: dict | None = field(default=None, compare=False)  # Source.origin
 
 
 def chosen(data) -> Source:
@@ -130,7 +131,9 @@ def _find(origin, say):
                 f"{file.path}: largest token {file.max_token}, but data.vocab_size={origin.vocab_size} allows "
                 f"{origin.vocab_size - 1} at most: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
             )
-    return Dataset(origin.name, origin.vocab_size, of_split["train"], of_split["val"], origin.floor_source)
+    return Dataset(
+        origin.name, origin.vocab_size, of_split["train"], of_split["val"], origin.floor_source, origin.origin
+    )
 
 
 def _check(origin, expected, facts, say):

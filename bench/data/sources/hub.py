@@ -2,8 +2,9 @@
 
 Which bytes are meant is in a lock file, conf/data/NAME.lock.json: the commit, and for each shard the size and sha256
 that the hub states (it stores them for every large file).  Where there is no lock yet, the first fetch asks the hub for
-the commit data.revision, or for its current one if that is null, and writes it: commit it with your code.  From then on
-exactly these bytes are taken and anything else is refused.  What the hub says at that first fetch is believed.
+the commit data.revision, or for its current one if that is null, and writes it: commit it with your code.  A copy lies
+beside the data, for checkouts that have none.  From then on exactly these bytes are taken and anything else is refused.
+What the hub says at that first fetch is believed.
 
 A file arrives as FILE.part, which the next fetch goes on with if this one is broken off, and gets its name when its
 hash is right.  (hf_hub_download of huggingface_hub 2.4 throws away what a broken call has fetched; http_get resumes.)
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 from bench import atomic
 from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources.source import Expected, Source, data_root, need_bytes
+from bench.data.sources import gpt2_tokens
+from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
 from bench.paths import CONF, INSTALLED
 from bench.units import format_bytes, format_s
 
 LOCKS = CONF / "data"
-SHARD_NAME = re.compile(r"[^/]*_(train|val)_\d+\.bin")
+SHARD_NAME = re.compile(r"[^/]*_(train|val)_(\d+)\.bin")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 VOCAB_SIZE = 50257  # these repositories hold GPT-2 tokens
@@ -41,9 +43,16 @@ class Locked:
 
 
 class Hub(Source):
-    uses = ("repo", "revision", "num_train_shards")
-    needs = ("repo", "num_train_shards")
+    uses = ("repo", "revision", "num_train_shards", "shards")
+    needs = ("repo",)
     vocab_size = VOCAB_SIZE
+    eos_token = gpt2_tokens.DOCUMENT
+
+    def __init__(self, data):
+        super().__init__(data)
+        if data.num_train_shards is None and data.shards is None:
+            need = f"source {data.source} needs it, or data.shards: give data.num_train_shards=NUMBER"
+            raise ValueError(f"data.num_train_shards is not set: {need}")
 
     @property
     def name(self):
@@ -81,6 +90,11 @@ class Hub(Source):
                 took = f"{format_bytes(file.num_bytes)} in {format_s(time.monotonic() - started_s)}"
                 say(f"{number} of {len(missing)}: {file.name}, {took}, sha256 right")
 
+    @property
+    def origin(self):
+        lock = self._read_lock()
+        return lock and {"repo": lock["repo"], "revision": lock["revision"]}
+
     def remedy(self, path):
         return f"delete that file and fetch it again: ./run.sh data fetch {self.name}"
 
@@ -92,10 +106,12 @@ class Hub(Source):
         return [file for file in wanted["train"] + wanted["val"] if not (self.folder() / file.name).exists()]
 
     def _wanted(self, lock):
-        """lock -> {"train": [Locked], "val": [Locked]}: all of val and the first num_train_shards of train."""
+        """lock -> {"train": [Locked], "val": [Locked]}: all of val, and of train data.shards or the first ones."""
         files = {"train": [], "val": []}
         for name in sorted(lock["files"]):
             files[SHARD_NAME.fullmatch(name)[1]].append(Locked(name, **lock["files"][name]))
+        if (numbers := self.data.shard_numbers) is not None:
+            return files | {"train": with_numbers(files["train"], numbers, _number, lock["repo"])}
         if self.data.num_train_shards > len(files["train"]):
             hint = f"{lock['repo']} has {len(files['train'])}: use fewer"
             raise ValueError(f"data.num_train_shards={self.data.num_train_shards}: {hint}")
@@ -104,9 +120,10 @@ class Hub(Source):
     # ---- the lock ----
 
     def _lock_path(self):
-        """In conf/data; what an installed program locks itself lies beside the data."""
+        """In conf/data.  A checkout that has none, as another revision's, takes the copy that lies beside the data."""
         path = LOCKS / f"{self.name}.lock.json"
-        return data_root() / path.name if INSTALLED and not path.exists() else path
+        beside = data_root() / path.name
+        return beside if not path.exists() and (INSTALLED or beside.exists()) else path
 
     def _read_lock(self):
         path, mend = self._lock_path(), "take it back from git, or delete it and fetch again"
@@ -150,6 +167,8 @@ class Hub(Source):
         lock = {"repo": repo, "revision": info.sha, "files": dict(sorted(files.items()))}
         self._lock_path().parent.mkdir(parents=True, exist_ok=True)
         atomic.write_json(self._lock_path(), lock)
+        data_root().mkdir(parents=True, exist_ok=True)
+        atomic.write_json(data_root() / self._lock_path().name, lock)
         stated = f"commit {info.sha} and {len(files)} hashes as the hub states them"
         say(f"{self._lock_path().name} now holds {stated}: keep it in git")
         return self._read_lock()
@@ -190,6 +209,10 @@ class Hub(Source):
             what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
             raise CheckFailed(f"{part}: {what}: the transfer or the hub's copy is damaged: {self.remedy(part)}")
         os.replace(part, self.folder() / file.name)
+
+
+def _number(file):
+    return int(SHARD_NAME.fullmatch(file.name)[2])
 
 
 def _endpoint():

@@ -24,6 +24,7 @@ INSTALL = "install them as requirements.lock says: pip install -r requirements.l
 class PySource(Made):
     uses = needs = ("train_sha256", "val_sha256")
     vocab_size = 257
+    eos_token = DOCUMENT
 
     def recipe(self):
         return {"packages": list(PACKAGES.values()), "min_val_tokens": MIN_VAL_TOKENS}

@@ -22,7 +22,13 @@ from bench.paths import of_user, project_folder
 from bench.units import format_bytes
 from bench.user_code import classes
 
-ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens")  # fields of DataConfig that every source has
+ALWAYS = (
+    "source",
+    "vocab_size",
+    "seq_len",
+    "batch_tokens",
+    "bos_aligned",
+)  # fields of DataConfig that every source has
 MANIFEST = "made.json"
 
 
@@ -48,12 +54,25 @@ def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
         raise CheckFailed(f"{need}: make room, or name another folder with SPEEDRUN_DATA=/path")
 
 
+def with_numbers(paths: list, numbers: list[int], number_of: Callable, what: str) -> list:
+    """Those of paths that have these numbers, in this order.  number_of(path) -> int or None; ValueError: one is not
+    there."""
+    known = {number_of(path): path for path in paths}
+    lacking = [number for number in numbers if number not in known]
+    if lacking:
+        there = sorted(number for number in known if number is not None)
+        some = f"{there[0]} to {there[-1]}" if there else "none with a number in its name"
+        raise ValueError(f"data.shards: {what} has no shard {lacking[0]}: it has {some}")
+    return [known[number] for number in numbers]
+
+
 class Source:
     """One source with its settings checked.  vocab_size, name and files() say what it is; obtain() gets it there."""
 
     uses = ()  # fields of DataConfig beyond ALWAYS that mean something here
     needs = ()  # those among them that must be set
     vocab_size = None
+    eos_token = None  # the token before each document, where there is one
     floor_source = None  # has floor_nats(tokens) where the true distribution is known
 
     def __init__(self, data):
@@ -67,10 +86,20 @@ class Source:
                 raise ValueError(f"data.{field.name} is not set: {need}")
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
+        if data.bos_aligned and self.eos_token is None:
+            remedy = f"source {data.source} marks no documents: remove it" + (
+                ", or give data.eos_token" if "eos_token" in self.uses else ""
+            )
+            raise ValueError(f"data.bos_aligned=True: {remedy}")
 
     @property
     def name(self) -> str:
         return classes.short(self.data.source)
+
+    @property
+    def origin(self) -> dict | None:
+        """Where its bytes can be had again, for the record: {"repo", "revision"} of a hub's; None: made or brought."""
+        return None
 
     def files(self) -> dict[str, list[Expected]]:
         """{"train": [Expected], "val": [Expected]}.  Raises CheckFailed with the remedy when they are not there."""

@@ -23,7 +23,9 @@ class Text(Made):
     uses = needs = ("train_glob", "val_glob", "tokenizer")
 
     def __init__(self, data):
-        self.vocab_size = gpt2_tokens.VOCAB_SIZE if data.tokenizer == "gpt2" else BYTES_VOCAB
+        is_gpt2 = data.tokenizer == "gpt2"
+        self.vocab_size = gpt2_tokens.VOCAB_SIZE if is_gpt2 else BYTES_VOCAB
+        self.eos_token = gpt2_tokens.DOCUMENT if is_gpt2 else BYTES_DOCUMENT
         super().__init__(data)
         self._paths = self._recipe = None
 

@@ -5,25 +5,42 @@ What they should hash to is not known; their sha256 goes into the record.  Also 
 
 import glob
 import os
+import re
 from pathlib import Path
 
 from bench.data.shards import CheckFailed
-from bench.data.sources.source import Expected, Source
+from bench.data.sources.source import Expected, Source, with_numbers
 from bench.paths import of_user
+
+NUMBER = re.compile(r"(\d+)\.bin")  # at the end of a shard's name, fineweb_train_000003.bin
 
 
 class UserShards(Source):
-    uses = needs = ("train_glob", "val_glob")
+    needs = ("train_glob", "val_glob")
+    uses = (*needs, "shards", "eos_token")
 
     def __init__(self, data):
         super().__init__(data)
         self.vocab_size = data.vocab_size  # None is refused when the largest token is known, so that it can be named
 
+    @property
+    def eos_token(self):
+        return self.data.eos_token
+
     def files(self):
-        return {split: [Expected(path, None) for path in paths] for split, paths in split_globs(self.data).items()}
+        paths = split_globs(self.data)
+        if (numbers := self.data.shard_numbers) is not None:
+            where = f"data.train_glob={self.data.train_glob}"
+            paths["train"] = with_numbers(paths["train"], numbers, _number, where)
+        return {split: [Expected(path, None) for path in paths[split]] for split in paths}
 
     def remedy(self, path):
         return "make or get it again, or choose other files with data.train_glob and data.val_glob"
+
+
+def _number(path):
+    match = NUMBER.search(path.name)
+    return int(match[1]) if match else None
 
 
 def split_globs(data):

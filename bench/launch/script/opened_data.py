@@ -21,20 +21,25 @@ def shown(folder: Path, job, opened: list[dict]) -> list[str]:
     return sorted(private.redact(name, REPO) for name in names)[:MAX_SHOWN]
 
 
+def is_own(folder: Path, job, opened: list[dict]) -> bool:
+    """Whether the script brought data of its own: its track fixes none, and it opened none of what it was given."""
+    if any(key.split(".")[0] == "data" for key in job.config.track.fixed):
+        return False
+    real = {one["real"] for one in opened if _is_data(one)}
+    return not any(real & _of_split(folder, job, split) for split in ("train", "val"))
+
+
 def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
-    """Sentences: it read other data than the track's, never the track's, or code that its identity lacks."""
+    """Sentences: it read other data than the track's, never the track's, or code that its identity lacks.
+
+    Where the track fixes no data (is_own()) a script's own are as good: only the code is asked for.
+    """
     ours = {split: _of_split(folder, job, split) for split in ("train", "val")}
     work = (folder / work_folder.WORK).absolute()
     real = {one["real"] for one in opened if _is_data(one)}
     written = {one["real"] for one in opened if one["writes"]}
     others = sorted(real - ours["train"] - ours["val"] - written - {path for path in real if _is_cache(path)})
-    found = []
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        found.append(f"it opened data that are not the track's: {_short(others[0], work, job)}{more}")
-    for split, words in (("train", "it trained on others"), ("val", "its val_loss is not of the track's tokens")):
-        if not real & ours[split]:
-            found.append(f"it never opened the track's {split} shards: {words}, or opened them unseen")
+    found = [] if is_own(folder, job, opened) else _of_data(real, ours, others, work, job)
     overwritten = sorted(written & (ours["train"] | ours["val"]))
     if overwritten:
         found.append(f"it opened the track's data for writing: {Path(overwritten[0]).name}")
@@ -42,6 +47,20 @@ def doubts(folder: Path, job, opened: list[dict]) -> list[str]:
     unknown = [path for path in unknown if path not in written and not _is_cache(path)]
     if unknown:
         found.append(f"it read a source that its identity lacks: {_short(unknown[0], work, job)}")
+    return found
+
+
+def _of_data(real, ours, others, work, job):
+    found = []
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        found.append(f"it opened data that are not the track's: {_short(others[0], work, job)}{more}")
+    for split, words in (
+        ("train", "it trained on others (track=free allows that)"),
+        ("val", "its val_loss is not of the track's tokens"),
+    ):
+        if not real & ours[split]:
+            found.append(f"it never opened the track's {split} shards: {words}, or opened them unseen")
     return found
 
 

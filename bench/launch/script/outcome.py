@@ -22,6 +22,7 @@ from bench.record import failures, printed_times, run_folder, step_files
 from bench.units import ms_from_ns, s_from_ms
 
 TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
+OWN_DATA = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}  # nothing is known
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no validation loss in nats a token"
@@ -57,7 +58,10 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
     run["script"] |= {"step_avg_meaning": meaning, "declared_steps": foreign.declared_steps}
     said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
-    said += [*_of_lines(foreign, runs, rows, job.dataset.vocab_size), *opened_data.doubts(folder, job, facts["opened"])]
+    if opened_data.is_own(folder, job, facts["opened"]):
+        run["data"] = dict(OWN_DATA)
+    said += _of_lines(foreign, runs, rows, run["data"]["vocab_size"])
+    said += opened_data.doubts(folder, job, facts["opened"])
     said += [f"{one} changed while it ran" for one in work_folder.changed(job.script, folder / work_folder.WORK)]
     _write_steps(folder, rows)
     _write_result(folder, facts, measured, said, telemetry)
@@ -134,7 +138,7 @@ def _of_lines(foreign, runs, rows, vocab_size):
     if not foreign.complete and foreign.diverged_step is None:
         yield f"its last validation is of step {foreign.val_step}, and its last step is {max(last, foreign.num_steps)}"
     first_loss = rows[0].get("val_loss") if rows[0]["step"] == 0 else None
-    if first_loss is not None and first_loss < TRAINED_FRAC * math.log(vocab_size):
+    if None not in (first_loss, vocab_size) and first_loss < TRAINED_FRAC * math.log(vocab_size):
         yield f"its loss at step 0 is already {first_loss:.3f}: it trained before its clock"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.record import index, run_folder
+from bench.record import configs, index, run_folder
 from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
 from bench.report import table_groups
@@ -17,10 +17,12 @@ from bench.report import table_groups
 # fmt: off
 COLUMNS = (  # what a user can choose, in this order; site.js says which are shown first
     "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
-    "validity", "why", "config_id", "seed", "model", "optim", "data", "world_size", "mfu", "peak_mem_gib", "energy_j",
-    "num_steps", "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "target_reached", "num_deviations", "dtype",
-    "torch", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
+    "validity", "why", "config_id", "seed", "model", "size", "num_params", "optim", "data", "num_shards", "epochs",
+    "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps", "step_ms_p50",
+    "step_ms_p95", "compile_s", "wall_s", "target_reached", "num_deviations", "dtype", "torch", "sweep_id", "race_id",
+    "arm", "commit", "source", "provenance", "session_id", "comparability_id",
 )
+NUM_HEADLINE = 4  # of them, which the settings that differ follow
 # fmt: on
 OF_THE_SITE = ("short", "group", "counts", "page")  # of each row, in no column of their own
 UNREAD = dict.fromkeys(OF_A_ROW)
@@ -65,20 +67,30 @@ def _without(path, why):
 
 
 def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list]:
-    """{column: a value for each run}, COLUMNS and OF_THE_SITE.  faults: {run_id: why it has no page}."""
+    """{column: a value for each run}, COLUMNS, the settings in which the runs differ, and OF_THE_SITE.
+
+    faults: {run_id: why it has no page}.
+    """
     rows = [row for _, row in results.runs]
+    varied = [name for name in configs.varied(rows) if name not in COLUMNS]
+    configs.add(rows, varied)
     group_of, counts = {}, set()
     for number, members in enumerate(table_groups.members_of(rows)):
         group_of |= {row["run_id"]: number for row in members}
         counts |= {row["run_id"] for row in table_groups.counted(members)}
-    shown = [_shown(row, faults.get(row["run_id"])) for row in rows]
+    shown = [_shown(row, faults.get(row["run_id"])) | {name: _plain(row[name]) for name in varied} for row in rows]
     for row in shown:
         run_id = row["run_id"]
         row |= {"group": group_of[run_id], "counts": run_id in counts, "page": run_id not in faults}
     shown += [_unread(path, why) for path, why in results.damaged.items()]
     for row, short in zip(shown, short_ids([row["run_id"] for row in shown]), strict=True):
         row["short"] = short
-    return {name: [row[name] for row in shown] for name in (*COLUMNS, *OF_THE_SITE)}
+    names = (*COLUMNS[:NUM_HEADLINE], *varied, *COLUMNS[NUM_HEADLINE:], *OF_THE_SITE)
+    return {name: [row.get(name) for row in shown] for name in names}
+
+
+def _plain(value):
+    return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _shown(row, fault):

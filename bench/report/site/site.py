@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import atomic
 from bench.report import curve_files
-from bench.report.site import packed_pages, race_list, record_chart, run_rows
+from bench.report.site import packed_pages, race_list, record_chart, run_rows, sweep_list
 from bench.web.page import ASSETS, Safe, page, section, soft, table, tag
 
 SCRIPTS = ("charts.js", "tabulator.min.js", "cells.js", "site.js")  # the first for its dark-or-light button
@@ -47,6 +47,7 @@ def write(
         tag("div", id="runs"),
         tag("section", id="ticked", aria_label="The ticked runs"),
         section("Records", tag("p", fault)) if fault else record_chart.leaderboard(boards, tracks),
+        sweep_list.sweeps(results.folder, results.runs, out),
         race_list.races(results.folder, out),
         _damaged(results, faults),
         tag("noscript", "The list of runs needs scripts; ./run.sh table prints it."),

@@ -1,9 +1,9 @@
 // What a run looks like on the results site: its numbers in words, badges, short id, card, and runs side by side.
 "use strict";
 const cells = (function () {
-  const NUMBERS = { val_loss: 4, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, energy_j: 0, num_steps: 0, step_ms_p50: 2, step_ms_p95: 2, compile_s: 2, wall_s: 1, seed: 0, world_size: 0, num_deviations: 0 };
+  const NUMBERS = { val_loss: 4, train_s: 2, step_avg_ms: 2, tokens_per_s: 0, mfu: 3, peak_mem_gib: 2, energy_j: 0, num_steps: 0, step_ms_p50: 2, step_ms_p95: 2, compile_s: 2, wall_s: 1, seed: 0, world_size: 0, num_deviations: 0, num_params: 0, num_shards: 0, epochs: 2, mean_power_w: 1, throttled_frac: 3 }; // decimals; null: as it is, a setting
   const HEADLINE = ["val_loss", "train_s", "step_avg_ms", "tokens_per_s"];
-  const MEANS = [...HEADLINE, "mfu", "peak_mem_gib", "energy_j"]; // of a group
+  const MEANS = [...HEADLINE, "mfu", "peak_mem_gib", "energy_j", "mean_power_w"]; // of a group
   const LOWER_IS_BETTER = ["val_loss", "train_s", "step_avg_ms", "peak_mem_gib", "energy_j"];
   const TITLES = { started_at: "date", run_id: "run" };
   const SHORTER = { started_at: (value) => String(value).slice(0, 16).replace("T", " "), device: (value) => String(value).replace("NVIDIA ", "") };
@@ -16,12 +16,12 @@ const cells = (function () {
     return element;
   }
 
-  const number = (field, value) => value.toLocaleString("en", { minimumFractionDigits: NUMBERS[field], maximumFractionDigits: NUMBERS[field] });
+  const number = (field, value) => NUMBERS[field] === null ? String(value) : value.toLocaleString("en", { minimumFractionDigits: NUMBERS[field], maximumFractionDigits: NUMBERS[field] });
   const show = (field, value) => (value == null ? "–" : field in NUMBERS && typeof value === "number" ? number(field, value) : (SHORTER[field] || String)(value));
   const title = (field) => TITLES[field] || field;
 
   function badges(row) {
-    const COLOURS = { valid: "good", suspect: "doubt", invalid: "bad", failed: "bad", aborted: "bad", damaged: "bad" };
+    const COLOURS = { valid: "good", suspect: "doubt", invalid: "bad", failed: "bad", aborted: "bad", stopped: "doubt", damaged: "bad" };
     const isImported = row.provenance === "imported"; // its numbers are those of a log: nothing here vouches for them
     const words = [row.status !== "complete" ? row.status : isImported && row.validity === "valid" ? null : row.validity];
     if (row.num_deviations) words.push("open");

@@ -8,8 +8,11 @@
   const HIDDEN = ["short", "group", "counts", "page"]; // of each row, in no column
   const rows = unpacked(packed.columns);
   const fields = Object.keys(packed.columns).filter((field) => !HIDDEN.includes(field));
+  const settings = fields.filter((field) => field.includes(".")); // of the config, those in which runs differ
+  for (const field of settings) if (rows.every((row) => row[field] == null || typeof row[field] === "number")) NUMBERS[field] = null;
   const hasTracks = new Set(rows.map((row) => row.track)).size > 1;
-  const FIRST = [...HEADLINE, "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status"].filter((field) => rows.some((row) => row[field] != null));
+  const FEW = 4; // settings that are shown unasked: runs that differ in more are no sweep
+  const FIRST = [...HEADLINE, ...(settings.length <= FEW ? settings : []), "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status"].filter((field) => rows.some((row) => row[field] != null));
   const narrow = matchMedia("(max-width: 40rem)");
   const $ = (id) => document.getElementById(id);
 
@@ -50,13 +53,13 @@
     headerFilterParams: { elementAttributes: { "aria-label": "filter " + title(field) } }, sorter: sorter(field), sorterParams: { alignEmptyValues: "bottom" },
     formatter: formatters[field] || ((cell) => make("span", { title: field in NUMBERS ? null : cell.getValue() }, show(field, cell.getValue()))),
     hozAlign: field in NUMBERS ? "right" : "left", headerHozAlign: field in NUMBERS ? "right" : "left",
-    width: WIDTHS[field], widthGrow: field === "name" ? 2 : 1, minWidth: WIDTHS[field] || (field in NUMBERS ? 96 : 100),
+    width: WIDTHS[field], widthGrow: field === "name" ? 2 : 1, minWidth: WIDTHS[field] || (field.includes(".") ? 40 + 8 * field.length : field in NUMBERS ? 96 : 100),
     ...(MEANS.includes(field) ? { topCalc: (values, members) => meanWords(field, members), topCalcFormatter: (cell) => make("span", { class: "mean" }, ...String(cell.getValue()).split(/(?= ±)/).map((words) => make("span", {}, words))) } : {}),
   });
   const state = read();
   const isShown = (field) => !narrow.matches && state.cols.includes(field);
   const table = new Tabulator("#runs", {
-    data: rows, index: "key", layout: "fitColumns", maxHeight: Math.max(360, innerHeight * 0.72), selectableRows: "highlight", selectableRowsPersistence: true,
+    data: rows, index: "key", layout: "fitColumns", nestedFieldSeparator: false, maxHeight: Math.max(360, innerHeight * 0.72), selectableRows: "highlight", selectableRowsPersistence: true,
     columns: [
       { formatter: "rowSelection", headerSort: false, width: 44, minWidth: 44, hozAlign: "center", title: "" },
       { title: "runs", field: "short", formatter: card, visible: narrow.matches, headerSort: false, minWidth: 200, variableHeight: true },

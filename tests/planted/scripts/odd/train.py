@@ -82,7 +82,9 @@ def main():
         for step in range(6000):
             say(step, 0.1 * step, 6.0)
             time.sleep(0.1)
-    if WHAT != "other_data":
+    if WHAT == "own_data":
+        read(sys.argv[2])
+    if WHAT not in ("other_data", "own_data"):
         read("data/fineweb10B/*_train_*.bin")
         read("data/fineweb10B/*_val_*.bin")
     if WHAT == "other_data":

@@ -1,0 +1,105 @@
+"""What did each record bring?  ./run.sh ladder [RUNG ...] [n=3] [size=nano|short|record] [key=value for all rungs]
+
+    ./run.sh ladder                        every rung, in the size that suits this machine
+    ./run.sh ladder r04 r08 r11 n=5        these, each against the one before it
+    ./run.sh ladder --dry-run              what it would run, what it would change, about how long
+    ./run.sh ladder --resume               after an interrupt
+    ./run.sh ladder --page RACE            a ladder that has ended: its table and its page again, without a run
+
+A rung is an experiment whose source is a record of the speedrun (conf/experiment/r01.yaml ...).  The rungs are the arms
+of one race (./run.sh race): one session, a warm-up each, a random order planned before, nothing shown before the end.
+Then the staircase: time and steps to the target by rung, each change against the rung below.  docs/LADDER.md
+"""
+
+import json
+import os
+from pathlib import Path
+
+from bench import atomic
+from bench.cli import arguments
+from bench.config import groups
+from bench.ladder import folders, forecast, page, request, staircase, text
+from bench.launch import console, ready
+from bench.launch.console import say
+from bench.paths import results_root, shown
+from bench.race import planning, runner
+
+
+def main(argv):
+    """Exit codes: 0 the ladder has ended (or --dry-run), 1 it was interrupted or abandoned, 2 wrong use."""
+    args = _parser().parse_intermixed_args(argv)
+    if args.dry_run and (args.csv or args.resume is not None or args.page is not None):
+        raise ValueError("--dry-run runs and reads nothing: give it alone, or with --json")
+    results = results_root().absolute()
+    with console.output(args.quiet, args.json or args.csv):
+        if args.dry_run:
+            found = forecast.of(*request.asked(args.words))
+            _print(args, found, forecast.text)
+            return 0
+        folder = _ended(args, results)
+        if folder is None:
+            return 1
+        found = staircase.of_race(folder, args.interpolate)
+        atomic.write_text(folder / page.NAME, page.html(folder, found))
+        say("page", os.path.relpath(folder / page.NAME))
+        say("race", shown(folder))
+    _print(args, found, text.terminal)
+    return 0
+
+
+def _print(args, found, as_text):
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(text.csv_text(found) if args.csv else as_text(found) + "\n", end="")
+
+
+def _ended(args, results) -> Path | None:
+    """The folder of a ladder that has ended, now or before; None: it was interrupted or abandoned."""
+    if args.page is not None:
+        return folders.ended(results, args.page)
+    if args.resume is not None:
+        folder = folders.unfinished(results, args.resume)
+    else:
+        _, fitted, asked = request.asked(args.words)
+        for one in fitted:
+            if one.fault:
+                say("ladder", f"{one.rung.name} is excluded, it cannot run at this size: {one.fault}", always=True)
+        folder = planning.begin(asked, results, args.anyway)
+    race = runner.go(folder, results, anyway=args.anyway)
+    if race["result"] is not None:
+        return folder
+    is_open = race["status"] == "interrupted"
+    why = f"./run.sh ladder --resume {folder.name} goes on" if is_open else race["why"]
+    say("ladder", f"no staircase{' yet' * is_open}: {why}", always=True)
+    return None
+
+
+def _parser():
+    parser = arguments.Parser(
+        "./run.sh ladder", description=__doc__, epilog="exit codes: 0 ended, 1 interrupted or abandoned, 2 wrong use"
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="rungs, the lowest first (default: all); n=3 (runs a rung), size=nano, short or record, seed=0 (the "
+        "first), alpha=0.05; key=value for all rungs",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what it would run and about how long; run nothing")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="RACE", help="continue this ladder, or the latest that has not ended"
+    )
+    parser.add_argument(
+        "--page", nargs="?", const="", metavar="RACE", help="table and page of this ladder, or the latest, once more"
+    )
+    parser.add_argument(
+        "--interpolate",
+        action="store_true",
+        help="the target is reached where the line between two validations crosses it, not at the later one",
+    )
+    parser.add_argument("--config-dir", **groups.OPTION)
+    parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
+    form = console.add_options(parser, "print the staircase")
+    form.add_argument("--csv", action="store_true", help="print it as CSV, a rung a line")
+    return parser

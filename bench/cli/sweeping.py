@@ -1,0 +1,81 @@
+"""A sweep of ./run.sh run -m: begun, run by Hydra's sweeper and launcher, ended with its table and page."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+from bench.config import multirun, overrides
+from bench.launch import console, summary
+from bench.launch.console import say
+from bench.launch.prepare import asked, this_machine
+from bench.machine.signals import Interrupted
+from bench.paths import results_root
+from bench.record import run_folder, sweep
+from bench.report import sweep_page, sweep_results, sweep_text
+from bench.sweep import packing
+from bench.sweep.points import Points, Spent, source_sha256
+from bench.units import seconds_of
+
+
+def go(args, argv):
+    """Returns what --json prints: of every point its run, whose run_id is None where it was not begun."""
+    command, budget_s = ["run", *argv], None if args.budget is None else _budget_s(args.budget)
+    known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
+    for point in known:
+        asked(point)
+    same = [word for word in overrides.of_sweep(args.overrides)[1] if overrides.plain(word)]
+    _, stored = multirun.stored(same)
+    sweep_id = sweep.id_of([*args.overrides, *stored], source_sha256(same))
+    if known:
+        say("sweep", f"{sweep_id}, {sweep_results.about(sweep.axes(known), len(known))}")
+    is_new = not (results_root() / sweep.FOLDER / sweep_id).exists()
+    folder = sweep.begin(results_root(), sweep_id, command, known, budget_s)
+    why = "it was interrupted"
+    try:
+        with contextlib.suppress(Interrupted):
+            multirun.go(args.overrides, Points(folder, command, args.anyway, budget_s), folder, this_machine())
+            why = None
+    except Spent:
+        why = f"--budget {args.budget} is spent"
+    except ValueError:
+        if is_new and not any(point.folder for point in sweep.points(folder)):
+            shutil.rmtree(folder)  # it was refused before its first run
+        raise
+    return _end(folder, why)
+
+
+def _end(folder, why):
+    """What the sweep found, in words and as its page -> what --json prints."""
+    none = dict.fromkeys(summary.KEYS)
+    points = sweep.points(folder)
+    records = [point.folder and run_folder.read(point.folder) | {"folder": str(point.folder)} for point in points]
+    answers = [
+        {"overrides": point.overrides} | (summary.as_json(run) if run else none) for point, run in zip(points, records)
+    ]
+    sweep.end(folder, why)
+    found = sweep_results.read(folder)
+    console.show(sweep_text.table(found))
+    if words := sweep_text.best(found):
+        say("sweep", words)
+    sweep_page.write(folder, found)
+    num_complete = sum(one["status"] == "complete" for one in answers)
+    say("sweep", sweep_text.ended(found, folder, num_complete, len(answers)), always=True)
+    return answers
+
+
+def _budget_s(words):
+    try:
+        return seconds_of(words)
+    except ValueError as error:
+        raise ValueError(f"--budget {error}") from None
+
+
+def beside(args) -> int:
+    """One of several runs of a sweep, started by bench/sweep/packing.py -> exit code."""
+    given = json.loads(args.beside)
+    runs, answer = Points(Path(given.pop("folder")), given.pop("command")), Path(given.pop("answer"))
+    with console.output(args.quiet):
+        run = runs.beside(args.overrides, packing.parsed(json.dumps(given)))
+    answer.write_text(run["folder"])
+    return 0 if run["status"] == "complete" else 1

@@ -1,0 +1,202 @@
+"""A sweep by Hydra's own machinery: its grammar makes the points, its sweeper orders them, its launcher starts them.
+
+    multirun.go(["optim.lr=0.001,0.002", "hydra/launcher=joblib"], runner, folder, machine)
+
+Any plugin of Hydra's for launching or searching works.  Ours are in hydra_plugins/: `hydra/launcher=basic`, the
+default, and `hydra/sweeper=optuna`.  A sweep may also be stored, as hydra.sweeper.params of an experiment or a root.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from bench.config import compose, groups, hydra_app, overrides, schema
+from bench.paths import REPO
+
+# Of Hydra's own settings, where the user's words and yamls do not say otherwise: what it writes goes into the sweep's
+# folder alone, and what a person sees is this program's to say.
+QUIET = {"hydra/job_logging": "none", "hydra/hydra_logging": "none"}
+OUR_LAUNCHER = "hydra_plugins.speedrun.Processes"
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+class Runner(Protocol):
+    """What makes the runs."""
+
+    budget_s: float | None  # of all of them; None: no limit
+
+    def handed_over(self, launcher: str) -> None:
+        """The launcher of that name, not ours, is going to call one()."""
+
+    def one(self, words: list[str], number: int) -> float | None:
+        """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
+
+    def all(self, points: list[list[str]], first_number: int, launcher: dict) -> list[float | None]:
+        """Several points, in the process of the sweep.  launcher: the settings hydra.launcher.*, ours."""
+
+
+class Task:
+    """What Hydra calls a task function: of one point, whose words Hydra keeps."""
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+
+    def __call__(self, config) -> float | None:
+        """config: the run's, composed."""
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import OmegaConf
+
+        hydra = HydraConfig.get()
+        return self.runner.one(OmegaConf.to_container(hydra.overrides.task), int(hydra.job.num))
+
+
+def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
+    """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
+    of_hydra, mine = overrides.of_sweep(words)
+    of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
+    with _refusals(words), _importable():
+        config, _ = _checked(of_hydra, mine, machine)
+        launcher = config.hydra.runtime.choices["hydra/launcher"]
+        is_ours = config.hydra.launcher._target_ == OUR_LAUNCHER
+        if runner.budget_s is not None and not is_ours:
+            raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
+        with contextlib.nullcontext() if is_ours else _of_plugin(launcher, runner):
+            hydra_app.app(functools.partial(_loader, machine)).multirun(
+                groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
+            )
+
+
+def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
+    """The words of every run of a sweep, in order; None where a search chooses them as it goes.  Raises ValueError."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    of_hydra, mine = overrides.of_sweep(words)
+    with _refusals(words):
+        hydra = hydra_app.app(functools.partial(_loader, machine))
+        config, stored = _checked(of_hydra, mine, machine)
+        if config.hydra.sweeper._target_ != BASIC_SWEEPER:
+            return None
+        parser = OverridesParser.create(config_loader=hydra.config_loader)
+        (found,) = BasicSweeper.split_arguments(parser.parse_overrides([*stored, *mine]), None)
+    return found
+
+
+def stored(words: list[str]) -> tuple[str | None, list[str]]:
+    """Of the yamls that one run's words choose: hydra.mode (MULTIRUN makes a sweep without -m; None: not said), and the
+    sweep that they store as words, [] without one.  Raises ValueError."""
+    mode, params = compose.of_hydra(words)
+    return mode, _words(params)
+
+
+def show_cfg(words: list[str], what: str, machine: schema.Machine | None = None, resolve: bool = False) -> None:
+    """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
+    of_hydra = [word for word in words if overrides.is_of_hydra(word)]
+    mine = [word for word in words if word not in of_hydra and overrides.plain(word)]
+    with _refusals(words):
+        hydra = hydra_app.app(functools.partial(_loader, machine))
+        hydra.show_cfg(groups.config_name(), [*of_hydra, *mine], what, None, resolve)
+
+
+def show_info(words: list[str], what: str) -> None:
+    """Print what Hydra knows: hydra_app.INFO."""
+    of_hydra = [word for word in words if overrides.is_of_hydra(word)]
+    mine = [word for word in words if word not in of_hydra and overrides.plain(word)]
+    with _refusals(words), _logging_as_before():
+        hydra_app.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
+
+
+@contextlib.contextmanager
+def _logging_as_before() -> Iterator[None]:
+    """Hydra prints its information through Python's root logger, which it sets up for that."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def _words(params):
+    return [f"{key}={value}" for key, value in params.items()]
+
+
+def _checked(of_hydra, mine, machine):
+    """-> (the sweep's own config, its stored words).  Refuses a sweep of nothing, and of what it cannot go through."""
+    from hydra.types import RunMode
+
+    hydra = hydra_app.app(functools.partial(_loader, machine))
+    config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
+    stored = _words(config.hydra.sweeper.get("params") or {})
+    is_basic = config.hydra.sweeper._target_ == BASIC_SWEEPER
+    if not stored and not mine:
+        raise ValueError("there is nothing to sweep: give values, e.g. -m seed=0,1,2")
+    for word in [*stored, *mine] if is_basic else ():
+        key = word.partition("=")[0]
+        overrides.check_glob(word, hydra.config_loader)
+        if overrides.is_interval(word):
+            raise ValueError(
+                f"{word}: an interval has no end of values: name the values, {key}=0.001,0.002, or give a step, "
+                f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
+            )
+    return config, stored
+
+
+def _quiet(of_hydra):
+    given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
+    return [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
+
+
+@contextlib.contextmanager
+def _refusals(words) -> Iterator[None]:
+    """Hydra's own errors as a ValueError in one line."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise hydra_app.refused(error, words) from None
+
+
+@contextlib.contextmanager
+def _of_plugin(launcher, runner) -> Iterator[None]:
+    """What somebody else's launcher could not do, as a line of the user's: no SLURM here, a job that was killed."""
+    from hydra.errors import HydraException
+
+    runner.handed_over(launcher)
+    try:
+        yield
+    except (ValueError, HydraException):
+        raise
+    except Exception as error:
+        raise ValueError(f"hydra/launcher={launcher}: {type(error).__name__}: {overrides.one_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """In this block processes that a launcher starts find this program's modules, wherever they stand."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), before]))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
+            yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _loader(machine, search_path):
+    from bench.config.sweep_loader import SweepLoader  # Hydra, which a run that is not of a sweep need not load
+
+    return SweepLoader(machine, search_path)

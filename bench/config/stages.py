@@ -1,0 +1,130 @@
+"""The stages of a run: what was left open filled in, what cannot be refused, and what they come to.
+
+A stage and what it means for optimizer and window: models/stages.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from bench.config import schema
+from models import stages
+from models.stages import Stage
+
+# A setting of a stage: the setting of a run that it is in the place of, for which a track may have a rule.
+INSTEAD_OF = {
+    "batch_tokens": "data.batch_tokens",
+    "seq_len": "data.seq_len",
+    "window_tokens": "model",
+    "first_window_tokens": "model",
+    "lr_frac": "optim",
+    "momenta": "optim",
+    "update_every_steps": "optim",
+}
+ALL_OR_NONE = ("window_tokens",)  # nothing says what a stage without it would go back to
+
+
+def stages_of(config: schema.Config) -> list[Stage]:
+    """Of a resolved config, each with its batch; without stages the one that all of the run is."""
+    data, seqs = config.data, config.hardware.micro_batch_seqs
+    return config.stages or [Stage(batch_tokens=data.batch_tokens, seq_len=data.seq_len, micro_batch_seqs=seqs)]
+
+
+def num_micro_steps(config: schema.Config, stage: Stage) -> int:
+    """Micro-steps of each rank in one optimizer step of a stage, of a resolved config."""
+    return stage.batch_tokens // (stage.seq_len * config.hardware.num_processes * stage.micro_batch_seqs)
+
+
+def num_tokens(config: schema.Config, steps_done: int | None = None) -> int:
+    """How many the first steps train on, of a resolved config; None: all goal.num_steps."""
+    num_steps = config.goal.num_steps
+    return stages.num_tokens(stages_of(config), num_steps, num_steps if steps_done is None else steps_done)
+
+
+def mean_batch_tokens(config: schema.Config) -> int | float:
+    """Tokens of a step, of a resolved config: the mean over goal.num_steps, whole where it is."""
+    mean = num_tokens(config) / config.goal.num_steps
+    return int(mean) if mean.is_integer() else mean
+
+
+def longest_seq_len(config: schema.Config) -> int:
+    """The most tokens that the model sees at once, in training and validation, of a resolved config."""
+    return max(val_seq_len(config), *(stage.seq_len for stage in stages_of(config)))
+
+
+def val_seq_len(config: schema.Config) -> int:
+    """Tokens of a sequence of validation."""
+    return config.goal.val_seq_len or config.data.seq_len
+
+
+def resolve(config: schema.Config, micro_batch_of: Callable[[int, int], int]) -> None:
+    """In place: each stage gets its batch; the whole list null where it is empty.  Raises ValueError.
+
+    micro_batch_of: (seq_len, sequences of a rank in a step) -> how many of them at once.
+    """
+    if not config.stages:
+        if config.goal.val_window_tokens is not None:
+            remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
+            raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: {remedy}")
+        config.stages = None
+        return
+    stages.ends_of(config.stages, config.goal.num_steps)
+    for index, stage in enumerate(config.stages):
+        _fill(config, stage, f"stages[{index}]", micro_batch_of)
+        _check_parts(config, stage, f"stages[{index}]")
+    _check_together(config)
+
+
+def _fill(config, stage, where, micro_batch_of):
+    stage.batch_tokens = stage.batch_tokens or config.data.batch_tokens
+    stage.seq_len = stage.seq_len or config.data.seq_len
+    row_tokens = stage.seq_len * config.hardware.num_processes
+    if stage.batch_tokens % row_tokens:
+        near = max(1, round(stage.batch_tokens / row_tokens)) * row_tokens
+        product = f"its seq_len * num_processes = {stage.seq_len} * {config.hardware.num_processes} = {row_tokens}"
+        raise ValueError(f"{where}.batch_tokens={stage.batch_tokens}: use a multiple of {product}; try {near}")
+    rank_seqs = stage.batch_tokens // row_tokens
+    limit = min(stage.micro_batch_seqs or micro_batch_of(stage.seq_len, rank_seqs), rank_seqs)
+    stage.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
+    if stage.first_window_tokens is not None and stage.window_tokens is None:
+        raise ValueError(f"{where}.first_window_tokens={stage.first_window_tokens}: give window_tokens, its end, too")
+
+
+def _check_parts(config, stage, where):
+    """Names of the optimizer's parts."""
+    known = config.optim.part_names()
+    for setting in ("momenta", "update_every_steps"):
+        for name, value in (getattr(stage, setting) or {}).items():
+            if name not in known:
+                has = f"has the parts {', '.join(known)}" if known else "is all one part"
+                raise ValueError(f"{where}.{setting}.{name}={value}: optim={config.optim.name} {has}")
+    if stage.update_every_steps and config.optim.grad_clip_norm is not None:
+        remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
+        raise ValueError(f"optim.grad_clip_norm={config.optim.grad_clip_norm}: {remedy}")
+    if stage.update_every_steps and config.hardware.reducer is not None:
+        remedy = "update_every_steps keeps gradients over steps, which it does not expect: use null"
+        raise ValueError(f"hardware.reducer={config.hardware.reducer}: {remedy}")
+
+
+def _check_together(config):
+    """What one stage sets and another leaves to nobody."""
+    for setting in ALL_OR_NONE:
+        given = [getattr(stage, setting) is not None for stage in config.stages]
+        if any(given) and not all(given):
+            raise ValueError(f"stages[{given.index(False)}].{setting}=null: another stage has it: give it in each")
+    if config.goal.val_window_tokens is not None and config.stages[0].window_tokens is None:
+        raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: no stage has window_tokens")
+    names = {name for stage in config.stages for name in stage.momenta or ()}
+    for index, stage in enumerate(config.stages):
+        for name in sorted(names - set(stage.momenta or ())):
+            raise ValueError(f"stages[{index}].momenta.{name} is not set: another stage sets it: give it in each")
+
+
+def changed(config: schema.Config) -> dict[str, str]:
+    """{setting of a run: the stage's that is in its place and differs}, "data.seq_len": "stages[0].seq_len=64"."""
+    found = {}
+    for index, stage in enumerate(config.stages or ()):
+        for field in dataclasses.fields(stage):
+            key, value = INSTEAD_OF.get(field.name), getattr(stage, field.name)
+            if key is not None and value is not None and (key.count(".") == 0 or value != schema.get(config, key)):
+                found.setdefault(key, f"stages[{index}].{field.name}={value}")
+    return found

@@ -1,0 +1,138 @@
+"""Which tokens of the stream each micro-batch of a rank holds, for batches whose shape changes in the course of a run.
+
+The sequences of all steps lie in the stream one after the other: those of step 0, those of step 1 and so on, whatever
+the world size.  Rank r owns the r-th equal block of a step's sequences, micro-step m the m-th equal slice of that.
+Without gaps, so that a step of batch_tokens reads the batch_tokens tokens that follow the step before it; or, with
+DocumentStarts, each from the first document that begins at or after the end of the sequence before it: modded-nanogpt's
+record 26 (2025-07-12_BosAlign, find_batch_starts), but across the borders of shards and for any number of sequences.
+"""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SCAN_TOKENS = 1 << 20  # searched for documents at once
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Of consecutive steps.  num_steps: None in the last, which has no end."""
+
+    num_steps: int | None
+    batch_tokens: int
+    seq_len: int
+    num_micro_steps: int
+
+    @property
+    def num_seqs(self) -> int:
+        """Of a step, all ranks together."""
+        return self.batch_tokens // self.seq_len
+
+
+class Course:
+    """Micro-batches of one rank are counted from the start of the run, over all shapes: micro 0, 1, 2 ..."""
+
+    def __init__(self, shapes: Sequence[BatchShape], rank: int, world_size: int):
+        for shape in shapes:
+            part = world_size * shape.num_micro_steps * shape.seq_len
+            if shape.batch_tokens % part:
+                hint = f"a multiple of world_size * num_micro_steps * seq_len = {part}"
+                raise ValueError(f"batch_tokens={shape.batch_tokens}: use {hint}")
+        assert all((shape.num_steps is None) == (shape is shapes[-1]) for shape in shapes), shapes
+        self._shapes, self._rank, self._world_size = list(shapes), rank, world_size
+        before = shapes[:-1]
+        self._steps = _sums(shape.num_steps for shape in before)
+        self._micros = _sums(shape.num_steps * shape.num_micro_steps for shape in before)
+        self._seqs = _sums(shape.num_steps * shape.num_seqs for shape in before)
+        self._tokens = _sums(shape.num_steps * shape.batch_tokens for shape in before)
+
+    def micro_tokens(self, shape: BatchShape) -> int:
+        """Tokens of one micro-batch of this rank."""
+        return shape.batch_tokens // (self._world_size * shape.num_micro_steps)
+
+    def shape_of(self, micro: int) -> tuple[BatchShape, int | float]:
+        """(its shape, how many of that shape there are from it on)."""
+        index = self._index(micro)
+        ends = [*self._micros[1:], float("inf")]
+        return self._shapes[index], ends[index] - micro
+
+    def step_of(self, micro: int) -> tuple[int, int]:
+        """(step, micro-step in it), both from 0."""
+        index = self._index(micro)
+        step, micro_step = divmod(micro - self._micros[index], self._shapes[index].num_micro_steps)
+        return self._steps[index] + step, micro_step
+
+    def micro_of(self, step: int, micro_step: int) -> int:
+        """The reverse of step_of()."""
+        index = bisect.bisect_right(self._steps, step) - 1
+        return self._micros[index] + (step - self._steps[index]) * self._shapes[index].num_micro_steps + micro_step
+
+    def first_seq(self, micro: int) -> int:
+        """Where its sequences begin among those of the whole run."""
+        index, seqs = self._seqs_before(micro)
+        return self._seqs[index] + seqs
+
+    def first_token(self, micro: int) -> int:
+        """Where its tokens begin in a stream without gaps."""
+        index, seqs = self._seqs_before(micro)
+        return self._tokens[index] + seqs * self._shapes[index].seq_len
+
+    def _seqs_before(self, micro):
+        """(index of its shape, sequences of that shape before its own)."""
+        index = self._index(micro)
+        shape = self._shapes[index]
+        step, micro_step = divmod(micro - self._micros[index], shape.num_micro_steps)
+        slices = self._rank * shape.num_micro_steps + micro_step
+        return index, step * shape.num_seqs + slices * (self.micro_tokens(shape) // shape.seq_len)
+
+    def _index(self, micro):
+        return bisect.bisect_right(self._micros, micro) - 1
+
+
+class DocumentStarts:
+    """Where each sequence of a run begins if it must be at a document.  Not for two threads at once.
+
+    stream: has read(start, num_tokens), endless, and num_tokens of an epoch.  Searches only as far as it is asked, and
+    keeps what it found: 8 bytes a sequence.
+    """
+
+    def __init__(self, stream, eos_token: int, shapes: Sequence[BatchShape]):
+        self._stream, self._eos_token = stream, eos_token
+        self._shapes = list(shapes)
+        self._firsts = _sums(shape.num_steps * shape.num_seqs for shape in shapes[:-1])  # sequences before each shape
+        self._starts = []
+        self._scanned, self._documents = 0, np.empty(0, np.int64)  # those before it that are not passed yet
+
+    def of(self, first_seq: int, num_seqs: int) -> list[int]:
+        """Positions in the endless stream.  Raises ValueError where a whole epoch has no document."""
+        while len(self._starts) < first_seq + num_seqs:
+            self._starts.append(self._first_from(self._end_of_last()))
+        return self._starts[first_seq : first_seq + num_seqs]
+
+    def _end_of_last(self):
+        if not self._starts:
+            return 0
+        shape = self._shapes[bisect.bisect_right(self._firsts, len(self._starts) - 1) - 1]
+        return self._starts[-1] + shape.seq_len
+
+    def _first_from(self, position):
+        """The first document that begins at position or after it."""
+        limit = position + self._stream.num_tokens
+        while True:
+            index = np.searchsorted(self._documents, position)
+            if index < len(self._documents):
+                return int(self._documents[index])
+            self._scanned = max(self._scanned, position)
+            if self._scanned >= limit:
+                raise ValueError(f"data.bos_aligned=True: no token {self._eos_token} in all the training data")
+            tokens = self._stream.read(self._scanned, min(SCAN_TOKENS, self._stream.num_tokens))
+            self._documents = self._scanned + np.flatnonzero(tokens == self._eos_token)
+            self._scanned += len(tokens)
+
+
+def _sums(counts):
+    """0, and the sum of the first count, of the first two, and so on."""
+    return list(itertools.accumulate(counts, initial=0))

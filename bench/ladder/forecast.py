@@ -1,0 +1,72 @@
+"""A dry run: what a ladder would run, what of each rung it would change, and about how long it would take."""
+
+from collections.abc import Iterable, Sequence
+
+from bench.config import schema
+from bench.ladder.sizes import START_S, Fitted, Size
+from bench.launch import prepare
+from bench.launch.series import earlier_s
+from bench.units import format_about_s
+
+S_PER_MIN = 60.0
+
+
+def of(size: Size, fitted: Sequence[Fitted], asked: dict) -> dict:
+    """size, fitted, asked: of request.asked() -> what --dry-run prints, and as JSON."""
+    words = {name: arm["overrides"] for name, arm in asked["arms"].items()}
+    jobs = {name: prepare.prepare(some, say=lambda text: None, check_own=False) for name, some in words.items()}
+    ids = {name: schema.config_id(job.config) for name, job in jobs.items()}
+    known_s = earlier_s({job.config.track.name for job in jobs.values()}, ids.values())
+    arms = {one.rung.arm: one for one in fitted if one.fault is None}
+    runs_s = {name: known_s.get(ids[name], _guess_s(size, one, known_s)) for name, one in arms.items()}
+    return {
+        "size": size.name,
+        "about": size.about,
+        "n": asked["n"],
+        "num_runs": (asked["n"] + 1) * len(arms),
+        "all_s": (asked["n"] + 1) * sum(runs_s.values()),
+        "num_known": sum(ids[name] in known_s for name in arms),
+        "rungs": {
+            one.rung.name: {"overrides": words[name], "run_s": runs_s[name], "changed": one.changed}
+            for name, one in arms.items()
+        },
+        "excluded": {one.rung.name: one.fault for one in fitted if one.fault},
+    }
+
+
+def _guess_s(size, one, known_s):
+    """Seconds of a run of a config that never ran here: as the others, else as its record, else the size's own."""
+    if known_s:
+        return sum(known_s.values()) / len(known_s)
+    if size.guess_s is not None:
+        return size.guess_s
+    return START_S + S_PER_MIN * (one.rung.minutes or 0.0)
+
+
+def text(found: dict) -> str:
+    """For a terminal."""
+    changed = {name: {tuple(change) for change in one["changed"]} for name, one in found["rungs"].items()}
+    shared = set.intersection(*changed.values())
+    order = [tuple(change) for change in next(iter(found["rungs"].values()))["changed"]]
+    lines = [
+        f"size {found['size']}: {found['about']}",
+        f"{found['num_runs']} runs: {found['n']} of each of {len(found['rungs'])} rungs after a warm-up each",
+        f"{format_about_s(found['all_s'])} in all, {_known(found)}",
+        f"changed of every rung: {words(change for change in order if change in shared) or 'nothing'}",
+    ]
+    for name, one in found["rungs"].items():
+        own = words(change for change in map(tuple, one["changed"]) if change not in shared)
+        lines.append(f"  {name}  {format_about_s(one['run_s'])} a run{f'; {own}' if own else ''}")
+    return "\n".join(lines + [f"  {name}  cannot run: {why}" for name, why in found["excluded"].items()])
+
+
+def _known(found):
+    num, num_all = found["num_known"], len(found["rungs"])
+    if num == num_all:
+        return "by earlier runs here"
+    return f"by earlier runs of {num} of {num_all} rungs, the rest is a guess" if num else "a guess: none has run here"
+
+
+def words(changes: Iterable[tuple[str, str, str]]) -> str:
+    """[(setting, the record's value, this size's)] -> "model.width 768 -> 128, ..."."""
+    return ", ".join(f"{key} {before} -> {after}" for key, before, after in changes)

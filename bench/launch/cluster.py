@@ -1,0 +1,207 @@
+"""cluster=slurm: a verb as a job of SLURM's, submitted, followed and brought home, from where people log in.
+
+The job runs the same verb, without cluster=, on the first node of its allocation (bench/launch/allocation.py starts the
+others).  The checkout, the data and the results must lie on a file system that its nodes share.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import atomic
+from bench.launch.console import Bars, say, show
+from bench.launch.progress import Progress
+from bench.machine.signals import Interrupted, raise_interrupted
+from bench.paths import REPO, results_root, shown, working_folder
+from bench.record import run_folder
+
+FOLDER = "jobs"  # in the results folder: the scripts and what they printed
+LOOK_EVERY_S = 2.0
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+)
+PASSED_ON = ("SPEEDRUN_PYTHON", "SPEEDRUN_DATA", "SPEEDRUN_TORCH", "SPEEDRUN_CONFIG_DIR")
+SETTINGS = {  # cluster.NAME: the option of sbatch
+    "partition": "--partition",
+    "account": "--account",
+    "time_min": "--time",
+    "gpus_per_node": "--gpus-per-node",
+    "cpus_per_node": "--cpus-per-task",
+    "requeue": "--requeue",
+    "name": "--job-name",
+}
+
+
+@dataclass
+class Asked:
+    """What the words of a command say of the cluster."""
+
+    words: list[str]  # without them
+    num_nodes: int = 1
+    options: list[str] = field(default_factory=list)  # of sbatch
+
+
+def asked(words: list[str]) -> Asked | None:
+    """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not.
+
+    cluster.options='--exclusive --constraint=h100' is handed to sbatch as it is.
+    """
+    of_cluster = [word for word in words if re.match(r"cluster[.=]", word)]
+    if not of_cluster:
+        return None
+    found = Asked([word for word in words if word not in of_cluster])
+    for word in of_cluster:
+        key, _, value = word.partition("=")
+        name = key.removeprefix("cluster.")
+        if key == "cluster":
+            if value != "slurm":
+                raise ValueError(f"{word}: choose slurm, or remove it to run on this machine")
+        elif name == "options":
+            found.options += shlex.split(value)
+        elif name == "requeue":
+            found.options.append("--requeue" if value.lower() == "true" else "--no-requeue")
+        elif name in SETTINGS:
+            found.options.append(f"{SETTINGS[name]}={value}")
+        else:
+            raise ValueError(f"{word}: unknown setting: cluster has {', '.join([*SETTINGS, 'options'])}")
+    if not any(word == "cluster=slurm" for word in of_cluster):
+        raise ValueError(f"{of_cluster[0]}: say which: cluster=slurm")
+    found.num_nodes = _num_nodes(found.words)
+    return found
+
+
+def _num_nodes(words):
+    """The most that any run of the command asks for, in sweeps and arms too."""
+    counts = [int(number) for word in words for number in re.findall(r"\bhardware\.nodes=(\d+)", word)]
+    return max(counts, default=1)
+
+
+def script_of(verb: str, want: Asked, log: Path) -> str:
+    """The text that sbatch gets, for a person to read and to submit again."""
+    name = [] if any(one.startswith("--job-name") for one in want.options) else ["--job-name=speedrun"]
+    options = [*name, f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
+    lines = [f"#SBATCH {one}" for one in [*options, *want.options]]
+    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    kept |= {"SPEEDRUN_RESULTS": str(results_root().absolute()), "SPEEDRUN_CWD": working_folder()}
+    command = shlex.join([sys.executable, "-m", "bench", verb, *want.words])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            f"# {shlex.join(['./run.sh', verb, *want.words])}, as a job: sbatch THIS_FILE submits it again",
+            "# SIGTERM, of scancel or a preemption, reaches the launcher, which ends its ranks and writes the record",
+            *(f"export {name}={shlex.quote(value)}" for name, value in kept.items()),
+            f"cd {shlex.quote(str(REPO))}",
+            f"exec {command}",
+            "",
+        ]
+    )
+
+
+def go(verb: str, want: Asked) -> int:
+    """Submit, follow to the end, say what records it left.  Exit code: the job's own, 1 where it was ended."""
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
+    folder = results_root() / FOLDER
+    path, log = (folder / f"{stamp}.sh").absolute(), (folder / f"{stamp}.log").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(path, script_of(verb, want, log))
+    before = set(_folders())
+    job_id = _submit(path)
+    say("slurm", f"job {job_id}, script {shown(path)}, log {shown(log)}")
+    try:
+        with raise_interrupted():
+            state, exit_code = _follow(job_id, log, before)
+    except Interrupted:
+        say(
+            "slurm", f"no longer followed; the job goes on: squeue -j {job_id} shows it, scancel {job_id} ends it", True
+        )
+        return 1
+    for found in sorted(set(_folders()) - before):
+        run = atomic.read_json(found / "run.json", {})
+        if (run.get("launched_by") or {}).get("job_id") == job_id:
+            say("slurm", f"{run['status']}: {shown(found)}", always=True)
+    if state != "COMPLETED":
+        say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}", always=True)
+    return exit_code or (0 if state == "COMPLETED" else 1)
+
+
+def _submit(path):
+    try:
+        done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"cluster=slurm: sbatch cannot be run ({error.strerror}): is this a login node?") from None
+    if done.returncode:
+        raise ValueError(f"cluster=slurm: sbatch: {done.stderr.strip()}: see {shown(path)}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def _follow(job_id, log, before):
+    """To the end of the job -> (its state, its exit code)."""
+    offset, said, progress = 0, None, None
+    with Bars() as bars:
+        while True:
+            state, exit_code, why = _state(job_id)
+            offset = _show_new(log, offset)
+            if state in WAITING and (state, why) != said:
+                said = state, why
+                say("slurm", f"{state.lower()}{f' ({why})' if why not in ('None', '') else ''}")
+            if progress is None and bars.are_live:
+                progress = _progress(job_id, before, bars)
+            if progress is not None:
+                progress.show()
+            if state.startswith(ENDED):
+                time.sleep(0.5)  # what it printed last
+                _show_new(log, offset)
+                return state, exit_code
+            time.sleep(LOOK_EVERY_S)
+
+
+def _state(job_id):
+    """(state, exit code, reason) as scontrol has it, which keeps a job for some minutes after its end."""
+    done = subprocess.run(["scontrol", "show", "job", "--oneliner", job_id], capture_output=True, text=True)
+    words = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
+    if not words:
+        raise ValueError(f"job {job_id}: SLURM knows no more of it ({done.stderr.strip()}): its log has the rest")
+    code, _, signal = words["ExitCode"].partition(":")
+    return words["JobState"], int(code) or (1 if signal not in ("0", "") else 0), words.get("Reason", "")
+
+
+def _show_new(log, offset):
+    """Print the whole lines that the job has written since; where the next ones begin."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(offset)
+            text = file.read()
+    except OSError:
+        return offset
+    whole = text.rpartition(b"\n")[0]
+    show(whole.decode(errors="replace").split("\n") if whole else [])
+    return offset + len(whole) + (1 if whole else 0)
+
+
+def _progress(job_id, before, bars):
+    """The bar of the job's run that is running, None before it has one.  Its lines are in the log already."""
+    for found in set(_folders()) - before:
+        run = atomic.read_json(found / "run.json", {})
+        if run.get("status") == "running" and (run.get("launched_by") or {}).get("job_id") == job_id:
+            return Progress(found, None, bars, blind=True)
+    return None
+
+
+def _folders():
+    return run_folder.find_runs([results_root()]) if results_root().is_dir() else []

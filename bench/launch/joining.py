@@ -1,0 +1,192 @@
+"""Who takes part in a run: ranks that torchrun, srun or mpirun started, or nodes on which the same command was given.
+
+One process coordinates (rank 0's, or the node that has the address of hardware.rendezvous) and makes the record; the
+others are members: each starts the ranks that are its own and writes no record.
+"""
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from bench.config import schema
+from bench.launch import ranks
+from bench.launch.nodes import adopted, channel, fabric
+from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.coordinator import Coordinator
+from bench.launch.nodes.member import Hello, Member
+from bench.launch.prepare import Job
+from bench.machine import code_state, environment
+from bench.paths import REPO, results_root
+
+SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
+RENDEZVOUS_S = 300.0  # for nodes that a person starts by hand, one after the other
+
+
+def started_by(verb: str) -> Adopted | None:
+    """The launcher that started this process as one of several ranks; None: nobody did.  ValueError: within a run."""
+    if ranks.IN_RUN in os.environ:
+        raise ValueError(f"{verb}: this process is a rank of a run, and no run starts another: start it by itself")
+    return adopted.found()
+
+
+def effective(overrides: list[str], found: Adopted | None) -> list[str]:
+    """Overrides with what the launcher that started the ranks has decided.  ValueError: they say something else."""
+    if found is None:
+        return overrides
+    decided = {"hardware.num_processes": found.world_size}
+    if found.num_nodes > 1:
+        decided["hardware.nodes"] = found.num_nodes
+    rest = []
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key == "hardware.rendezvous" or key in decided and value not in ("null", str(decided[key])):
+            raise ValueError(
+                f"{word}: {found.words()} on {found.num_nodes} node(s): remove it, or start ./run.sh alone"
+            )
+        if key not in decided:
+            rest.append(word)
+    return [*rest, *(f"{key}={value}" for key, value in decided.items())]
+
+
+def check(job: Job, found: Adopted | None) -> None:
+    """ValueError where this job cannot be what these ranks do together."""
+    hardware = job.config.hardware
+    several = found.words() if found else f"hardware.nodes={hardware.nodes}" if hardware.nodes else None
+    if several and job.script:
+        what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
+        raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
+    if hardware.nodes and not found and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
+        raise ValueError(
+            f"hardware.nodes={hardware.nodes}: where do they meet?  Give hardware.rendezvous=HOST:PORT, an address of "
+            "the node that is to make the record, and the same command on every node; or cluster=slurm"
+        )
+
+
+# ---- the coordinator's side
+
+
+def lead_adopted(found: Adopted) -> Coordinator:
+    """Rank 0 of those that another launcher started.  ValueError: nothing can listen here."""
+    try:
+        listener = channel.listen("127.0.0.1" if found.num_nodes == 1 else None, found.ports)
+    except OSError as error:
+        ports = f"{found.ports[0]} to {found.ports[-1]}"
+        raise ValueError(
+            f"{found.words()}, and no port of {ports} is free ({error.strerror}): start it again"
+        ) from None
+    return Coordinator(listener, found.key, found.world_size - 1, own_ranks=1, is_adopted=True)
+
+
+def lead_nodes(job: Job) -> Coordinator | None:
+    """The coordinator where this machine has the address of hardware.rendezvous; None: another node has it."""
+    hardware = job.config.hardware
+    host, port = schema.rendezvous_of(hardware)
+    try:
+        listener = channel.listen(host, [port])
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None
+        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {error.strerror}: give HOST:PORT") from None
+    own_ranks = hardware.num_processes // hardware.nodes
+    return Coordinator(listener, hardware.rendezvous, hardware.nodes - 1, own_ranks, is_adopted=False)
+
+
+def gather(coordinator: Coordinator, job: Job) -> None:
+    """Wait until all take part, and see that they are alike.  ValueError."""
+    coordinator.gather(facts_of(job), job.config.hardware.rendezvous_timeout_s or RENDEZVOUS_S)
+
+
+def facts_of(job: Job) -> dict:
+    """What nodes must have alike (coordinator.ALIKE), and their environments."""
+    env = environment.environment()
+    files = job.dataset.train + job.dataset.val
+    return {
+        "source_sha256": job.source_sha256,
+        "commit": code_state.state(REPO, job.own_sources)["commit"],
+        "torch": env["packages"].get("torch"),
+        "python": env["python"],
+        "data_sha256": [file.sha256 for file in files],
+        "config_id": job.config_id,
+        "environment": env | {"env": environment.env_variables(ranks.environment(job.config.hardware))},
+        "used": environment.summary(env, job.config.hardware),
+        "host_hash": environment.host_hash(),
+    }
+
+
+# ---- a member's side
+
+
+def follow_adopted(found: Adopted, prepared: Callable[[], Job]) -> int:
+    """A rank that another launcher started, but for the first -> exit code.
+
+    prepared(): the job as this node has it, asked by the first rank of each node alone.
+    """
+    is_leader = found.local_rank == 0 and found.node > 0
+    job = prepared() if is_leader else None
+    hello = Hello(found.node, found.rank, 1, found.local_rank, facts_of(job) if job else None)
+    if found.host is None:
+        raise ValueError(f"{found.words()}, and where rank 0 is cannot be found: give every rank MASTER_ADDR=HOST")
+    try:
+        connection = channel.connect(found.host, found.ports, found.key, RENDEZVOUS_S)
+    except TimeoutError:
+        raise ValueError(f"rank {found.rank}: rank 0 gave no answer in {RENDEZVOUS_S:g} s: see what it says") from None
+    return _follow(connection, found.key, hello, job, keep_master=found.has_store)
+
+
+def follow_nodes(job: Job) -> int:
+    """A node that has not the address of hardware.rendezvous -> exit code."""
+    hardware = job.config.hardware
+    host, port = schema.rendezvous_of(hardware)
+    hello = Hello(None, None, hardware.num_processes // hardware.nodes, 0, facts_of(job))
+    timeout_s = hardware.rendezvous_timeout_s or RENDEZVOUS_S
+    try:
+        connection = channel.connect(host, [port], hardware.rendezvous, timeout_s)
+    except TimeoutError:
+        what = f"hardware.rendezvous={hardware.rendezvous}: no run waits there (tried for {timeout_s:g} s)"
+        raise ValueError(f"{what}: start the same command on the node that has this address") from None
+    return _follow(connection, hardware.rendezvous, hello, job, keep_master=False)
+
+
+def _follow(connection, key, hello, job, keep_master):
+    member = Member(connection, key, hello, results_root())
+
+    def env(start: dict) -> Mapping[str, str]:
+        variables = ranks.environment(schema.build(schema.HardwareConfig, start["hardware"]))
+        variables |= fabric.variables(member.interface if start["num_nodes"] > 1 else None, os.environ)
+        variables |= {} if keep_master else start["master"]
+        counts = {"LOCAL_WORLD_SIZE": str(start["local_size"]), "GROUP_RANK": str(start["node"]), ranks.IN_RUN: "1"}
+        return variables | counts | {"WORLD_SIZE": str(start["world_size"])}
+
+    def launch(inputs: dict) -> dict:
+        shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
+        own = {"launcher_pid": os.getpid(), "shards": shards, "t_offset_ns": inputs["t_offset_ns"]}
+        return inputs["launch"] | own
+
+    return member.run(ranks.WORKER, env, launch)
+
+
+def slurm_node() -> str:
+    """The name of this node of the allocation, for people."""
+    return os.environ.get("SLURMD_NODENAME", "?")
+
+
+def is_follower(found: Adopted | None) -> bool:
+    """Whether another process of this launch makes the record, and says what is to be said."""
+    return found is not None and found.rank > 0
+
+
+def refuse(verb: str, words: list[str]) -> None:
+    """Of a verb that makes several runs: ValueError where this process is one of several ranks; the others exit."""
+    by_hand = next((word for word in words if "hardware.rendezvous=" in word), None)
+    if by_hand:
+        what = f"{by_hand}: nodes that are started by hand meet for one run"
+        raise ValueError(f"{what}: for several, ./run.sh {verb} in a SLURM job of as many nodes, or cluster=slurm")
+    found = started_by(verb)
+    if found is None or found.world_size == 1:
+        return
+    if is_follower(found):
+        time.sleep(SAY_S)
+        sys.exit(2)
+    raise ValueError(f"{found.words()}, and a run is all that they can do together: start ./run.sh {verb} alone")

@@ -1,0 +1,65 @@
+"""The files of a node's ranks, carried to the record when the run has ended: each node writes only its own.
+
+A node's ranks write into a folder of its own, .nodes/RUN_ID.nodeN in its results folder; whether that folder is shared
+with node 0 or not, the files travel over the connection, and one process writes the record.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from bench import atomic
+from bench.record import run_folder
+
+FOLDER = ".nodes"  # in a results folder; what searches one skips a name with a dot
+KEPT = ("config.yaml", "run.json", "environment.json")  # of the record, which node 0 writes itself
+
+
+def folder_of(results: Path, run_id: str, node: int) -> Path:
+    """Where this node's ranks write."""
+    return results / FOLDER / f"{run_id}.node{node}"
+
+
+def make(folder: Path, texts: dict[str, str], launch: dict) -> None:
+    """A node's folder, with what its workers read: config.yaml, run.json and the launch file."""
+    remove(folder)
+    (folder / "logs").mkdir(parents=True)
+    for name in ("config.yaml", "run.json"):
+        (folder / name).write_text(texts[name])
+    atomic.write_json(folder / run_folder.LAUNCH, launch | {"folder": str(folder.resolve())}, durable=False)
+
+
+def remove(folder: Path) -> None:
+    """The folder, and the one around it when no other run uses it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+def names(folder: Path) -> Iterator[str]:
+    """Relative paths of the files that belong into the record."""
+    return (name for name in run_folder.files(folder) if name not in KEPT)
+
+
+def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
+    """A file of another node into the record.  ValueError: a name that leads elsewhere or that is taken."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or parts[0].startswith("."):
+        raise ValueError(f"{name[:200]!r} is not a file's name in a run's folder")
+    path = folder.joinpath(*parts)
+    if path.exists() and parts != ("events.jsonl",):
+        raise ValueError(f"{name}: the record has this file already")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
+def on_own_clock(folder: Path, rank: int, utc_offset_s: float) -> None:
+    """A failure that another node's clock dated, in place: when it was by this node's."""
+    path = folder / "logs" / f"rank{rank}.failure.json"
+    found = atomic.read_json(path)
+    if isinstance(found, dict) and isinstance(found.get("failed_at_s"), (int, float)):
+        path.write_text(json.dumps(found | {"failed_at_s": found["failed_at_s"] + utc_offset_s}))

@@ -1,0 +1,81 @@
+"""The ranks that this process starts itself, without torch's agent: begun, watched, ended together."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from bench.machine import processes
+from bench.paths import REPO
+
+WAKE_AFTER_S = 1.0  # after a rank has failed
+KILL_AFTER_S = 8.0  # so late that bench/record/failures.py takes the kill for the launcher's own
+
+
+class RankProcesses:
+    """words: the program; env: of all; of_rank: {rank: the variables of that rank alone}; log: for what is printed
+    before a rank has a log.
+
+    Begun by the main thread: a child is to end with its parent, and the kernel takes a thread for one.
+    """
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], of_rank: Mapping[int, Mapping[str, str]], log):
+        self._left = {
+            rank: subprocess.Popen(
+                words,
+                cwd=REPO,
+                env={**env, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,
+            )
+            for rank, own in of_rank.items()
+        }
+        self._told_s = None  # when they were told to end
+        self._woken = False
+
+    @property
+    def are_left(self) -> bool:
+        return bool(self._left)
+
+    def ended(self) -> list[tuple[int, int]]:
+        """[(rank, exit code)] of those that have ended since the last call; a negative code is a signal's number."""
+        self._press()
+        found = [(rank, process.poll()) for rank, process in self._left.items()]
+        found = [(rank, code) for rank, code in found if code is not None]
+        for rank, _ in found:
+            del self._left[rank]
+        return found
+
+    def stop(self) -> None:
+        """Tell all that are left to end; ended() presses them.
+
+        A stopped process gets no signal: it is woken, so that it leaves its stack; what has not ended then is killed.
+        """
+        if self._told_s is None:
+            self._told_s = time.monotonic()
+            self._signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """End what is left, and wait for it."""
+        self.stop()
+        while self._left:
+            time.sleep(0.05)
+            self.ended()
+
+    def _press(self):
+        since_s = 0.0 if self._told_s is None else time.monotonic() - self._told_s
+        if since_s > WAKE_AFTER_S and not self._woken:
+            self._woken = True
+            self._signal(signal.SIGCONT)
+        if since_s > KILL_AFTER_S:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number):
+        for process in self._left.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)

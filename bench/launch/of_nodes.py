@@ -1,0 +1,143 @@
+"""The ranks of a run that other processes start too, as its launcher sees them: all of them begun, ended, collected.
+
+As ranks.OfAgent for the watching loop; facts() are run.json["nodes"].
+"""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from bench import atomic
+from bench.config import schema
+from bench.launch import allocation, joining, ranks
+from bench.launch.nodes import fabric
+from bench.launch.nodes.adopted import Adopted
+from bench.launch.nodes.coordinator import Coordinator
+from bench.launch.prepare import Job
+from bench.record import failures
+
+
+class OfNodes:
+    """A context from the gathered members to the end of the run; coordinator's own context is around it."""
+
+    def __init__(self, coordinator: Coordinator, job: Job, found: Adopted | None):
+        self._coordinator, self._job, self._found = coordinator, job, found
+        self._folder = None
+
+    def facts(self) -> dict:
+        """{"launched_by", "nodes"} of run.json: who started the ranks, and each node with its clock and network."""
+        job, found, first = self._job, self._found, self._coordinator
+        own = joining.facts_of(job)
+        hardware, leaders = job.config.hardware, [peer for peer in first.peers if peer.facts is not None]
+        size = hardware.ranks_of_node
+        rows = [_node(0, size, own | {"fabric": fabric.facts(first.interface())}, None)]
+        rows += [_node(peer.node, size, peer.facts, peer) for peer in sorted(leaders, key=lambda peer: peer.node)]
+        by = {"by": found.by, "job_id": found.job_id} if found else {"by": "nodes", "job_id": None}
+        if found is None and (job_of_slurm := allocation.found()):
+            by = job_of_slurm.facts()
+        return {"launched_by": by} | ({"nodes": rows} if len(rows) > 1 else {})
+
+    @contextlib.contextmanager
+    def started(self, folder: Path, env: dict, log):
+        """A context that yields this, with every rank begun; leaving it ends them and brings home what they wrote."""
+        self._folder = folder
+        job, found = self._job, self._found
+        hardware = job.config.hardware
+        for peer in self._coordinator.peers:
+            if peer.facts is not None:
+                atomic.write_json(folder / f"environment.node{peer.node}.json", peer.facts["environment"])
+        shared = {
+            "hardware": schema.to_dict(hardware),
+            "world_size": hardware.num_processes,
+            "local_size": hardware.ranks_of_node,
+            "num_nodes": hardware.nodes or 1,
+        }
+        sizes = {"WORLD_SIZE": str(hardware.num_processes), "LOCAL_WORLD_SIZE": str(hardware.ranks_of_node)}
+        own = env | sizes | {"GROUP_RANK": "0", ranks.IN_RUN: "1"}
+        if hardware.nodes:
+            own |= fabric.variables(self._coordinator.interface(), os.environ)
+        texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
+        launch = {"started_s": atomic.read_json(folder / ".launch.tmp")["started_s"]}
+        master = {} if found and found.has_store else _master(found.host if found else self._coordinator.host)
+        self._coordinator.begin(folder, texts, launch, ranks.WORKER, own, master, shared, log)
+        try:
+            yield self
+        finally:
+            self._coordinator.stop()
+            self._coordinator.collect()
+            self._write_answer()
+
+    def bye(self, run: dict) -> None:
+        """The record is finished: every process of the run ends, with an exit code that says whether it is complete."""
+        self._coordinator.bye(0 if run["status"] == "complete" else 1)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether all ranks end within so many seconds."""
+        return self._coordinator.has_ended(within_s)
+
+    def exit_code(self) -> int:
+        """0 where all ended well.  After has_ended()."""
+        return 1 if self._coordinator.exit_codes or self.failure else 0
+
+    @property
+    def failure(self) -> dict | None:
+        """What only this process knows: that a node was lost, or that a signal ended one."""
+        step = failures.last_step(self._folder)
+        if self._coordinator.interrupted:
+            return failures.failure("interrupted", self._coordinator.interrupted, None, step)
+        if self._coordinator.lost:
+            return failures.failure("node_lost", self._coordinator.lost, None, step)
+        return None
+
+    def complete(self, run: dict) -> None:
+        """Put into the record what was known later than facts(): clocks, and files that could not be brought home."""
+        words = self._coordinator.bad_files
+        at = {"rank": None, "instrument": "nodes", "edge": "after the run"}
+        run["warnings"] += [at | {"error": one} for one in words]
+        of_node = {peer.node: peer for peer in self._coordinator.peers if peer.facts is not None}
+        for row in run.get("nodes", [])[1:]:
+            peer = of_node[row["node"]]
+            row["clock"], row["clock_at_end"] = peer.clock, peer.clock_at_end
+
+    def _write_answer(self):
+        """As the agent does, for failures.classify()."""
+        if self._coordinator.exit_codes:
+            with contextlib.suppress(OSError):
+                atomic.write_json(
+                    self._folder / "logs" / "agent.json", {"failures": self._coordinator.exit_codes}, durable=False
+                )
+
+
+@contextlib.contextmanager
+def of_allocation(job: Job):
+    """A context that yields OfNodes over the SLURM allocation that this process runs in, gathered.
+
+    ValueError: there is none, or its nodes are not alike.
+    """
+    found = allocation.found()
+    if found is None:
+        what = f"hardware.nodes={job.config.hardware.nodes}"
+        raise ValueError(f"{what}: several runs span nodes within a SLURM job: cluster=slurm submits one")
+    with allocation.led(job, found) as coordinator:
+        joining.gather(coordinator, job)
+        yield OfNodes(coordinator, job, None)
+
+
+def _node(number, num_ranks, facts, peer):
+    return {
+        "node": number,
+        "ranks": list(range(number * num_ranks, (number + 1) * num_ranks)),
+        "host_hash": facts["host_hash"],
+        "commit": facts["commit"],
+        "environment": facts["used"],
+        "fabric": facts["fabric"],
+        "clock": None if peer is None else peer.clock,
+        "clock_at_end": None,
+    }
+
+
+def _master(host):
+    """Where torch's process group meets: on this node, on a port that is free now."""
+    with socket.create_server((host, 0)) as free:
+        return {"MASTER_ADDR": host, "MASTER_PORT": str(free.getsockname()[1])}

@@ -1,0 +1,130 @@
+"""config.yaml of run folders as columns: every setting by its dotted name, optim.lr, quickly for 10,000 runs.
+
+A run's config is kept as a tuple of JSON texts, one a group ('{"optim.lr":0.003,...}').  Most runs share most groups,
+so that each text is parsed once, the index keeps it once, and two runs differ only where their texts do.
+"""
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from bench.config import versions
+
+Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
+
+OF_THE_ROW = ("name", "seed")  # columns of every row already
+SWITCHES = ("instruments", "exporters")  # groups whose settings' groups are on by being there
+GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter begins a group
+ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
+# Settings that differ with what is shown anyway, or that hang on others: no column unless one is asked for
+IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
+MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remembered while a folder is read
+
+
+def read(folder: str) -> Config:
+    """config.yaml of a run folder; () where there is none or it cannot be read: verify says so, not a table."""
+    try:
+        with open(f"{folder}/config.yaml", "rb", buffering=0) as file:
+            text = file.read()
+        return of_text(text.decode())
+    except (OSError, ValueError):
+        return ()
+
+
+def of_text(text: str) -> Config:
+    """What config.yaml says, of any version.  ValueError where it is no yaml of settings."""
+    before, _, after = text.partition("\nseed: ")  # a column of its own: without it repeats have one text
+    _, _, rest = after.partition("\n")
+    return _of_text(f"{before}\n{rest}")
+
+
+@functools.lru_cache(maxsize=MAX_TEXTS)
+def _of_text(text):
+    parts = [text] if ALIAS.search(text) else GROUPS.split(text)
+    return tuple(itertools.chain.from_iterable(map(_texts, filter(str.strip, parts))))
+
+
+@functools.lru_cache(maxsize=MAX_KEPT)
+def _texts(part):
+    """Lines of one or more groups -> their JSON texts."""
+    if part.startswith(("name:", "seed:")) and part.count("\n") < 2:
+        return ()
+    import yaml
+
+    try:
+        values = yaml.load(part, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError("it holds no settings")
+    values = versions.upgraded(values)
+    return tuple(
+        json.dumps(dict(_leaves(name, value)), separators=(",", ":"), default=str)
+        for name, value in values.items()
+        if name not in OF_THE_ROW and not (name in SWITCHES and not value)
+    )
+
+
+def _leaves(key, value):
+    """(dotted key, value) of each setting in a group; what is on without settings of its own is true."""
+    if not isinstance(value, dict) or not value:
+        yield key, True if value == {} else value
+        return
+    for name, one in value.items():
+        if key in SWITCHES and one:
+            yield f"{key}.{name}", True
+        yield from _leaves(f"{key}.{name}", one)
+
+
+@functools.lru_cache(maxsize=MAX_KEPT)
+def _parsed(text):
+    return json.loads(text)
+
+
+def settings(config: Iterable[str]) -> dict[str, Any]:
+    """{dotted key: value} of all groups."""
+    return {key: value for text in config for key, value in _parsed(text).items()}
+
+
+def keys(rows: Iterable[Mapping]) -> list[str]:
+    """Every setting that one of the rows has, in the order of config.yaml."""
+    texts = dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(row["config"] for row in rows)))
+    return list(dict.fromkeys(key for text in texts for key in _parsed(text)))
+
+
+def add(rows: Iterable[MutableMapping], names: Sequence[str]) -> None:
+    """Gives each row these settings as columns of its own, None where it has no such setting."""
+    groups = {name.partition(".")[0] for name in names}
+    known = {}  # config -> {name: value}
+    for row in rows:
+        config = row["config"]
+        if config not in known:
+            texts = [text for text in config if re.match(r'{"(\w+)', text)[1] in groups]
+            found = settings(texts)
+            known[config] = {name: found.get(name) for name in names}
+        row.update(known[config])
+
+
+def varied(rows: Iterable[Mapping]) -> list[str]:
+    """The settings in which the rows differ, in the order of config.yaml, without those that are IMPLIED.
+
+    Rows without a config do not count.  A setting that only some have (muon's momentum) differs where those differ.
+    """
+    configs = [config for config in dict.fromkeys(row["config"] for row in rows) if config]
+    if len(configs) < 2:
+        return []
+    shared = set.intersection(*map(set, configs))
+    values, counts, order = {}, {}, {}
+    for config in configs:
+        for key, value in settings(text for text in config if text not in shared).items():
+            values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
+            counts[key] = counts.get(key, 0) + 1
+    for key in keys({"config": config} for config in configs):
+        order[key] = len(order)
+    differing = (
+        key for key, found in values.items() if len(found) > 1 or (found == {"true"} and counts[key] < len(configs))
+    )
+    return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.get)

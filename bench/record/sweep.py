@@ -1,0 +1,174 @@
+"""A sweep: who it is, what it asked for, and which runs are its own.  results/sweeps/<sweep_id>/:
+
+    sweep.json     what was asked for and how it ended; written before its first run and at its end
+    points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last
+    sweep.html     its page (bench/report/sweep_page.py)
+
+Each run that a sweep starts says so in run.json["sweep"]; one that was complete before stands in points.jsonl alone.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from bench import atomic, utc
+from bench.paths import results_root
+
+FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
+ID = re.compile(r"sweep-[0-9a-f]{8}")
+SCHEMA_VERSION = 1
+WORDS = {"null": None, "true": True, "false": False}
+
+
+class Facts(TypedDict):
+    """sweep.json."""
+
+    schema_version: int
+    sweep_id: str
+    command: list[str]  # what the user typed
+    points: list[list[str]]  # the overrides of every run asked for
+    budget_s: float | None  # of the last call; None: no limit
+    started_at: str  # UTC, the last call's, as ended_at
+    ended_at: str | None  # None: it runs, or was killed
+    why: str | None  # not every point has a run
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep.  folder: where its record is, None: it has none."""
+
+    number: int
+    overrides: list[str]
+    folder: Path | None
+
+
+def id_of(words: Iterable[str], source_sha256: str) -> str:
+    """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep."""
+    text = json.dumps([sorted(words), source_sha256])
+    return f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def begin(
+    results: Path | str, sweep_id: str, command: Sequence[str], points: Sequence[Sequence[str]], budget_s: float | None
+) -> Path:
+    """sweep.json of a sweep that starts or goes on -> its folder, absolute."""
+    folder = Path(results).absolute() / FOLDER / sweep_id
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, "command": list(command)}
+    facts |= {"points": [list(words) for words in points], "budget_s": budget_s}
+    atomic.write_json(folder / NAME, facts | {"started_at": utc.now(), "ended_at": None, "why": None})
+    return folder
+
+
+def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping) -> None:
+    """A point has a record.  run: with "folder", as launch() returns it."""
+    path = Path(run["folder"]).absolute()
+    results = folder.parent.parent
+    name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
+    with open(folder / POINTS, "a") as file:
+        file.write(json.dumps({"number": number, "overrides": list(overrides), "folder": name}) + "\n")
+
+
+def end(folder: Path, why: str | None = None) -> None:
+    """The sweep has ended.  why: not every point has a run; None: each has."""
+    atomic.write_json(folder / NAME, read(folder) | {"ended_at": utc.now(), "why": why})
+
+
+def read(folder: Path | str) -> Facts:
+    """sweep.json.  ValueError where it is missing or damaged."""
+    path = Path(folder) / NAME
+    try:
+        facts = json.loads(path.read_bytes())
+        assert isinstance(facts["sweep_id"], str) and all(isinstance(words, list) for words in facts["points"])
+    except (OSError, ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+        raise ValueError(f"{path}: is not a readable sweep ({error!r}): start the sweep again") from None
+    return facts
+
+
+def points(folder: Path | str) -> list[Point]:
+    """Every point asked for, in order, each with the newest record that it has."""
+    folder, kept = Path(folder), {}
+    for line in _lines(folder / POINTS):
+        kept[tuple(line["overrides"])] = line["folder"]
+    asked = [tuple(words) for words in read(folder)["points"]]
+    known = list(dict.fromkeys([*asked, *kept]))  # a search asks for points as it goes
+    return [Point(number, list(words), _record(folder, kept.get(words))) for number, words in enumerate(known)]
+
+
+def _lines(path):
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [line for line in lines if isinstance(line["folder"], str) and isinstance(line["overrides"], list)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: is damaged ({error!r}): start the sweep again, complete runs are skipped") from None
+
+
+def _record(folder, name):
+    """Where a point's run lies now: the results folder may have been moved."""
+    if name is None:
+        return None
+    moved = folder.parent.parent.joinpath(*Path(name).parts[-2:])
+    return next((path for path in (folder.parent.parent / name, moved) if (path / "run.json").is_file()), None)
+
+
+def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
+    """The overrides of every point -> {key: its values, in order} of those keys in which the points differ."""
+    found = {}
+    for words in points:
+        for key, value in values(words).items():
+            found.setdefault(key, {})[json.dumps(value)] = value
+    return {key: list(by_text.values()) for key, by_text in found.items() if len(by_text) > 1}
+
+
+def values(words: Iterable[str]) -> dict[str, Any]:
+    """Overrides -> {key: value}, numbers as numbers."""
+    return {key: value_of(text) for key, _, text in (word.partition("=") for word in words)}
+
+
+def value_of(text: str) -> Any:
+    """The value of an override as config.yaml has it: a number, true or false, null or a word."""
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")
+
+
+# ---- finding
+
+
+def folders(results: Path | str | None = None) -> list[Path]:
+    """The folders of all sweeps in a results folder, None: this machine's own."""
+    return sorted(path.parent for path in Path(results or results_root()).glob(f"{FOLDER}/*/{NAME}"))
+
+
+def find(word: str, known: Iterable[str] = ()) -> str:
+    """Part of a sweep's id -> the id.  known: ids that records bear.  ValueError: it is none, or several."""
+    ids = sorted({folder.name for folder in folders()} | set(known))
+    found = [word] if word in ids else [one for one in ids if word in one]
+    if len(found) != 1:
+        what = f"is part of {len(found)} ids" if found else "there is no such sweep"
+        raise ValueError(f"--sweep {word}: {what}; choose from {', '.join(found or ids) or 'none: run -m makes one'}")
+    return found[0]
+
+
+def members(sweep_id: str, results: Path | str | None = None) -> set[str]:
+    """The ids of the runs that points.jsonl names; records that bear the sweep's id are its runs as well."""
+    folder = Path(results or results_root()) / FOLDER / sweep_id
+    return {Path(line["folder"]).name for line in _lines(folder / POINTS)}
+
+
+def chosen(rows: Sequence[Mapping], word: str) -> list[Mapping]:
+    """The rows of the runs of one sweep.  ValueError: there is no such sweep."""
+    sweep_id = find(word, {row["sweep_id"] for row in rows if row["sweep_id"]})
+    ids = members(sweep_id)
+    return [row for row in rows if row["sweep_id"] == sweep_id or row["run_id"] in ids]

@@ -1,0 +1,105 @@
+"""What a sweep found: its runs by their values, the best config, the mean over each axis, what failed or did not run.
+
+Read from the records alone; the sweep's own folder says what was asked for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.record import configs, index, run_folder, sweep
+from bench.record.rows import Row, row_of
+from bench.report import table_columns, table_groups, table_pivot
+from bench.terminal.text_table import counted
+
+SEED = "seed"
+LOST = ("failed", "aborted", "stopped")  # statuses
+
+
+@dataclass(frozen=True)
+class Results:
+    """A sweep, read.  Each row has the axes as columns of its own."""
+
+    facts: sweep.Facts
+    axes: dict[str, list]  # {key: values in the order asked for}, the seed among them
+    rows: list[Row]  # of every run, by start
+    folders: dict[str, Path]  # {run_id: where it lies}
+    not_run: list[list[str]]  # overrides of points without a record
+
+    @property
+    def keys(self) -> list[str]:
+        """The axes but the seed: what may make a difference."""
+        return [key for key in self.axes if key != SEED]
+
+    @property
+    def lost(self) -> list[Row]:
+        """Runs that failed, were aborted or stopped, unless their point has a complete run."""
+        done = {self._point(row) for row in self.rows if row["status"] == "complete"}
+        return [row for row in self.rows if row["status"] in LOST and self._point(row) not in done]
+
+    def _point(self, row):
+        return row["config_id"], row["seed"]
+
+    @property
+    def groups(self) -> list[dict]:
+        """Repeats of each config, the least mean val_loss first; those without a number last."""
+        found = table_groups.groups(self.rows)
+        for group in found:
+            group |= {key: group["members"][0][key] for key in self.keys}
+        return sorted(found, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
+
+    def means(self, value: str = "val_loss") -> list[table_pivot.Pivot]:
+        """For each axis with at least two values that ran, the mean over all the others."""
+        found = [table_pivot.of_rows(self.rows, [key], value) for key in self.keys]
+        return [pivot for pivot in found if sum(cell.n > 0 for cell in pivot.cells.values()) > 1]
+
+
+def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> Results:
+    """A sweep's folder -> Results.  ValueError where it is damaged.
+
+    known: (absolute folder, row) of every run in the results folder, where they were read already.
+    """
+    folder = Path(folder).absolute()
+    facts, points = sweep.read(folder), sweep.points(folder)
+    results = folder.parent.parent
+    found, numbers = {}, {}  # run_id: folder, values of its point
+    for point in points:
+        if point.folder is not None:
+            found[point.folder.name] = point.folder
+            numbers[point.folder.name] = sweep.values(point.overrides)
+    if known is None:
+        known = index.read_rows([results], on_error=lambda message: None)
+    by_path = dict(known)
+    for path, row in by_path.items():
+        if row["sweep_id"] == facts["sweep_id"]:
+            found.setdefault(row["run_id"], Path(path))
+    rows = [dict(by_path[str(path)]) if str(path) in by_path else _row(path) for path in found.values()]
+    axes = sweep.axes([point.overrides for point in points])
+    rows = sorted((row for row in rows if row), key=lambda row: (row["started_at"] or "", row["run_id"]))
+    _add_axes(rows, axes, numbers)
+    ran = {row["run_id"] for row in rows}
+    not_run = [point.overrides for point in points if point.folder is None or point.folder.name not in ran]
+    return Results(facts, axes, rows, found, not_run)
+
+
+def _row(folder):
+    try:
+        return row_of(run_folder.read(folder), configs.read(str(folder)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # damaged: verify says so
+
+
+def _add_axes(rows: Sequence[dict], axes: Mapping, values: Mapping) -> None:
+    """Gives each row the value of each axis: the config's where it has such a setting, else that of its point."""
+    known = set(configs.keys(rows))
+    configs.add(rows, [key for key in axes if key in known])
+    for row in rows:
+        for key in axes:
+            if key not in known and key not in table_columns.COLUMNS:
+                row[key] = values.get(row["run_id"], {}).get(key)
+
+
+def about(axes: Mapping[str, Sequence], num_runs: int) -> str:
+    """E.g. 8 runs: 2 optim.lr x 2 model.num_layers x 2 seed."""
+    product = " x ".join(f"{len(values)} {key}" for key, values in axes.items())
+    return counted(num_runs, "run") + (f": {product}" if product else "")

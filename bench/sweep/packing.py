@@ -1,0 +1,176 @@
+"""Runs of a sweep side by side, each on cores or a GPU of its own, which no other run of the sweep may use.
+
+How much slower they are than alone is measured once before (probe.py) and stands in each record, run.json["beside"],
+which makes it suspect: losses count, times do not, until `./run.sh race --from-sweep ID` repeats the best alone.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bench.config import schema
+from bench.launch.console import say
+from bench.machine import gpus, processes
+from bench.machine.signals import raise_interrupted
+from bench.paths import REPO, working_folder
+
+TICK_S = 0.2
+END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
+OPTION = "--beside"  # of ./run.sh run: a Place as JSON
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one run of several may use."""
+
+    slot: int  # from 0
+    num_slots: int
+    cores: tuple[int, ...]  # logical CPUs, of the machine's numbers
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it; None: the run is on cores alone
+    slowdown_pct: float | None = None  # of a step beside the others, by the probe; None: not measured
+    memory_gib: float | None = None  # of the GPU
+
+    def machine(self) -> schema.Machine:
+        """What a run there sees of the machine."""
+        return schema.Machine(int(self.gpu is not None), len(self.cores), self.memory_gib)
+
+    def fact(self) -> dict:
+        """run.json["beside"]."""
+        return {key: value for key, value in asdict(self).items() if key != "memory_gib"} | {"cores": list(self.cores)}
+
+    def __str__(self):
+        cores = f"cores {','.join(map(str, self.cores))}"
+        return cores if self.gpu is None else f"GPU {self.gpu}, {cores}"
+
+
+def places(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Place]:
+    """One for each run at a time; [] where they are to follow each other.
+
+    parallel: hydra.launcher.parallel, "auto" for as many as there are GPUs, or cores where on_cpu.  ValueError.
+    """
+    if parallel is None:
+        return []
+    if parallel != "auto" and (not str(parallel).isdecimal() or int(parallel) < 1):
+        raise ValueError(f"hydra.launcher.parallel={parallel}: use auto, a whole number of 1 or more, or null")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+    found = [] if on_cpu else gpus.visible()
+    most = len(found) or len(cores) // (cores_per_run or 1)
+    number = most if parallel == "auto" else int(parallel)
+    each = cores_per_run or len(cores) // max(number, 1)
+    if not 1 <= number <= most or each < 1 or number * each > len(cores):
+        has = f"{len(found)} GPU(s) and {len(cores)} cores" if found else f"{len(cores)} cores"
+        raise ValueError(
+            f"hydra.launcher.parallel={parallel} hydra.launcher.cores_per_run={cores_per_run}: this machine has {has}, "
+            f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
+        )
+    return [
+        Place(
+            slot,
+            number,
+            tuple(cores[slot * each : (slot + 1) * each]),
+            found[slot]["uuid"] if found and found[slot].get("uuid") else str(slot) if found else None,
+            memory_gib=found[slot]["memory_gib"] if found else None,
+        )
+        for slot in range(number)
+    ]
+
+
+def pin(place: Place) -> None:
+    """This process and all that it starts: on the place's cores alone."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, place.cores)
+
+
+def parsed(text: str) -> Place:
+    """OPTION's JSON -> Place."""
+    values = json.loads(text)
+    return Place(**values | {"cores": tuple(values["cores"])})
+
+
+def with_slowdown(where: Sequence[Place], slowdown_pct: float) -> list[Place]:
+    """The places, each with what the probe measured."""
+    return [replace(place, slowdown_pct=round(slowdown_pct, 2)) for place in where]
+
+
+def environment(place: Place) -> dict[str, str]:
+    """Variables of a process at a place."""
+    env = os.environ | {"SPEEDRUN_CWD": working_folder()}
+    return env | {"CUDA_VISIBLE_DEVICES": place.gpu} if place.gpu is not None else env
+
+
+def run_all(
+    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, deadline_s: float | None = None
+) -> Iterator[tuple[int, str | None, str]]:
+    """Run every point, as many at a time as there are places; yields (index, record's folder or None, end of output).
+
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place;
+    deadline_s: of time.monotonic(), after which none begins.  Raises Interrupted after the runs under way have ended.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    todo, free, running = list(points), list(where), []
+
+    def may_begin():
+        return todo and (deadline_s is None or time.monotonic() < deadline_s)
+
+    with raise_interrupted(), contextlib.ExitStack() as all_of_them:
+        while running or may_begin():
+            while free and may_begin():
+                number, place = todo.pop(0), free.pop(0)
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {' '.join(points[number])}")
+                stack = all_of_them.enter_context(contextlib.ExitStack())
+                paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
+                out = stack.enter_context(open(paths[0], "wb"))
+                given = json.dumps(asdict(place) | facts | {"answer": str(paths[1])})
+                program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
+                process = stack.enter_context(processes.child(program, REPO, environment(place), out, END_WITHIN_S))
+                running.append((number, place, process, stack, paths))
+            for one in [one for one in running if one[2].poll() is not None]:
+                running.remove(one)
+                number, place, _, stack, (log, answer) = one
+                stack.close()
+                free.append(place)
+                folder = answer.read_text() if answer.exists() else None
+                answer.unlink(missing_ok=True)
+                yield number, folder, _tail(log)
+            time.sleep(TICK_S)
+
+
+def _tail(path):
+    return "\n".join(path.read_text(errors="replace").splitlines()[-5:])
+
+
+def measured(where: Sequence[Place]) -> float:
+    """Per cent by which a step of the probe is slower beside the others than alone, the worst place's (probe.py)."""
+    alone = _probe(where[:1])
+    beside = _probe(where)
+    return max(0.0, 100 * (max(beside) / alone[0] - 1))
+
+
+def _probe(where: Iterable[Place]) -> list[float]:
+    """Milliseconds of the probe's step at each place, all at once."""
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "bench.sweep.probe", json.dumps(asdict(place))],
+                    cwd=REPO,
+                    env=environment(place),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for place in where
+        ]
+        for process in running:  # all are ready before one begins
+            process.stdout.readline()
+        for process in running:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [float(process.stdout.readline()) for process in running]

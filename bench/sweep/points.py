@@ -1,0 +1,186 @@
+"""The points of a sweep as runs: each with its own process group and record, what is complete skipped.
+
+Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or one()
+in a process of somebody else's launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.launch import launcher, ready, summary
+from bench.launch.console import say
+from bench.launch.prepare import Job, asked, prepare, this_machine
+from bench.launch.script import script
+from bench.machine.signals import Interrupted
+from bench.paths import shown
+from bench.record import run_folder, sweep
+from bench.sweep import earlier, objective, packing, stopping
+
+
+class Spent(Exception):
+    """The budget is spent before every point has a run."""
+
+
+@dataclass
+class Points:
+    """Makes a sweep's runs.  It is pickled into a launcher's processes, where only one() is called."""
+
+    folder: Path  # of the sweep, begun
+    command: list[str]  # what the user typed, for the records
+    anyway: bool = False  # on a busy machine too
+    budget_s: float | None = None  # no run begins that would end later than that after the first began
+    objective: str = objective.DEFAULT
+    stops: dict[tuple, Callable] = field(default_factory=dict)  # of a search, by the words of a point
+    _began_s: float | None = None
+    _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
+
+    @property
+    def sweep_id(self) -> str:
+        return self.folder.name
+
+    def handed_over(self, launcher: str) -> None:
+        """The runs are somebody else's to start, in processes whose output this one does not see."""
+        say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(self.folder)}")
+
+    def one(self, words: list[str], number: int) -> float | None:
+        """A run in a process of somebody else's launcher -> its objective.  words: its overrides."""
+        job = prepare(words, say=lambda text: say("data", text))
+        run = earlier.complete([job]).get(0)
+        if run is None:
+            run = launcher.launch(job, self.command, sweep_id=self.sweep_id)
+            say("run", summary.last_words(run), always=True)
+        else:
+            earlier.say_complete(job, run)
+        sweep.keep(self.folder, number, words, run)
+        return objective.of(run, self.objective)
+
+    def all(self, points: list[list[str]], first_number: int, settings: dict) -> list[float | None]:
+        """Several runs, all checked before the first; one that fails does not end the sweep.
+
+        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Spent, ValueError.
+        """
+        where = self._places(points, settings)
+        machine = where[0].machine() if where else None
+        jobs = [prepare(words, say=lambda text: say("data", text), machine=machine) for words in points]
+        same = _first_of_its_kind(jobs)
+        found = earlier.complete(jobs, stopped_too=settings["stop_above_nats"] is not None)
+        for number in sorted(found.keys() & set(same)):
+            earlier.say_complete(jobs[number], found[number])
+        for number, run in found.items():
+            sweep.keep(self.folder, first_number + number, points[number], run)
+        todo = [number for number in dict.fromkeys(same) if number not in found]
+        if todo and self._began_s is None:
+            ready.agree(ready.checks(jobs[todo[0]]), self.anyway)
+            self._began_s = time.monotonic()
+        for number, run in self._made(todo, jobs, points, where, settings):
+            for other in (other for other, first in enumerate(same) if first == number):
+                found[other] = run
+                sweep.keep(self.folder, first_number + other, points[other], run)
+            if run["status"] == "aborted":
+                raise Interrupted(run["failure"]["signal"])
+        if len(found) < len(points) and self.left_s() is not None:
+            raise Spent
+        return [objective.of(found.get(number), self.objective) for number in range(len(points))]
+
+    def left_s(self) -> float | None:
+        """Seconds of the budget that are left; None: there is no budget, or no run has begun."""
+        if self.budget_s is None or self._began_s is None:
+            return None
+        return self.budget_s - (time.monotonic() - self._began_s)
+
+    def _made(self, todo, jobs, points, where, settings):
+        """Runs of the points todo, indices: yields (index, record) of each that has one."""
+        if not todo:
+            return
+        if where and len(todo) > 1:
+            yield from self._side_by_side({number: points[number] for number in todo}, where)
+            return
+        words = [" ".join(points[number]) for number in todo]
+        its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
+
+        def stop_of(job):
+            if settings["stop_above_nats"] is None:
+                return self.stops.get(its_words[_kind(job)])
+            return stopping.AboveBest(settings["stop_above_nats"], settings["stop_from_frac"], self.records())
+
+        runs = launcher.launch_each(
+            [jobs[number] for number in todo],
+            self.command,
+            words,
+            sweep_id=self.sweep_id,
+            budget_s=self.left_s(),
+            stop_of=stop_of,
+        )
+        yield from zip(todo, runs)
+
+    def _places(self, points, settings):
+        """Where runs go side by side, [] where they follow each other: so they do where that costs too much."""
+        if settings["parallel"] is None:
+            return []
+        if any(self.stops.values()) or settings["stop_above_nats"] is not None:
+            raise ValueError(
+                f"hydra.launcher.parallel={settings['parallel']}: runs side by side cannot be stopped midway: give no "
+                "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
+            )
+        on_cpu = asked(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
+        where = packing.places(settings["parallel"], settings["cores_per_run"], on_cpu)
+        if len(where) < 2 or len(points) < 2:
+            return []
+        is_new = self._slowdown_pct is None
+        self._slowdown_pct = packing.measured(where) if is_new else self._slowdown_pct
+        limit_pct = settings["max_slowdown_pct"]
+        facts = f"{self._slowdown_pct:.1f} % slower than alone (hydra.launcher.max_slowdown_pct={limit_pct:g})"
+        if self._slowdown_pct > limit_pct:
+            say("sweep", f"one run at a time: {len(where)} side by side are {facts}", always=is_new)
+            return []
+        on = " | ".join(map(str, where))
+        say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
+        return packing.with_slowdown(where, self._slowdown_pct)
+
+    def _side_by_side(self, points, where):
+        """points: {index: words} -> yields (index, record) as they end."""
+        left_s = self.left_s()
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        facts = {"folder": str(self.folder), "command": self.command}
+        for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, deadline_s):
+            run = None if folder is None else _read(folder)
+            say("run", summary.last_words(run) if run else f"left no record:\n{tail}", always=not run)
+            if run:
+                yield number, run
+
+    def beside(self, words: list[str], place: packing.Place) -> dict:
+        """One of several runs, in a process of its own, pinned to its place -> its record."""
+        packing.pin(place)
+        job = prepare(words, say=lambda text: say("data", text))
+        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=place.fact())
+
+    def records(self) -> list[dict]:
+        """Of every point that has one so far, with its folder."""
+        return [_read(point.folder) for point in sweep.points(self.folder) if point.folder is not None]
+
+    def was_stopped(self, words: list[str]) -> bool:
+        """Whether the run of a point was stopped before its end."""
+        folders = [point.folder for point in sweep.points(self.folder) if point.overrides == words and point.folder]
+        return bool(folders) and _read(folders[0])["status"] == "stopped"
+
+
+def _read(folder):
+    return run_folder.read(folder) | {"folder": str(folder)}
+
+
+def _kind(job):
+    return job.config_id, job.config.seed
+
+
+def _first_of_its_kind(jobs):
+    """For each job the index of the first that makes the same run: of equal points one is run."""
+    first = {}
+    return [first.setdefault(_kind(job), number) for number, job in enumerate(jobs)]
+
+
+def source_sha256(words: Sequence[str]) -> str:
+    """The identity of the code that a sweep runs.  words: those that all its runs have."""
+    config = asked(list(words))
+    return Job(config, None, list(words), [], script.of(config, list(words))).source_sha256

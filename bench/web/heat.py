@@ -1,0 +1,56 @@
+"""A heat map: a table whose cells are coloured by their number, readable without the colours and without a script."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.web.page import Safe, tag
+
+MAX_SHADE_PCT = 60  # of the colour in a cell: words on it stay readable, dark and light
+ROW_PX, HEAD_PX = 34, 90  # of a picture
+
+
+@dataclass(frozen=True)
+class Cell:
+    """value: what colours it, None for no number; words: what is written, notes: below it and smaller."""
+
+    value: float | None
+    words: str
+    notes: str = ""
+    is_best: bool = False
+
+
+def plot(
+    title: str,
+    about: str,
+    names: tuple[str, str],
+    heads: tuple[Sequence[str], Sequence[str]],
+    cells: Sequence[Sequence],
+) -> Safe:
+    """names: of the axis down and across; heads: the words of their values; cells: [down][across], Cell or None.
+
+    The smallest number has the strongest colour where less is better: give values so that small is good.
+    """
+    values = [cell.value for line in cells for cell in line if cell and cell.value is not None]
+    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+    top = tag("tr", tag("th", f"{names[0]} \\ {names[1]}".strip(" \\")), *(tag("th", word) for word in heads[1]))
+    lines = [
+        tag("tr", tag("th", word, scope="row"), *(_cell(cell, low, high) for cell in line))
+        for word, line in zip(heads[0], cells, strict=True)
+    ]
+    body = tag("table", tag("thead", top), tag("tbody", *lines), class_="heat")
+    caption = tag("figcaption", tag("b", title), " ", tag("span", about))
+    return tag("figure", caption, tag("div", body, class_="scroll", tabindex="0"))
+
+
+def height_px(num_lines: int) -> int:
+    """Of a picture of so many lines."""
+    return HEAD_PX + (num_lines + 1) * (ROW_PX + 18)
+
+
+def _cell(cell, low, high):
+    if cell is None or cell.value is None:
+        return tag("td", cell.words if cell else "", class_="soft")
+    share = 1.0 if high == low else (high - cell.value) / (high - low)
+    colour = f"background: color-mix(in srgb, var(--series-0) {share * MAX_SHADE_PCT:.0f}%, var(--page))"
+    notes = tag("div", cell.notes, class_="soft") if cell.notes else ""
+    return tag("td", cell.words, notes, style=colour, class_="number best" if cell.is_best else "number")

@@ -1,0 +1,124 @@
+"""A staircase: one measure of several rungs below each other, the lowest first, as an SVG without a script.
+
+A row is a rung: its words, below them a tread as long as its value, its interval, a dot for each of its runs; risers
+join the treads.  A second series (a record's own numbers) is drawn as a line of its own.  Colours come from the page's
+CSS.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.web import forest
+from bench.web.page import Safe, tag
+
+WIDTH = forest.WIDTH
+LEFT, RIGHT, TOP, ROW, TREAD, BELOW = 12, 356, 8, 42, 12, 24
+DECADE_TICKS = (1, 2, 5)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rung.  value None: it has none, and words say why; interval None: unknown; other: the second series' value."""
+
+    label: str
+    words: str
+    value: float | None
+    interval: tuple[float, float] | None = None
+    runs: Sequence[float] = ()
+    other: float | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure.  axis: zero (it begins there, and there are treads), fit (to the values) or log (the same, in
+    decades); names: of the series, for a legend.
+    """
+
+    title: str
+    unit: str
+    rows: Sequence[Row]
+    axis: str = "zero"
+    names: Sequence[str] = ()
+
+
+def plot(panels: Sequence[Panel]) -> Safe:
+    """Panels -> markup, a drawing each; "" where none has a value."""
+    shown = [panel for panel in panels if any(row.value is not None for row in panel.rows)]
+    drawn = [_panel(panel, f"stairs-{number}") for number, panel in enumerate(shown)]
+    return tag("div", *drawn, class_="forest stairs") if drawn else Safe("")
+
+
+def _panel(panel, id):
+    ticks, at = _axis_of(panel)
+    bottom = TOP + ROW * len(panel.rows) + 4
+    shapes = [*_axis(ticks, at, bottom)]
+    for number, key in enumerate(("value", "other")):
+        shapes += _risers([getattr(row, key) for row in panel.rows], at, number)
+    for number, row in enumerate(panel.rows):
+        shapes += _row(row, panel, at, TOP + ROW * number)
+    words = ". ".join(f"{row.label}: {row.words}" for row in panel.rows)
+    names = tag("title", panel.title, id=f"{id}-title"), tag("desc", words, id=f"{id}-desc")
+    size = f"0 0 {WIDTH} {bottom + BELOW}"
+    svg = tag("svg", *names, *shapes, viewBox=size, role="img", aria_labelledby=f"{id}-title {id}-desc")
+    legend = [
+        tag("span", " ", tag("i", class_="swatch", style=f"background: var(--series-{number})"), name)
+        for number, name in enumerate(panel.names)
+    ]
+    return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
+
+
+def _axis_of(panel):
+    """-> (values of the ticks, value -> x).  Intervals may leave the drawing: they are cut at its edge."""
+    values = [one for row in panel.rows for one in (row.value, row.other, *row.runs) if one is not None]
+    is_log = panel.axis == "log"
+    values = [math.log(value) for value in values] if is_log else values
+    pad = 0.06 * (max(values) - min(values)) or 1.0
+    low, high = (0.0, 1.08 * max(values)) if panel.axis == "zero" else (min(values) - pad, max(values) + pad)
+    ticks = _log_ticks(math.exp(low), math.exp(high)) if is_log else forest.ticks(low, high)
+
+    def at(value):
+        place = math.log(value) if is_log else value
+        return round(LEFT + (RIGHT - LEFT) * (min(max(place, low), high) - low) / (high - low), 1)
+
+    return ticks, at
+
+
+def _log_ticks(low, high):
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [float(f"{digit}e{power}") for power in powers for digit in DECADE_TICKS]
+    return [value for value in found if low <= value <= high]
+
+
+def _axis(ticks, at, bottom):
+    yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
+    for value in ticks:
+        yield tag("line", x1=at(value), x2=at(value), y1=TOP, y2=bottom + 4, class_="axis")
+        yield tag("text", f"{value:,.6g}", x=at(value), y=bottom + 17, text_anchor="middle", class_="tick")
+
+
+def _risers(values, at, series):
+    """The line over the ends of the treads, in pieces where a rung has no value."""
+    path, is_open = "", False
+    for number, value in enumerate(values):
+        top = TOP + ROW * number
+        if value is None:
+            is_open = False
+            continue
+        path += f"{'H' if is_open else 'M'}{at(value)}{'' if is_open else f',{top + 4}'}V{top + ROW + 4}"
+        is_open = True
+    if path:
+        yield tag("path", d=path, class_="riser", style=f"--own: var(--series-{series})")
+
+
+def _row(row, panel, at, top):
+    own, y = "--own: var(--series-0)", top + 28
+    if row.value is not None and panel.axis == "zero":
+        width = round(at(row.value) - LEFT, 1)
+        yield tag("rect", x=LEFT, y=y - TREAD / 2, width=width, height=TREAD, class_="tread", style=own)
+    if row.interval is not None:
+        low, high = map(at, row.interval)
+        yield tag("line", x1=low, x2=high, y1=y, y2=y, class_="interval", style=own)
+    for value in row.runs:
+        yield tag("circle", cx=at(value), cy=y, r=3, class_="point", style=own)
+    yield tag("text", tag("tspan", row.label, class_="name"), tag("tspan", row.words, dx=8), x=LEFT, y=top + 16)

@@ -1,0 +1,62 @@
+"""A matrix product in 8-bit floating point by fixed scales, with its gradients: for GPUs from compute capability 8.9.
+
+Activations and weights become float8_e4m3fn (largest 448), gradients float8_e5m2 (largest 57,344, fewer digits); each
+is multiplied by its scale before it is rounded, and the product divided by both.  What a scale pushes beyond the
+largest number is lost, so scales belong to a model, its batch and its way of taking the mean.
+N rows, I inputs, O outputs
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Scales(NamedTuple):
+    """Factors before rounding."""
+
+    x: float
+    weight: float
+    grad: float
+
+
+@torch.compiler.assume_constant_result
+def is_fast_on(device_type: str) -> bool:
+    """Whether this machine's GPU multiplies 8-bit floats.  False on a CPU, which does so too, but slowly."""
+    return device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+
+
+def linear(x: torch.Tensor, weight_OI: torch.Tensor, scales: Scales) -> torch.Tensor:
+    """x @ weight.T, [..., I] -> [..., O], bfloat16.  N, I and O are multiples of 16.  Gradient of weight: float32."""
+    return _Linear.apply(x.flatten(0, -2), weight_OI, scales).view(*x.shape[:-1], -1)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_NI, weight_OI, scales):
+        x8_NI = (x_NI * scales.x).to(torch.float8_e4m3fn)
+        weight8_OI = (weight_OI * scales.weight).to(torch.float8_e4m3fn)
+        ctx.save_for_backward(x8_NI, weight8_OI)
+        ctx.scales = scales
+        return _product(x8_NI, weight8_OI.t(), scales.x, scales.weight, torch.bfloat16, True)
+
+    @staticmethod
+    def backward(ctx, grad_NO):
+        x8_NI, weight8_OI = ctx.saved_tensors
+        scales = ctx.scales
+        grad8_NO = (grad_NO * scales.grad).to(torch.float8_e5m2)
+        # the kernel wants its first factor by rows and its second by columns
+        weight8_by_columns, grad8_by_columns = (one.t().contiguous().t() for one in (weight8_OI, grad8_NO))
+        grad_x_NI = _product(grad8_NO, weight8_by_columns, scales.grad, scales.weight, torch.bfloat16, False)
+        x8_IN = x8_NI.t().contiguous()
+        grad_weight_IO = _product(x8_IN, grad8_by_columns, scales.x, scales.grad, torch.float32, False)
+        return grad_x_NI, grad_weight_IO.t(), None
+
+
+def _product(left, right, left_scale, right_scale, dtype, fast_accumulation):
+    factors = (
+        torch.full((), 1 / scale, dtype=torch.float32, device=left.device) for scale in (left_scale, right_scale)
+    )
+    scale_a, scale_b = factors
+    return torch._scaled_mm(
+        left, right, out_dtype=dtype, scale_a=scale_a, scale_b=scale_b, use_fast_accum=fast_accumulation
+    )

@@ -1,0 +1,111 @@
+"""Attention to the earlier tokens of one's own document within a window: plain anywhere, FlexAttention where compiled.
+
+A query at position i may see a key at position j when
+1. j <= i;
+2. both lie in one document: a document begins with its end-of-text token, as in modded-nanogpt's shards;
+3. i - j < near_tokens;
+4. i // block - j // block < near_blocks.
+The plain way gives scaled_dot_product_attention a mask, chunk of queries after chunk, so that 64K tokens fit in memory.
+The fast way hands FlexAttention's compiled kernel the blocks that have a visible pair, and those where all are visible.
+B batch, T tokens, N blocks, H heads, K head width
+"""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK_TOKENS = 128  # FlexAttention's default on CUDA
+NO_LIMIT = 2**30
+CHUNK_TOKENS = 1024  # queries of the plain way at once
+
+
+class Visible:
+    """What each token of a batch sees; called as attention: q_BHTK, k_BHTK, v_BHTK -> [B, H, T, K].
+
+    eos_token: None makes each row one document.  near_tokens, near_blocks: 0-D int32 tensors, so that a compiled graph
+    serves every window.  reach_tokens: how far back the two let a token see, a bound that only saves work; None: none.
+    scale: of the scores; None is 1 / sqrt(K).
+    """
+
+    def __init__(self, tokens_BT, eos_token, near_tokens, near_blocks, reach_tokens, block=BLOCK_TOKENS, scale=None):
+        self.block, self.scale = block, scale
+        self.near_tokens, self.near_blocks, self.reach_tokens = near_tokens, near_blocks, reach_tokens
+        is_start_BT = torch.zeros_like(tokens_BT) if eos_token is None else tokens_BT == eos_token
+        self.docs_BT = is_start_BT.cumsum(1, dtype=torch.int32)
+        self._chunks = self._block_mask = None
+
+    def __call__(self, q_BHTK, k_BHTK, v_BHTK):
+        fast = q_BHTK.is_cuda and torch.compiler.is_compiling()
+        return self.fast(q_BHTK, k_BHTK, v_BHTK) if fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
+
+    def plain(self, q_BHTK, k_BHTK, v_BHTK):
+        """On any device and of any length; memory in proportion to T * (CHUNK_TOKENS + reach_tokens)."""
+        if self._chunks is None:
+            self._chunks = list(self._masks(q_BHTK.shape[2]))
+        mixed = [
+            F.scaled_dot_product_attention(
+                q_BHTK[:, :, start:stop],
+                k_BHTK[:, :, first:stop],
+                v_BHTK[:, :, first:stop],
+                attn_mask=mask_B1TT,
+                scale=self.scale,
+            )
+            for start, stop, first, mask_B1TT in self._chunks
+        ]
+        return torch.cat(mixed, dim=2)
+
+    def fast(self, q_BHTK, k_BHTK, v_BHTK):
+        """FlexAttention.  T is a multiple of block.  It has no backward pass on a CPU (torch 2.13)."""
+        if self._block_mask is None:
+            self._block_mask = self.block_mask()
+        return flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=self._block_mask, scale=self.scale)
+
+    def sees(self, docs_of_query, docs_of_key, query, key):
+        """The four rules, for positions and document numbers that broadcast."""
+        distance, num_blocks = query - key, query // self.block - key // self.block
+        near = (distance < self.near_tokens) & (num_blocks < self.near_blocks)
+        return (distance >= 0) & near & (docs_of_query == docs_of_key)
+
+    def block_mask(self) -> BlockMask:
+        """FlexAttention's form of the same.  ValueError: T is no multiple of block."""
+        partial_BNN, full_BNN = self._blocks()
+
+        def mask_mod(b, h, query, key):
+            return self.sees(self.docs_BT[b, query], self.docs_BT[b, key], query, key)
+
+        return BlockMask.from_kv_blocks(
+            *_listed(partial_BNN), *_listed(full_BNN), BLOCK_SIZE=self.block, mask_mod=mask_mod
+        )
+
+    def _masks(self, T):
+        """(start, stop, first, [B, 1, stop - start, stop - first]): queries of a chunk, and the keys they may see."""
+        reach_tokens, chunk_tokens = (T, T) if self.reach_tokens is None else (self.reach_tokens, CHUNK_TOKENS)
+        position_T = torch.arange(T, device=self.docs_BT.device, dtype=torch.int32)
+        for start in range(0, T, chunk_tokens):
+            stop, first = min(start + chunk_tokens, T), max(0, start - reach_tokens)
+            docs_of_query, docs_of_key = self.docs_BT[:, start:stop, None], self.docs_BT[:, None, first:stop]
+            query, key = position_T[start:stop, None], position_T[None, first:stop]
+            yield start, stop, first, self.sees(docs_of_query, docs_of_key, query, key)[:, None]
+
+    def _blocks(self):
+        """(partial, full), [B, N, N]: blocks with some, and with only visible pairs."""
+        block, T = self.block, self.docs_BT.shape[1]
+        if T % block:
+            raise ValueError(f"data.seq_len={T}: FlexAttention goes by blocks of {block} tokens: use a multiple")
+        lowest_BN, highest_BN = self.docs_BT[:, ::block], self.docs_BT[:, block - 1 :: block]
+        index_N = torch.arange(T // block, device=self.docs_BT.device, dtype=torch.int32)
+        apart_NN = index_N[:, None] - index_N  # of query's block and key's
+        nearest_NN, farthest_NN = (apart_NN * block - (block - 1)).clamp_min(0), apart_NN * block + (block - 1)
+        near_NN = apart_NN < self.near_blocks
+        share_BNN = lowest_BN[:, :, None] <= highest_BN[:, None]  # documents are numbered in order
+        one_BNN = highest_BN[:, :, None] == lowest_BN[:, None]
+        some_BNN = (apart_NN >= 0) & near_NN & (nearest_NN < self.near_tokens) & share_BNN
+        full_BNN = (apart_NN > 0) & near_NN & (farthest_NN < self.near_tokens) & one_BNN
+        return some_BNN & ~full_BNN, full_BNN
+
+
+def _listed(blocks_BNN):
+    """How many blocks each row has, [B, 1, N], and which, first ones first, [B, 1, N, N]."""
+    count_B1N = blocks_BNN.sum(-1, dtype=torch.int32)[:, None].contiguous()
+    order_B1NN = blocks_BNN.to(torch.int32).argsort(dim=-1, descending=True, stable=True)[:, None]
+    return count_B1N, order_B1NN.to(torch.int32).contiguous()

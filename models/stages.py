@@ -1,0 +1,169 @@
+"""What changes in the course of a run: batch, sequence length, attention window, momenta, how often parts are updated.
+
+A run without stages is one stage.  What a model does for it: set_window(window_tokens) and window_block, if it has
+windows (models/base.py).  Imports no torch.
+"""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from models.settings import Frac, Momentum, Positive, PositiveInt
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """Some steps of a run, one row of `stages`.  What is null is as without stages."""
+
+    until_frac: Frac | None = None  # where it ends, as a part of goal.num_steps; null in the last, which has no end
+    until_step: PositiveInt | None = None  # the same, as the number of steps done then
+    batch_tokens: PositiveInt | None = None  # tokens of a step; null: data.batch_tokens
+    seq_len: PositiveInt | None = None  # tokens of a sequence; null: data.seq_len
+    # most sequences of a rank at once; null: as many tokens as hardware.micro_batch_seqs of data.seq_len are
+    micro_batch_seqs: PositiveInt | None = None
+    window_tokens: PositiveInt | None = None  # how far back the model's long windows reach; null: the model's own
+    # the window at the stage's first step, from where it grows to window_tokens at its end; null: it does not
+    first_window_tokens: PositiveInt | None = None
+    lr_frac: Positive | None = None  # multiplies every learning rate; null: 1
+    # momentum, or beta1, of parts of the optimizer: groups of optim=groups, adamw and muon of optim=muon
+    momenta: dict[str, Momentum] | None = None
+    # parts that are updated every so many steps, on the sum of their gradients; null: all in every step
+    update_every_steps: dict[str, PositiveInt] | None = None
+
+    def is_due(self, part: str, step: int) -> bool:
+        """Whether step number step, from 0, updates that part of the optimizer."""
+        return (step + 1) % (self.update_every_steps or {}).get(part, 1) == 0
+
+    def apply(self, optimizer) -> None:
+        """Puts lr_frac and momenta into param_groups, after optim.set_step().  A group without tensors is no part."""
+        if self.lr_frac is not None:
+            for group in optimizer.param_groups:
+                group["lr"] *= self.lr_frac
+        parts = optimizer.parts if self.momenta else {}
+        for name, part in parts.items():
+            momentum = self.momenta.get(name)
+            for group in part.param_groups if momentum is not None else ():
+                if "momentum" in group:
+                    group["momentum"] = momentum
+                elif "betas" in group:
+                    group["betas"] = (momentum, *group["betas"][1:])
+                else:
+                    raise ValueError(f"stages: momenta.{name}={momentum}: its update rule has no momentum: remove it")
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Steps of one shape: all of them are one graph where the model is compiled."""
+
+    first_step: int  # from 0
+    num_steps: int
+    stage: Stage
+    window_tokens: int | None  # None: the model's own
+
+    @property
+    def shape(self) -> tuple:
+        """What two portions share that need be warmed up only once."""
+        stage = self.stage
+        return stage.batch_tokens, stage.seq_len, stage.micro_batch_seqs, self.window_tokens
+
+
+class Timeline:
+    """The stages of a run of num_steps steps, of which each has batch_tokens, seq_len and micro_batch_seqs.
+
+    window_block: windows are multiples of it, and one that grows does so by it.  ValueError: a window is not, or the
+    stages do not go through the run in order.
+    """
+
+    def __init__(self, stages: Sequence[Stage], num_steps: int, window_block: int = 1):
+        self.num_steps, self.window_block = num_steps, window_block
+        self.ends = ends_of(stages, num_steps)
+        self._stages = list(stages)
+        for index, stage in enumerate(stages):
+            for name in ("window_tokens", "first_window_tokens"):
+                check_window(f"stages[{index}].{name}", getattr(stage, name), window_block)
+
+    @cached_property
+    def portions(self) -> list[Portion]:
+        """In order, with no step between them."""
+        found, start = [], 0
+        for stage, end in zip(self._stages, self.ends, strict=True):
+            windows = [self._window(stage, start, end, step) for step in range(start, end)]
+            first_step = start
+            for window_tokens, steps in itertools.groupby(windows):
+                found.append(Portion(first_step, len(list(steps)), stage, window_tokens))
+                first_step += found[-1].num_steps
+            start = end
+        return found
+
+    @property
+    def distinct(self) -> list[Portion]:
+        """The first portion of each shape."""
+        found = {}
+        for portion in self.portions:
+            found.setdefault(portion.shape, portion)
+        return list(found.values())
+
+    @cached_property
+    def _starts(self):
+        return [portion.first_step for portion in self.portions]
+
+    def at(self, step: int) -> Portion:
+        """Of step number step, from 0; the last also of num_steps."""
+        return self.portions[bisect.bisect_right(self._starts, step) - 1]
+
+    def window_after(self, steps_done: int) -> int | None:
+        """The window of the step that comes next; at the end of the run, where the last stage's has grown to."""
+        return self._stages[-1].window_tokens if steps_done >= self.num_steps else self.at(steps_done).window_tokens
+
+    def _window(self, stage, start, end, step):
+        """Linear from first_window_tokens at step start to window_tokens at step end, rounded down to blocks."""
+        if stage.first_window_tokens is None:
+            return stage.window_tokens
+        first, last = stage.first_window_tokens, stage.window_tokens
+        grown = first + (last - first) * (step - start) / (end - start)
+        return max(1, int(grown // self.window_block)) * self.window_block
+
+
+def check_window(where: str, window_tokens: int | None, window_block: int) -> None:
+    """ValueError: the model's windows are whole blocks, and this is not."""
+    if window_tokens is not None and window_tokens % window_block:
+        near = max(1, round(window_tokens / window_block)) * window_block
+        raise ValueError(f"{where}={window_tokens}: use a multiple of the model's window_block={window_block}: {near}")
+
+
+def ends_of(stages: Sequence[Stage], num_steps: int) -> list[int]:
+    """How many steps are done at the end of each stage.  ValueError: one has no end, no step, or the last has one."""
+    ends, before = [], 0
+    for index, stage in enumerate(stages):
+        where, is_last = f"stages[{index}]", index == len(stages) - 1
+        given = [name for name in ("until_frac", "until_step") if getattr(stage, name) is not None]
+        if is_last and given:
+            raise ValueError(
+                f"{where}.{given[0]}={getattr(stage, given[0])}: the last stage ends with the run: remove it"
+            )
+        if not is_last and len(given) != 1:
+            words = "both are" if given else "neither is"
+            raise ValueError(
+                f"{where}.until_frac={stage.until_frac}: {words} given: give one of until_frac and until_step"
+            )
+        if is_last:
+            end = num_steps
+        elif stage.until_step is not None:
+            end = stage.until_step
+        else:
+            end = round(stage.until_frac * num_steps)
+        if not before < end <= num_steps or (end == num_steps and not is_last):
+            words = f"it would go from step {before} to {end} of {num_steps}"
+            raise ValueError(f"{where}: {words}: give each stage a step, by other ends or more goal.num_steps")
+        ends.append(end)
+        before = end
+    return ends
+
+
+def num_tokens(stages: Sequence[Stage], num_steps: int, steps_done: int) -> int:
+    """Of the first steps_done of num_steps steps."""
+    ends = ends_of(stages, num_steps)
+    spans = zip([0, *ends[:-1]], ends, stages, strict=True)
+    return sum(max(0, min(steps_done, end) - start) * stage.batch_tokens for start, end, stage in spans)

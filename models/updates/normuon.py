@@ -1,0 +1,37 @@
+"""NorMuon (models/normuon_update.py): Muon by Polar Express, evened out over rows, with cautious weight decay.
+
+optim.groups.matrices.name=normuon puts it in the place of Muon, whose settings it has too.
+"""
+
+from dataclasses import dataclass
+
+from models.settings import Frac, Momentum
+from models.updates import muon
+
+
+@dataclass(kw_only=True)
+class Config(muon.Config):
+    momentum_cooldown_frac: Frac = 0.0  # linear fall back to first_momentum at the end, as a part of num_steps
+    beta2: Momentum | None = 0.95  # decay of the mean square of each row's updates; null: rows are not evened out
+    cautious: bool = True  # weight decay only where the step shrinks the weight, and times the learning rate's square
+    polar_express: bool = True  # its five polynomials in the place of ns_steps of ns_coefficients
+
+    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+        """NorMuon, its work shared out among the ranks."""
+        from models.normuon_update import NorMuon, polar_coefficients
+
+        settings = self.settings()
+        if self.polar_express:
+            coefficients = polar_coefficients()
+            settings |= {"ns_steps": len(coefficients), "coefficients": coefficients}
+        evened = {"beta2": self.beta2, "cautious": self.cautious}
+        return NorMuon(tensors, **evened, lr=lr, rank=rank, world_size=world_size, **settings)
+
+    def set_step(self, optimizer, step: int, num_steps: int) -> None:
+        """The momentum of this step."""
+        super().set_step(optimizer, step, num_steps)
+        num_cooldown_steps = round(self.momentum_cooldown_frac * num_steps)
+        if num_steps - step < num_cooldown_steps:
+            left = (num_steps - step) / num_cooldown_steps
+            (group,) = optimizer.param_groups
+            group["momentum"] = (1 - left) * self.first_momentum + left * group["momentum"]

@@ -1,0 +1,117 @@
+"""Two hosts on one machine for the tests: network namespaces joined by a veth pair, each with a name and a folder."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import real_runs
+
+NUMBERS = itertools.count(1)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Pair:
+    """with Pair(base) as pair: pair.start(0, ...); pair.start(1, ...); code, out = pair.end(0)
+
+    HOST:PORT of the first is pair.rendezvous.  Where namespaces cannot be made the test is skipped, with the reason.
+    """
+
+    def __init__(self, base):
+        self.base, self.processes = Path(base), {}
+        number = next(NUMBERS)
+        self.names = [f"sr{os.getpid()}-{number}{side}" for side in "ab"]
+        self.addresses = ["10.99.0.1", "10.99.0.2"]
+        self.rendezvous = "10.99.0.1:29600"
+
+    def __enter__(self):
+        if not shutil.which("ip") or not shutil.which("unshare") or os.geteuid():
+            pytest.skip("two hosts need root, and ip of iproute2: apt-get install iproute2")
+        try:
+            self._make()
+        except subprocess.CalledProcessError as error:
+            self._remove()
+            pytest.skip(f"this system makes no network namespaces: {error.stderr.strip()}")
+        return self
+
+    def _make(self):
+        links = [f"sv{os.getpid() % 100000}{side}" for side in "ab"]
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", links[0], "netns", self.names[0], "type", "veth", "peer", links[1], "netns", self.names[1])
+        for name, link, address in zip(self.names, links, self.addresses):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", link, "up")
+        self.links = links
+
+    def __exit__(self, *exc_info):
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+        self._remove()
+
+    def _remove(self):
+        for name in self.names:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("netns", "del", name)
+
+    def results(self, host):
+        return self.base / f"results{host}"
+
+    def start(self, host, *words, repo=real_runs.REPO, **env):
+        """python -m WORDS there."""
+        enter = ["ip", "netns", "exec", self.names[host], "unshare", "-u", "sh", "-c"]
+        script = f'hostname speedrun-test-{"ab"[host]}; exec "$@"'
+        self.processes[host] = subprocess.Popen(
+            [*enter, script, "sh", sys.executable, "-m", *words],
+            cwd=repo,
+            env=real_runs.environment(self.results(host), **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def cut(self):
+        """The cable between them."""
+        ip("-n", self.names[1], "link", "set", self.links[1], "down")
+
+    def end(self, host, timeout_s=240):
+        """(exit code, what it said)"""
+        process = self.processes[host]
+        out, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, out
+
+    def wait_for_step(self, step, timeout_s=120):
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            found = [path.read_text() for path in self.results(0).glob("*/*/.progress.tmp")]
+            if any(f'"step": {number},' in text for text in found for number in range(step, 5000)):
+                return
+            assert self.processes[0].poll() is None, self.processes[0].stdout.read()
+            time.sleep(0.1)
+        raise AssertionError(f"no step {step} in {timeout_s} s")
+
+    def workers(self):
+        """Pids of processes in either host."""
+        found = []
+        for name in self.names:
+            asked = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            found += [int(word) for word in asked.stdout.split()]
+        return found
+
+    def all_gone(self, timeout_s=30):
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            if not self.workers():
+                return True
+            time.sleep(0.2)
+        return False

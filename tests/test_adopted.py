@@ -1,0 +1,162 @@
+"""Ranks that torchrun, srun or mpirun started: found by their variables, and together one run with one record."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import real_runs
+
+from bench.launch import joining, ranks
+from bench.launch.nodes import adopted, slurm
+from bench.record import ledger
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "r",
+}
+SRUN = {
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "7",
+}
+
+
+def place(found):
+    names = ("by", "rank", "local_rank", "world_size", "local_size", "node", "num_nodes")
+    return tuple(getattr(found, name) for name in names)
+
+
+def test_a_process_that_nobody_started_as_a_rank_is_none():
+    assert adopted.found({}) is None
+    # a batch script of SLURM is no task of a step, and a step of one task is no group
+    assert adopted.found({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    assert adopted.found({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert adopted.found({"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+def test_each_launcher_is_read_from_its_own_variables():
+    found = adopted.found(TORCHRUN)
+    assert place(found) == ("torchrun", 3, 1, 4, 2, 1, 2)
+    assert (found.host, found.has_store) == ("10.0.0.1", True)
+    found = adopted.found({**SRUN, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"})
+    assert (place(found), found.job_id) == (("srun", 2, 0, 4, 2, 1, 2), "17")
+    found = adopted.found(MPIRUN)
+    assert (place(found), found.host) == (("mpirun", 1, 1, 2, 2, 0, 1), "127.0.0.1")
+    by_hand = {name: TORCHRUN[name] for name in TORCHRUN if name not in ("TORCHELASTIC_RUN_ID", "GROUP_RANK")}
+    assert place(adopted.found(by_hand)) == ("variables", 3, 1, 4, 2, 1, 2)
+
+
+def test_torchrun_within_srun_is_torchrun():
+    assert adopted.found(SRUN | TORCHRUN).by == "torchrun"
+
+
+def test_ranks_of_one_launch_meet_at_the_same_ports_and_those_of_two_do_not():
+    of_rank = [adopted.found({**TORCHRUN, "RANK": str(rank), "GROUP_RANK": str(rank // 2)}) for rank in range(4)]
+    assert len({tuple(one.ports) for one in of_rank}) == 1
+    assert not set(of_rank[0].ports) & set(adopted.found({**TORCHRUN, "TORCHELASTIC_RUN_ID": "s"}).ports)
+
+
+@pytest.mark.parametrize(
+    "environ, words",
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, but not which rank of this node"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2, but not which rank"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "without MASTER_ADDR and MASTER_PORT"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2,1"}, "as many ranks on each node"),
+        ({**TORCHRUN, "RANK": "first"}, "RANK=first: it must be a number"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "give mpirun -x MASTER_ADDR=HOST"),
+    ],
+)
+def test_half_a_launch_is_refused_with_what_to_do(environ, words):
+    with pytest.raises(ValueError) as refused:
+        adopted.found(environ)
+    assert words in str(refused.value)
+
+
+def test_what_slurm_writes_of_nodes():
+    assert slurm.tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert slurm.hostnames("n[01-03,7],gpu-a") == ["n01", "n02", "n03", "n7", "gpu-a"]
+    assert slurm.hostnames("r[1-2]n[1-2]-ib") == ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]
+    with pytest.raises(ValueError, match="not as SLURM writes it"):
+        slurm.tasks_per_node("two")
+
+
+def test_the_launch_decides_how_many_ranks_there_are():
+    found = adopted.found(TORCHRUN)
+    asked = joining.effective(["seed=1", "hardware.num_processes=4"], found)
+    assert asked == ["seed=1", "hardware.num_processes=4", "hardware.nodes=2"]
+    for word in ("hardware.num_processes=8", "hardware.nodes=1", "hardware.rendezvous=a:1"):
+        with pytest.raises(ValueError, match=f"{word}: torchrun started 4 ranks on 2 node"):
+            joining.effective([word], found)
+
+
+def test_a_rank_of_a_run_starts_no_run(monkeypatch):
+    monkeypatch.setenv(ranks.IN_RUN, "1")
+    with pytest.raises(ValueError, match="a rank of a run, and no run starts another"):
+        joining.started_by("run")
+
+
+# ---- as their user starts them
+
+
+def torchrun(results, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench", *words],
+        cwd=real_runs.REPO,
+        env=real_runs.environment(results),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_one_run_with_the_losses_of_our_own_launch(two_rank_run, tmp_path):
+    done = torchrun(tmp_path, "run", *real_runs.SHORT, *real_runs.TWO, "seed=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = real_runs.folders(tmp_path)
+    run, own = real_runs.run_json(folder), real_runs.run_json(two_rank_run)
+    assert run["launched_by"] == {"by": "torchrun", "job_id": None}
+    assert (run["config_id"], run["world_size"]) == (own["config_id"], 2)
+    assert real_runs.losses(folder) == real_runs.losses(two_rank_run)
+    assert [line["event"] for line in ledger.read(tmp_path).lines] == ["start", "end"]
+    assert done.stdout.count("complete: val_loss") == 1
+    assert sorted(path.name for path in (folder / "logs").iterdir()) == ["agent.log", "rank0.log", "rank1.log"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("race", "A=", "B=seed=1"), ("run", "-m", "seed=0,1"), ("speedrun",)])
+def test_what_ranks_cannot_do_together_is_refused_in_one_line(tmp_path, words):
+    done = torchrun(tmp_path, *words)
+    assert done.returncode == 1
+    ours = [line for line in done.stderr.splitlines() if "torchrun started 2 ranks" in line]
+    assert len(ours) == 1 and "a run is all that they can do together: start ./run.sh" in ours[0]
+    assert real_runs.folders(tmp_path) == [] and not os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_rank_of_torchrun_that_fails_is_the_failure_of_the_one_record(tmp_path):
+    done = torchrun(tmp_path, "run", *real_runs.SHORT, "optim.lr=1e30")
+    assert done.returncode == 1
+    (folder,) = real_runs.folders(tmp_path)
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["failure"]["kind"]) == ("failed", "non_finite_loss")
+    assert [line["event"] for line in ledger.read(tmp_path).lines] == ["start", "end"]

@@ -1,0 +1,369 @@
+"""The ladder as a race: rungs found by their yamls, fitted to a size, the staircase worked out by hand, its page."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import claimed
+import pytest
+import scipy.stats
+from browser import Browser, needs_browser
+
+from bench.cli import ladder
+from bench.config import compose, resolve, schema
+from bench.ladder import page, request, rungs, sizes, staircase, to_target
+from bench.paths import CONF, REPO
+from bench.record import ledger
+
+# val_loss by step of each rung's two runs.  r01's runs end at 3.2 and 3.3: the target is 3.3, which both reach at 120.
+LOSSES = {
+    "R01": [{0: 5.6, 40: 4.0, 80: 3.5, 120: 3.2}, {0: 5.6, 40: 4.0, 80: 3.5, 120: 3.3}],
+    "R04": [{0: 5.6, 40: 3.6, 80: 3.3, 120: 3.0}, {0: 5.6, 40: 3.6, 80: 3.25, 120: 3.1}],
+    "R11": [{0: 5.6, 40: 3.1, 80: 2.9, 120: 2.8}, {0: 5.6, 40: 3.2, 80: 2.9, 120: 2.7}],
+}
+TRAIN_S = {"R01": [12.0, 13.0], "R04": [12.0, 12.6], "R11": [24.0, 24.6]}  # of 120 steps
+WORDS = ("r01", "r04", "r11", "n=2", "seed=0", "size=nano", "goal.num_steps=120", "goal.val_every_steps=40")
+
+
+@pytest.fixture
+def raced(tmp_path, monkeypatch):
+    """raced(losses, ...) -> (exit code, Racers): a ladder of planted runs; LOSSES, unless some are given.
+
+    The third run of a rung is as its first.
+    """
+    monkeypatch.setattr(sizes.own_model, "faults_of_configs", lambda configs: [[] for _ in configs])
+
+    def race(losses=None, train_s=None, words=(), **more):
+        losses, train_s = LOSSES | (losses or {}), TRAIN_S | (train_s or {})
+        arms = claimed.Racers(
+            tmp_path / "results",
+            lambda arm, seed: train_s[arm][seed % 2],
+            lambda arm, seed: losses[arm][seed % 2][120],
+            losses_of=lambda arm, seed: losses[arm][seed % 2],
+            **more,
+        )
+        arms.install(monkeypatch)
+        return ladder.main([*WORDS, *words, "--anyway"]), arms
+
+    return race
+
+
+def folder_of(tmp_path):
+    (folder,) = (tmp_path / "results" / "races").glob("*")
+    return folder
+
+
+# ---- rungs
+
+
+def test_every_record_of_the_speedrun_in_conf_is_a_rung_and_nothing_else():
+    names = [rung.name for rung in rungs.known()]
+    assert names == [*sorted(path.stem for path in (CONF / "experiment").glob("r[0-9]*.yaml")), "simple"]
+    assert "smoke" not in names
+
+
+def test_a_rung_says_what_its_record_reached():
+    known = {rung.name: rung for rung in rungs.known()}
+    r09 = known["r09"]
+    assert (r09.minutes, r09.num_steps, r09.step_ms, r09.val_loss) == (8.2, 3200, 154.78, 3.2791)
+    assert r09.what == "value residual, embedding skip, momentum warm-up, cap 30"
+    assert (known["r01"].minutes, known["r01"].num_steps) == (45.0, 19560)
+    simple = known["simple"]  # "3.28 or a little less", "147 to 155 ms" are no measurements
+    assert (simple.minutes, simple.num_steps, simple.step_ms, simple.val_loss) == (None, 3250, None, None)
+    for rung in known.values():
+        assert rung.what and (rung.minutes or rung.name == "simple"), f"{rung.name}.yaml: its head is not read"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """own(name, text): an experiment in a folder of the user's."""
+    monkeypatch.setenv("SPEEDRUN_CONFIG_DIR", str(tmp_path / "conf"))
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    return lambda name, text: (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text(text)
+
+
+HEAD = """# @package _global_
+# Record 99, 1.5 minutes: everything at once.
+# Source: records/track_1_short/2030-01-01/log.txt
+# Expected on 8x H100: val_loss 3.2799 after 1,000 steps, 90 ms a step.
+defaults:
+  - r11
+  - _self_
+"""
+
+
+def test_a_new_yaml_is_a_new_rung_in_its_place(own):
+    own("r99", HEAD)
+    names = [rung.name for rung in rungs.known()]
+    assert names[-2:] == ["r99", "simple"]
+    assert rungs.of_name("r99") == rungs.Rung("r99", "everything at once", "track_1", 1.5, 1000, 90.0, 3.2799)
+
+
+# ---- sizes
+
+
+def test_what_a_yaml_sets_for_the_records_own_size_is_derived_and_said(own):
+    own("r99", HEAD + "model: {num_heads: 6, width: 768, num_layers: 16, vocab_size: 50257}\n")
+    (one,) = sizes.fitted([rungs.of_name("r99")], sizes.SIZES["nano"], [])
+    assert one.fault is None
+    assert one.overrides[0] == "experiment=r99"
+    assert set(one.overrides[1:]) == {
+        "model.num_layers=4",
+        "model.num_heads=4",
+        "model.width=128",
+        "model.vocab_size=null",
+    }
+    changed = {key: (before, after) for key, before, after in one.changed}
+    assert changed["model.width"] == ("768", "128") and changed["goal.num_steps"] == ("3000", "60")
+    assert not any(key.startswith("optim.") for key in changed)  # no learning rate is touched
+
+
+def test_the_users_own_setting_wins_over_what_would_be_derived():
+    (one,) = sizes.fitted([rungs.of_name("r02")], sizes.SIZES["nano"], ["model.vocab_size=512"])
+    assert one.overrides == ["experiment=r02"]
+
+
+def test_a_rung_that_cannot_run_is_excluded_from_all_and_refused_by_name():
+    with pytest.raises(ValueError, match="r11 cannot run at size=nano: .*use an even number"):
+        request.asked(["r09", "r11", "size=nano", "model.num_layers=3"])
+    _, fitted, asked = request.asked(["size=nano", "model.num_layers=3"])
+    assert "even number" in {one.rung.name: one.fault for one in fitted}["r11"]
+    assert "R11" not in asked["arms"] and "r11" in asked["ladder"]["excluded"] and "R09" in asked["arms"]
+
+
+def test_the_size_follows_the_machine():
+    assert [sizes.of_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "steps", "batch_tokens"),
+    [("short", 1, {400}, 131_072), ("record", 8, {19560, 9536, 6200, 5100, 4578, 3200, 3242, 3000, 3250}, 524_288)],
+)
+def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, num_gpus, steps, batch_tokens):
+    """Composed and resolved for such a machine; the record's size changes nothing but how often it validates."""
+    machine, size, found = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name], set()
+    for rung in [rung for rung in rungs.known() if rung.name <= "r11" or rung.name == "simple"]:
+        config = compose.compose([*size.words, f"experiment={rung.name}"], machine)
+        assert compose.deviations(config) == []
+        resolved = resolve.resolve(config, machine, 50257)
+        assert (resolved.model.width, resolved.data.batch_tokens) == (768, batch_tokens)
+        found.add(resolved.goal.num_steps)
+        changed = {key for key, *_ in sizes._changed(compose.compose([f"experiment={rung.name}"], machine), config)}
+        assert changed == {"goal.val_every_steps"} or name == "short"
+    assert found == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["r04"], "two rungs or more"),
+        (["r04", "r04"], "named twice"),
+        (["r04", "r99"], "there is no experiment of that name"),
+        (["r01", "r04", "size=huge"], "choose from nano, short, record"),
+        (["r01", "r04", "experiment=r02"], "each rung is an experiment"),
+        (["A=optim=muon"], "makes its own arms"),
+    ],
+)
+def test_wrong_words_are_refused(words, says):
+    with pytest.raises(ValueError, match=says):
+        request.asked(words)
+
+
+# ---- the way to the target
+
+
+def test_the_target_is_reached_at_the_first_validation_at_or_below_it():
+    curve = [(0, 0.0, 5.0), (10, 2.0, 4.0), (20, 4.0, 3.0), (30, 6.0, 3.5)]
+    assert to_target.way(curve, 3.5) == (20, 4.0)
+    assert to_target.way(curve, 4.0) == (10, 2.0)
+    assert to_target.way(curve, 2.9) == (None, None)
+    assert to_target.way(curve, 3.5, interpolate=True) == (15.0, 3.0)  # half of the way from 4.0 to 3.0
+    assert to_target.every_steps([*curve, (33, 6.6, 3.4)]) == {10}
+
+
+def test_the_staircase_is_what_a_hand_works_out(raced, tmp_path):
+    code, _ = raced()
+    found = staircase.of_race(folder_of(tmp_path))
+    assert (code, found["target_val_loss"], found["val_every_steps"]) == (0, 3.3, [40])
+    assert "what r01 reaches at its last step, the highest of 2 runs" in found["target_words"]
+    r01, r04, r11 = found["rungs"]
+    assert [run["steps_to_target"] for rung in found["rungs"] for run in rung["runs"]] == [120, 120, 80, 80, 40, 40]
+    ways_s = [[run["to_target_s"] for run in rung["runs"]] for rung in found["rungs"]]
+    assert ways_s == [pytest.approx([12.0, 13.0]), pytest.approx([8.0, 8.4]), pytest.approx([8.0, 8.2])]
+    assert r01["step"] is None
+    assert r04["levels"]["to_target_s"]["mean"] == pytest.approx((8.0 * 8.4) ** 0.5)
+    assert r04["levels"]["steps_to_target"] == {"mean": 80, "ci95": None, "n": 2}
+    assert r04["levels"]["val_loss"]["mean"] == pytest.approx(3.05)
+    assert r04["step"]["to_target"]["change_pct"] == pytest.approx(100 * ((8 * 8.4 / 12 / 13) ** 0.5 - 1))  # -34.4
+    assert r04["step"]["steps"]["change_pct"] == pytest.approx(-100 / 3)
+    assert r04["step"]["val_loss"]["change_nats"] == pytest.approx(3.05 - 3.25)
+    assert r11["step"]["step_ms"]["change_pct"] == pytest.approx(100 * ((24 * 24.6 / 12 / 12.6) ** 0.5 - 1))  # +97.6
+    assert r04["step"]["record_pct"] == pytest.approx(100 * (22.3 / 45 - 1))
+    assert r11["step"]["record_pct"] == pytest.approx(100 * (7.2 / 22.3 - 1))
+
+
+def test_its_intervals_and_p_are_welchs_on_logarithms_and_p_is_adjusted_for_all_steps(raced, tmp_path):
+    from math import exp, log
+
+    raced()
+    steps = [rung["step"]["to_target"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
+    ways_s = [[12.0, 13.0], [8.0, 8.4], [8.0, 8.2]]
+    logs = [[log(value) for value in values] for values in ways_s]
+    tests = [scipy.stats.ttest_ind(logs[k + 1], logs[k], equal_var=False) for k in (0, 1)]
+    for step, test in zip(steps, tests, strict=True):
+        edges = test.confidence_interval(0.95)
+        assert step["ci95_pct"] == pytest.approx([100 * (exp(edges.low) - 1), 100 * (exp(edges.high) - 1)])
+        assert step["p"] == pytest.approx(test.pvalue)
+    small, large = sorted(test.pvalue for test in tests)
+    assert sorted(step["p_holm"] for step in steps) == pytest.approx([2 * small, max(2 * small, large)])
+
+
+def test_the_verdict_of_a_step_is_a_races(raced, tmp_path):
+    """About 12 s against 8 s is shown; 8.0 and 8.001 s against 8.0 and 8.002 s is no change."""
+    steady = {"R01": [12.0, 12.001], "R04": [12.0, 12.0015], "R11": [24.0, 24.006]}  # to the target a third
+    raced(train_s=steady)
+    steps = [rung["step"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
+    assert steps[0]["verdict"] == "faster"
+    assert steps[1]["verdict"] in ("equivalent", "inconclusive")
+
+
+def test_a_rung_of_which_one_run_misses_the_target_has_no_time_to_it(raced, tmp_path, capsys):
+    raced(losses={"R04": [LOSSES["R04"][0], {0: 5.6, 40: 4.5, 80: 4.0, 120: 3.4}]})
+    r01, r04, r11 = staircase.of_race(folder_of(tmp_path))["rungs"]
+    assert (r04["num_reached"], r04["levels"]["to_target_s"]["mean"]) == (1, None)
+    assert r04["step"]["verdict"] == r11["step"]["verdict"] == "not_comparable"
+    assert r04["step"]["why"] == r11["step"]["why"] == ["1 of 2 runs of r04 do not reach the target"]
+    assert r11["levels"]["to_target_s"]["n"] == 2  # its own way is known all the same
+    assert r04["step"]["val_loss"]["change_nats"] is not None and r04["step"]["step_ms"]["change_pct"] is not None
+    out = capsys.readouterr().out
+    assert "1 of 2 runs reach it" in out and "r04: 1 of 2 runs of r04 do not reach the target" in out
+
+
+def test_a_target_of_the_users_own_is_the_target(raced, tmp_path):
+    raced(words=["goal.target_val_loss=3.55"])
+    found = staircase.of_race(folder_of(tmp_path))
+    assert (found["target_val_loss"], found["target_words"]) == (3.55, "the runs' own target (goal.target_val_loss)")
+    assert [rung["runs"][0]["steps_to_target"] for rung in found["rungs"]] == [80, 80, 40]
+
+
+def test_a_failed_run_reached_nothing_and_is_noted(raced, tmp_path):
+    raced(words=["n=3"], hurt={6: "fail"})
+    found = staircase.of_race(folder_of(tmp_path))
+    assert sorted(rung["num_reached"] for rung in found["rungs"]) == [2, 3, 3]
+    assert any("1 of 9 runs failed" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(("n", "num_timed", "says"), [(3, 2, "are in no time"), (2, 2, "count all the same")])
+def test_disturbed_runs_are_in_no_time_where_two_others_are_left(raced, tmp_path, monkeypatch, n, num_timed, says):
+    """Of each rung the first run is disturbed; its loss and its steps count whatever happens."""
+    raced(words=[f"n={n}"])
+    read = staircase.selection.of_folders
+
+    def doubted(name, paths):
+        arm = read(name, paths)
+        arm.rows[0]["machine_doubts"] = ["the GPU was throttled"]
+        return arm
+
+    monkeypatch.setattr(staircase.selection, "of_folders", doubted)
+    found = staircase.of_race(folder_of(tmp_path))
+    assert f"the machine disturbed 3 of {3 * n} runs, which {says}" in found["notes"][0]
+    for rung in found["rungs"]:
+        ns = [rung["levels"][key]["n"] for key in ("to_target_s", "step_ms", "steps_to_target", "val_loss")]
+        assert ns == [num_timed, num_timed, n, n]
+
+
+# ---- the verb
+
+
+def test_it_is_a_race_whose_plan_keeps_the_rungs_before_the_first_run(raced, tmp_path):
+    raced()
+    folder = folder_of(tmp_path)
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["ladder"]["size"] == "nano" and plan["ladder"]["rungs"]["R04"]["minutes"] == 22.3
+    assert ["model.vocab_size", "50257", "null"] in plan["ladder"]["rungs"]["R04"]["changed"]
+    assert ledger.read(tmp_path / "results").lines[0]["event"] == "plan"
+    assert (folder / "race.html").exists() and (folder / page.NAME).exists()
+
+
+def test_an_interrupted_ladder_is_resumed(raced, tmp_path, capsys):
+    code, arms = raced(hurt={4: "interrupt"})
+    assert code == 1 and "./run.sh ladder --resume" in capsys.readouterr().out
+    assert ladder.main(["--resume", "--anyway"]) == 0
+    assert arms.num_started == 10
+    assert "Each against the rung below" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no ladder is unfinished"):
+        ladder.main(["--resume"])
+
+
+def test_csv_and_json_are_on_standard_output_alone(raced, tmp_path, capsys):
+    raced()
+    capsys.readouterr()
+    assert ladder.main(["--page", "--csv"]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [line["rung"] for line in lines] == ["r01", "r04", "r11"]
+    assert float(lines[1]["to_target_s_change_pct"]) == pytest.approx(-34.367, abs=1e-3)
+    assert (lines[1]["steps_to_target"], lines[2]["record_minutes"], lines[0]["verdict"]) == ("80", "7.2", "")
+    assert ladder.main(["--page", folder_of(tmp_path).name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target_val_loss"] == 3.3
+
+
+def test_a_race_of_other_arms_is_no_ladder(raced, tmp_path):
+    raced()
+    folder = folder_of(tmp_path)
+    found = json.loads((folder / "race.json").read_text())
+    del found["plan"]["ladder"]
+    (folder / "race.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="is a race of other arms"):
+        staircase.of_race(folder)
+
+
+def test_a_dry_run_says_what_it_would_run_and_runs_nothing(raced, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
+    assert ladder.main(["r01", "r04", "n=4", "size=nano", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "10 runs: 4 of each of 2 rungs after a warm-up each" in out
+    assert "about 5 min in all, a guess: none has run here" in out  # ten of 30 s, by the size's own guess
+    assert "model.vocab_size 50257 -> null" in out.split("r04")[1]
+    assert not (tmp_path / "results").exists()
+
+
+# ---- its page
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (400, True)])
+def test_the_staircase_can_be_read_on_a_screen_and_on_a_phone(raced, tmp_path, width, dark):
+    raced(losses={"R11": [{0: 5.6, 120: 3.4}, LOSSES["R11"][1]]})
+    with Browser() as browser:
+        shown = browser.open(folder_of(tmp_path) / page.NAME, width=width, dark=dark)
+        assert shown.errors == [] and len(shown.requests) == 1
+        assert shown.js("document.documentElement.scrollWidth <= innerWidth")
+        texts = "[...document.querySelectorAll('.stairs text')].map(one => one.getBoundingClientRect())"
+        assert shown.js(f"Math.min(...{texts}.map(one => one.height))") >= 11  # CSS pixels
+        assert shown.js(f"{texts}.every(one => one.left >= 0 && one.right <= innerWidth)")
+        assert shown.js("document.querySelectorAll('.stairs svg').length") == 5
+        rects = "[...document.querySelector('.stairs svg').querySelectorAll('rect')]"
+        treads = shown.js(f"{rects}.map(one => one.width.baseVal.value)")
+        assert len(treads) == 2 and treads[1] / treads[0] == pytest.approx((8 * 8.4 / 12 / 13) ** 0.5, abs=0.01)
+        assert "1 of 2 runs reach it" in shown.text and "1 of 2 runs of r11 do not reach the target" in shown.text
+        assert shown.js("document.querySelector('a[href=\"race.html\"]') !== null")
+
+
+@pytest.mark.slow
+def test_three_rungs_are_raced_for_real(tmp_path):
+    """By the command, as a user: three rungs, two runs each, four steps."""
+    words = ["r01", "r04", "r11", "n=2", "size=nano", "goal.num_steps=4", "goal.val_every_steps=2"]
+    words += ["goal.val_tokens=1024", "instruments=[]", "hardware=cpu", "--anyway", "--json"]
+    env = os.environ | {"SPEEDRUN_RESULTS": str(tmp_path / "results")}
+    command = [sys.executable, "-m", "bench", "ladder", *words]
+    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert [rung["rung"]["name"] for rung in found["rungs"]] == ["r01", "r04", "r11"]
+    assert found["rungs"][0]["num_reached"] == 2  # by the rule of the target
+    assert all(len(rung["runs"]) == 2 and rung["levels"]["val_loss"]["n"] == 2 for rung in found["rungs"])
+    assert "data-chart" in (folder_of(tmp_path) / page.NAME).read_text()

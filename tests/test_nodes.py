@@ -1,0 +1,214 @@
+"""A run over two nodes, started by hand on each: one record, one node's losses, and honest ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import hosts
+import pytest
+import real_runs
+
+from bench.launch.nodes import carried, clocks, peers
+from bench.record import run_folder
+
+NODES = ("hardware.nodes=2", "hardware.num_threads=1")
+
+
+@pytest.fixture
+def pair(tmp_path):
+    with hosts.Pair(tmp_path) as pair:
+        yield pair
+
+
+def words(pair, num_processes, *more, run=real_runs.SHORT):
+    where = (f"hardware.num_processes={num_processes}", f"hardware.rendezvous={pair.rendezvous}")
+    return ("bench", "run", *run, *NODES, *where, *more)
+
+
+def only_record(pair):
+    (folder,) = real_runs.folders(pair.results(0))
+    assert real_runs.folders(pair.results(1)) == []
+    assert not (pair.results(1) / carried.FOLDER).exists()
+    return folder, real_runs.run_json(folder)
+
+
+# ---- clocks and files
+
+
+def test_the_offset_is_that_of_the_soonest_answer():
+    now_ns = iter([0, 900, 1000, 1100, *range(2000, 2000 + 20 * 500, 500)])  # asked, back, asked, back ...
+    of_other = {0: 7000, 1: 6050}
+    found = clocks.measure(
+        lambda number: {"t_ns": of_other.get(number, 9000), "utc_s": 50.0}, lambda: next(now_ns), lambda: 20.0
+    )
+    assert found["round_trip_ns"] == 100
+    assert found["offset_ns"] == 6050 - 1050
+    assert found["utc_offset_s"] == pytest.approx(30.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", ".launch.tmp", "", "logs/../../x"])
+def test_a_file_of_another_node_stays_in_the_record(tmp_path, name):
+    with pytest.raises(ValueError, match="is not a file's name"):
+        carried.store(tmp_path, name, [b"x"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_node_overwrites_none(tmp_path):
+    carried.store(tmp_path, "logs/rank1.log", [b"one", b"two"])
+    assert (tmp_path / "logs" / "rank1.log").read_bytes() == b"onetwo"
+    with pytest.raises(ValueError, match="the record has this file already"):
+        carried.store(tmp_path, "logs/rank1.log", [b"three"])
+
+
+def test_files_that_each_node_writes_have_one_role():
+    assert run_folder._role("telemetry.node1.csv") == "telemetry"
+    assert run_folder._role("environment.node12.json") == "environment"
+    assert run_folder._role("telemetry.csv") == "telemetry"
+
+
+ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"source_sha256": "d" * 64}, f"code, {'d' * 12} instead of {'a' * 12}: check out the same commit"),
+        ({"torch": "2.12.1"}, "torch, 2.12.1 instead of 2.13.0: install the same requirements.lock"),
+        ({"torch": None}, "torch, none instead of 2.13.0"),
+        ({"data_sha256": ["e" * 64]}, "the shards differ: ./run.sh data show"),
+        ({"config_id": "f"}, "config, f instead of c: give the same settings"),
+    ],
+)
+def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
+    assert words in peers.difference(ALIKE | changed, ALIKE)
+    assert peers.difference(ALIKE | {"commit": "of documents only"}, ALIKE) is None
+
+
+# ---- runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_node", [1, 2])
+def test_two_nodes_make_one_record_with_the_losses_of_one(pair, tmp_path, of_node):
+    for host in (0, 1):
+        pair.start(host, *words(pair, 2 * of_node))
+    (code, out), (other, said) = pair.end(0), pair.end(1)
+    assert (code, other) == (0, 0), out + said
+    folder, run = only_record(pair)
+    one = real_runs.run(tmp_path / "one", f"hardware.num_processes={2 * of_node}", "hardware.num_threads=1")
+    assert real_runs.losses(folder) == real_runs.losses(one)
+    assert run["world_size"] == 2 * of_node and run["launched_by"] == {"by": "nodes", "job_id": None}
+    first, second = run["nodes"]
+    assert (first["ranks"], second["ranks"]) == (list(range(of_node)), list(range(of_node, 2 * of_node)))
+    assert first["host_hash"] != second["host_hash"]
+    assert abs(second["clock"]["offset_ns"]) < 1e6 and second["clock_at_end"]["round_trip_ns"] > 0
+    assert second["fabric"]["interface"] == pair.links[1]
+    assert (folder / "telemetry.csv").exists() and (folder / "telemetry.node1.csv").exists()
+    assert f"node 1, rank {of_node}\n" in (folder / "logs" / f"rank{of_node}.log").read_text()
+    assert json.loads((folder / "environment.node1.json").read_text())["packages"]["torch"]
+    everything = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    assert "10.99.0" not in everything.replace((folder / "logs" / "agent.log").read_text() or "\0", "")
+    assert real_runs.bench(pair.results(0), "verify", str(folder)).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
+    for host in (0, 1):
+        pair.start(host, *words(pair, 2, run=real_runs.LONG))
+    pair.wait_for_step(3)
+    pair.processes[1].kill()
+    code, out = pair.end(0)
+    assert code == 1
+    _, run = only_record_of_failed(pair)
+    assert (run["status"], run["failure"]["kind"]) == ("failed", "node_lost"), out
+    assert run["failure"]["message"].startswith("node 1, rank 1 is lost: ")
+    assert pair.all_gone()
+
+
+@pytest.mark.slow
+def test_a_cable_that_is_cut_ends_both_sides(pair):
+    for host in (0, 1):
+        pair.start(host, *words(pair, 2, run=real_runs.LONG))
+    pair.wait_for_step(3)
+    pair.cut()
+    code, out = pair.end(0, timeout_s=90)
+    other, said = pair.end(1, timeout_s=90)
+    assert (code, other) == (1, 2)
+    _, run = only_record_of_failed(pair)
+    assert run["failure"]["kind"] == "node_lost", out
+    assert "node 0 is gone" in said
+    assert pair.all_gone()
+
+
+def only_record_of_failed(pair):
+    (folder,) = real_runs.folders(pair.results(0))
+    return folder, real_runs.run_json(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [0, 1])
+def test_sigterm_on_either_node_is_an_honest_abort(pair, host):
+    for one in (0, 1):
+        pair.start(one, *words(pair, 2, run=real_runs.LONG))
+    pair.wait_for_step(3)
+    os.kill(pair.processes[host].pid, signal.SIGTERM)
+    assert pair.end(0)[0] == 1
+    pair.end(1)
+    _, run = only_record_of_failed(pair)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
+    assert run["failure"]["message"] == ("the launcher got SIGTERM", "node 1, rank 1 got SIGTERM")[host]
+    assert pair.all_gone()
+
+
+@pytest.mark.slow
+def test_a_node_with_other_code_is_refused_on_both(pair, tmp_path):
+    other = tmp_path / "checkout"
+    subprocess.run(["git", "clone", "-q", "--shared", str(real_runs.REPO), str(other)], check=True)
+    for name in ("bench", "models", "conf"):  # what is not committed yet too
+        shutil.copytree(real_runs.REPO / name, other / name, dirs_exist_ok=True)
+    model = other / "models" / "gpt2.py"
+    model.write_text(model.read_text() + "\nCHANGED = 1\n")
+    pair.start(0, *words(pair, 2))
+    pair.start(1, *words(pair, 2), repo=other, SPEEDRUN_DATA=str(real_runs.REPO / ".data"))
+    for host in (0, 1):
+        code, out = pair.end(host)
+        assert code == 2
+        assert "a node has another code, " in out and "check out the same commit" in out
+    assert not real_runs.folders(pair.results(0)) and not real_runs.folders(pair.results(1))
+    assert pair.all_gone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_rendezvous_that_never_completes_says_so(pair, host):
+    pair.start(host, *words(pair, 2, "hardware.rendezvous_timeout_s=3"))
+    code, out = pair.end(host)
+    assert code == 2
+    wanted = ("1 of 2 nodes came together in 3 s", "no run waits there (tried for 3 s)")[host]
+    assert wanted in out
+    assert not pair.results(0).exists() or not real_runs.folders(pair.results(0))
+    assert pair.all_gone()
+
+
+def test_nodes_without_a_place_to_meet_are_refused(tmp_path):
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *NODES)
+    assert done.returncode == 2 and "hardware.nodes=2: where do they meet?" in done.stderr
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *NODES, "hardware.rendezvous=here")
+    assert done.returncode == 2 and "hardware.rendezvous=here: use HOST:PORT" in done.stderr
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, "hardware.rendezvous=a:1")
+    assert done.returncode == 2 and "give hardware.nodes=NUMBER" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_torchruns_on_two_nodes_are_one_run(pair):
+    for host in (0, 1):
+        launch = ("--nnodes=2", f"--node_rank={host}", "--nproc_per_node=1", "--master_addr=10.99.0.1")
+        interface = {"GLOO_SOCKET_IFNAME": pair.links[host]}
+        torchrun = ("torch.distributed.run", *launch, "--master_port=29700", "-m", "bench", "run")
+        pair.start(host, *torchrun, *real_runs.SHORT, **interface)
+    (code, out), (other, said) = pair.end(0), pair.end(1)
+    assert (code, other) == (0, 0), out + said
+    _, run = only_record(pair)
+    assert run["launched_by"]["by"] == "torchrun" and [node["ranks"] for node in run["nodes"]] == [[0], [1]]

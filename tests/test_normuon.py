@@ -1,0 +1,137 @@
+"""NorMuon and its parts against the sources of records 38, 42 and 43, and each against its own words.
+
+The golden moves were made as tests/test_ladder.py says, from the optimizer class in each record's log: four matrices of
+hashed(), each a group of its own (so that none is the records' wide attention matrix), four steps of gradients of which
+the last rows are 15 times the first ones.
+"""
+
+import pytest
+import torch
+from test_ladder import assert_near, hashed, summary
+
+from bench.config import compose
+from models.muon_update import newton_schulz
+from models.normuon_update import NorMuon, polar_coefficients
+from models.updates import normuon
+
+SHAPES = [(32, 32), (64, 16), (16, 64), (32, 32)]
+STEPS = [(0.85, 1.0), (0.87, 1.0), (0.95, 0.7), (0.9, 0.1)]  # momentum, part of the learning rate
+GOLDEN = {
+    "r38": {
+        "0": (0.7456267, -0.04483734),
+        "1": (1.114141, 0.001774328),
+        "2": (0.5604943, -0.01265561),
+        "3": (0.7766039, -0.03652911),
+    },
+    "r42": {
+        "0": (0.3723967, -0.02233306),
+        "1": (0.5548856, -0.008257664),
+        "2": (0.2793125, -0.005643188),
+        "3": (0.3884328, -0.01837629),
+    },
+    "r43": {
+        "0": (0.3765145, -0.0225621),
+        "1": (0.562417, -0.009281792),
+        "2": (0.2838461, -0.006086597),
+        "3": (0.3925922, -0.01897729),
+    },
+}
+SETTINGS = {
+    "r38": {"lr": 0.06, "weight_decay": 0.0, "beta2": None, "cautious": False},
+    "r42": {"lr": 0.03, "weight_decay": 0.0, "beta2": 0.95, "cautious": False},
+    "r43": {"lr": 0.03, "weight_decay": 1.2, "beta2": 0.95, "cautious": True},
+}
+
+
+POLAR = {"ns_steps": 5, "coefficients": polar_coefficients()}
+
+
+def one(matrix, lr=1.0, weight_decay=0.0, beta2=None, cautious=False):
+    return NorMuon([matrix], beta2, cautious, lr=lr, momentum=0.0, weight_decay=weight_decay, **POLAR)
+
+
+def moves(lr, **settings):
+    matrices = [torch.nn.Parameter(0.6 * hashed(shape, k)) for k, shape in enumerate(SHAPES)]
+    before = [matrix.detach().clone() for matrix in matrices]
+    optimizer = NorMuon(matrices, lr=lr, momentum=0.95, **POLAR, **settings)
+    for i, (momentum, lr_frac) in enumerate(STEPS):
+        for k, matrix in enumerate(matrices):
+            rows = torch.linspace(0.2, 3, SHAPES[k][0])[:, None]
+            matrix.grad = hashed(SHAPES[k], k + 100 * (i + 1)) * rows
+        optimizer.param_groups[0].update(momentum=momentum, lr=lr * lr_frac)
+        optimizer.step()
+    return [matrix.detach() - start for matrix, start in zip(matrices, before, strict=True)]
+
+
+@pytest.mark.parametrize("record", GOLDEN)
+def test_four_steps_are_the_records(record):
+    found = summary({str(k): move for k, move in enumerate(moves(**SETTINGS[record]))})
+    assert_near(found, GOLDEN[record], lambda kind: 0.01)  # bfloat16
+
+
+def test_matrices_stacked_together_move_as_one_by_one():
+    for alone, stacked in zip(moves(**SETTINGS["r43"]), moves(**SETTINGS["r43"], batched="eager"), strict=True):
+        assert (stacked - alone).norm() < 0.02 * alone.norm()  # bfloat16
+
+
+def test_polar_express_comes_nearer_to_orthogonal_than_newton_schulz():
+    update = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    polar = torch.linalg.svdvals(newton_schulz(update, 5, coefficients=polar_coefficients()).float())
+    muon = torch.linalg.svdvals(newton_schulz(update, 5).float())
+    assert (polar - 1).abs().max() < 0.15 < 0.3 < (muon - 1).abs().max()
+
+
+def test_rows_of_a_tall_matrix_and_columns_of_a_wide_one_end_with_one_mean_square():
+    for shape, dim in (((64, 16), 1), ((16, 64), 0), ((32, 32), 1)):
+        matrix = torch.nn.Parameter(torch.zeros(shape))
+        uneven = torch.linspace(0.5, 2, shape[1 - dim])
+        matrix.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        optimizer = one(matrix, beta2=0.9)
+        update = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        update = update * (uneven[:, None] if dim == 1 else uneven[None])
+        evened = optimizer._evened(matrix, update)
+        assert evened.square().mean(dim).std() < 1e-6 * evened.square().mean()
+        assert evened.norm().item() == pytest.approx(update.norm().item(), rel=1e-5)
+
+
+def test_a_row_of_small_updates_is_remembered():
+    matrix, update = torch.nn.Parameter(torch.zeros(2, 2)), torch.tensor([[3.0, 3.0], [1.0, 1.0]])
+    optimizer = one(matrix, beta2=0.5)
+    optimizer._evened(matrix, update)  # mean squares: 4.5 and 0.5
+    second = optimizer._evened(matrix, torch.ones(2, 2))  # then 0.5 * 4.5 + 0.5 = 2.75, and 0.75
+    assert (second[1] / second[0]).tolist() == pytest.approx([(2.75 / 0.75) ** 0.5] * 2, rel=1e-5)
+
+
+def test_cautious_weight_decay_leaves_weights_that_the_step_makes_larger():
+    matrix = torch.nn.Parameter(torch.tensor([[2.0, -2.0], [2.0, -2.0]]))
+    optimizer = one(matrix, lr=0.1, weight_decay=3.0, cautious=True)
+    with torch.no_grad():
+        optimizer._move(matrix, torch.tensor([[0.5, 0.5], [-0.5, -0.5]]), optimizer.param_groups[0])
+    # a weight of 2 with an update of 0.5: 2 - 0.1 * (0.5 + 0.1 * 3 * 2) = 1.89; with one of -0.5 it grows to 2.05
+    assert matrix.flatten().tolist() == pytest.approx([1.89, -2.05, 2.05, -1.89])
+
+
+def test_the_momentum_rises_and_falls():
+    rule = normuon.Config(
+        name="normuon", tensors=["matrices"], lr=0.03, momentum_warmup_frac=0.3, momentum_cooldown_frac=0.1
+    )
+    optimizer = rule.build([torch.nn.Parameter(torch.zeros(2, 2))], 0.03, 0, 1, "cpu")
+    for step, momentum in ((0, 0.85), (150, 0.9), (300, 0.95), (900, 0.95), (950, 0.9), (1000, 0.85)):
+        rule.set_step(optimizer, step, 1000)
+        assert optimizer.param_groups[0]["momentum"] == pytest.approx(momentum)
+
+
+def test_muon_of_a_record_can_be_replaced_by_it():
+    row = "optim.groups.matrices={name:normuon,lr:0.03,weight_decay:1.2,beta2:0.9}"
+    optim = compose.compose(["experiment=r20", row]).optim
+    rule = optim.groups["matrices"]
+    assert isinstance(rule, normuon.Config)
+    assert (rule.lr, rule.beta2, rule.cautious, rule.momentum_warmup_frac) == (0.03, 0.9, True, 0.2153625)
+    optimizer = rule.build([torch.nn.Parameter(torch.zeros(2, 2))], 0.03, 0, 1, "cpu")
+    assert optimizer.coefficients == polar_coefficients()
+    rule.polar_express = False
+    assert rule.build([torch.nn.Parameter(torch.zeros(2, 2))], 0.03, 0, 1, "cpu").coefficients == (
+        3.4445,
+        -4.775,
+        2.0315,
+    )

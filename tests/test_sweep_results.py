@@ -1,0 +1,225 @@
+"""A sweep as a thing: its id, what it asked for, its runs, its words, its page and pictures."""
+
+import json
+from pathlib import Path
+
+import pytest
+from browser import Browser, needs_browser
+from test_table_settings import GRID, add
+
+from bench.cli import report, table
+from bench.launch import series
+from bench.record import named, sweep
+from bench.report import sweep_charts, sweep_results, sweep_text, table_pivot
+from bench.units import seconds_of
+
+WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
+
+
+def point(lr, layers, seed):
+    return [f"optim.lr={lr}", f"model.num_layers={layers}", f"seed={seed}"]
+
+
+def make(results, grid=GRID, not_run=(), why=None, **changes):
+    """A sweep over the grid, each of whose runs is there but those of not_run -> its folder."""
+    sweep_id = sweep.id_of(WORDS, "s")
+    folder = sweep.begin(results, sweep_id, ["run", "-m", *WORDS], [point(*at) for at in grid], None)
+    for number, (at, (val_loss, train_s)) in enumerate(grid.items()):
+        if at not in not_run:
+            of_run = {"sweep": {"sweep_id": sweep_id}} | changes.get(str(at), {})
+            run_id = add(results, number, *at, val_loss, train_s, **of_run)
+            sweep.keep(folder, number, point(*at), {"folder": results / "cpu_nano" / run_id})
+    sweep.end(folder, why)
+    return folder
+
+
+FAILURE = {"kind": "out_of_memory", "message": "m", "hint": "h"}
+LOST = {"status": "failed", "validity": "invalid", "failure": FAILURE}
+
+
+# ---- what it is
+
+
+def test_the_same_words_and_code_are_the_same_sweep():
+    assert sweep.ID.fullmatch(sweep.id_of(WORDS, "s"))
+    assert sweep.id_of(WORDS, "s") == sweep.id_of(WORDS[::-1], "s")
+    assert len({sweep.id_of(WORDS, "s"), sweep.id_of(WORDS[:2], "s"), sweep.id_of(WORDS, "t")}) == 3
+
+
+def test_its_axes_are_the_keys_in_which_its_points_differ():
+    points = [["track=free", *point(*at)] for at in GRID]
+    assert sweep.axes(points) == {"optim.lr": [0.001, 0.003], "model.num_layers": [2, 4], "seed": [0, 1]}
+    found = sweep.axes([["model=gpt2", "x=null"], ["model=modern", "x=true"]])
+    assert found == {"model": ["gpt2", "modern"], "x": [None, True]}
+    assert sweep_results.about(sweep.axes(points), 8) == "8 runs: 2 optim.lr x 2 model.num_layers x 2 seed"
+
+
+def test_its_runs_are_found_from_its_folder_and_from_the_records_alone(results, capsys):
+    folder = make(results)
+    other = add(results, 20, 0.002, 2, 0, 1.0, 1.0)
+    (folder / sweep.POINTS).unlink()
+    assert len(sweep_results.read(folder).rows) == 8  # by run.json
+    found = sweep_results.read(folder)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    assert table.main(["--sweep", folder.name[:8], "--json"]) == 0
+    ids = [row["run_id"] for row in json.loads(capsys.readouterr().out)]
+    assert sorted(ids) == sorted(found.folders) and other not in ids
+
+
+def test_a_run_that_was_complete_before_is_one_of_its_runs(results, capsys):
+    folder = make(results)
+    before = add(results, 30, 0.005, 2, 0, 3.0, 10.0)
+    sweep.keep(folder, 8, point(0.005, 2, 0), {"folder": results / "cpu_nano" / before})
+    assert table.main(["--sweep", folder.name, "--json"]) == 0
+    assert before in [row["run_id"] for row in json.loads(capsys.readouterr().out)]
+    assert sweep_results.read(folder).axes["optim.lr"] == [0.001, 0.003, 0.005]
+    assert len(named.find([folder.name])[0].holders) == 9  # a word for every verb that takes runs
+
+
+def test_a_moved_results_folder_keeps_its_sweeps(results):
+    folder = make(results / "before")
+    (results / "before").rename(results / "after")
+    moved = results / "after" / folder.relative_to(results / "before")
+    assert len([one for one in sweep.points(moved) if one.folder is not None]) == 8
+
+
+def test_a_damaged_sweep_says_so(results):
+    folder = make(results)
+    (folder / sweep.NAME).write_text("{")
+    with pytest.raises(ValueError, match="is not a readable sweep"):
+        sweep_results.read(folder)
+
+
+# ---- what it found
+
+
+def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(results):
+    folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
+    found = sweep_results.read(folder)
+    best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (n=2)"
+    assert sweep_text.best(found) == f"{best}; race it before you claim it: ./run.sh race"
+    means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in found.means()}
+    assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
+    assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
+    lines = sweep_text.ended(found, folder, 6, 8).splitlines()
+    assert [line.strip() for line in lines[:4]] == [
+        "6 of 8 complete",
+        "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory",
+        "1 not run, --budget 2h is spent: the same command goes on with them",
+        "not begun: optim.lr=0.003 model.num_layers=4 seed=1",
+    ]
+    shown = "\n".join(sweep_text.table(found))
+    assert shown.splitlines()[3].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
+
+
+def test_a_point_that_failed_and_then_ran_is_not_lost(results):
+    folder = make(results, **{str((0.003, 4, 0)): LOST})
+    again = add(results, 40, 0.003, 4, 0, 4.5, 20.0)
+    sweep.keep(folder, 6, point(0.003, 4, 0), {"folder": results / "cpu_nano" / again})
+    found = sweep_results.read(folder)
+    assert found.lost == [] and found.not_run == []
+
+
+# ---- budget
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"), [("90s", 90.0), ("45m", 2700.0), ("2h", 7200.0), ("1h30m", 5400.0), ("1.5h", 5400.0)]
+)
+def test_a_duration_is_what_a_person_types(words, seconds):
+    assert seconds_of(words) == seconds
+
+
+@pytest.mark.parametrize("words", ["", "2", "h", "2 h", "-1h", "2d", "1h x"])
+def test_what_is_no_duration_is_refused(words):
+    with pytest.raises(ValueError, match="is no duration: write 90s"):
+        seconds_of(words)
+
+
+def test_no_run_begins_that_would_end_after_the_budget(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(series.time, "monotonic", lambda: now_s[0])
+    one = series.Series(["a", "a", "b"], {"b": 50.0}, live=False)
+    with one:
+        assert one.fits(60.0) and not one.fits(40.0)  # nothing known of a: as long as b
+        one.begin()
+        now_s[0] = 20.0
+        one.end()
+        assert one.fits(40.0) and not one.fits(39.0)  # 20 s spent, and a takes 20
+        one.begin()
+        now_s[0] = 40.0
+        one.end()
+        assert one.fits(90.0) and not one.fits(89.0)  # 40 s spent, and b takes 50
+    assert series.Series(["a"], {}, live=False).fits(0.0)  # nothing is known of any
+
+
+# ---- pages and pictures
+
+
+def test_two_axes_are_a_heat_map_and_one_is_a_line_with_its_interval(results):
+    found = sweep_results.read(make(results))
+    assert [one.id for one in sweep_charts.drawings(found)] == ["heat-val-loss", "heat-train-s"]
+    line, _ = sweep_charts.charts(found)
+    assert line["series"][0]["y"] == [4.2, None, None, None, 4.25, None, None, None]
+    assert line["series"][1]["y"] == [4.0, 4.2, 4.3, 4.3, 3.8, 4.0, 4.5, 4.7]
+    assert "low" not in line["series"][0]  # the other settings are no noise
+
+
+def test_one_axis_has_the_interval_of_its_mean(results):
+    found = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
+    assert found.keys == ["optim.lr"] and sweep_charts.drawings(found) == []
+    (line,) = sweep_charts.charts(found)
+    assert line["series"][0]["y"] == [4.1, None, 3.9, None]
+    half_width = 12.706204736432095 * 0.1  # t(0.975, 1) * sd 0.14142 / sqrt 2
+    assert line["series"][0]["low"] == [pytest.approx(4.1 - half_width), None, pytest.approx(3.9 - half_width), None]
+    assert line["series"][0]["high"][0] == pytest.approx(4.1 + half_width)
+
+
+def test_three_axes_are_parallel_coordinates(results):
+    grid = {at: value for at, value in GRID.items() if at[2] == 0}
+    folder = make(results, grid)
+    muon = add(results, 50, 0.003, 2, 0, 3.5, 9.0, optim="muon")
+    sweep.keep(folder, 9, [*point(0.003, 2, 0), "optim=muon"], {"folder": results / "cpu_nano" / muon})
+    facts = sweep.read(folder)
+    points = [[*words, "optim=adamw"] for words in facts["points"]]
+    (folder / sweep.NAME).write_text(json.dumps(facts | {"points": points}))
+    lines = [json.loads(line) for line in (folder / sweep.POINTS).read_text().splitlines()]
+    lines = [line | {"overrides": [*line["overrides"], "optim=adamw"]} for line in lines[:-1]] + lines[-1:]
+    (folder / sweep.POINTS).write_text("\n".join(map(json.dumps, lines)))
+    found = sweep_results.read(folder)
+    assert found.keys == ["optim.lr", "model.num_layers", "optim"]
+    (drawing,) = sweep_charts.drawings(found)
+    assert drawing.id == "parallel" and drawing.markup.count("<polyline") == 5
+    assert "optim muon, val_loss 3.5000" in drawing.markup
+
+
+def test_the_page_is_written_by_report_and_its_markdown_is_the_pivot(results, capsys):
+    folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
+    assert report.main([folder.name]) == 0
+    html = (folder / "sweep.html").read_text()
+    assert "<h1>Sweep over optim.lr, model.num_layers, seed</h1>" in html
+    assert "--budget 2h is spent" in html and "out_of_memory" in html
+    capsys.readouterr()
+    assert report.main([folder.name, "--md"]) == 0
+    out = capsys.readouterr().out
+    pivot = table_pivot.of_rows(sweep_results.read(folder).rows, ["optim.lr", "model.num_layers"], "val_loss")
+    assert table_pivot.text(pivot, "github") in out
+
+
+@needs_browser
+def test_the_page_and_the_site_draw_without_an_error(results):
+    folder = make(results)
+    assert report.main([folder.name]) == report.main([str(results)]) == 0
+    with Browser() as browser:
+        for width in (1300, 400):
+            page = browser.open(folder / "sweep.html", width=width)
+            page.until("document.querySelectorAll('canvas').length == 2", timeout_s=30)
+            assert page.js("document.querySelectorAll('.heat .best').length") == 2
+            assert page.errors == [] and page.js("document.documentElement.scrollWidth") == width
+        index = browser.open(Path(results) / "site" / "index.html", width=1300)
+        index.until("document.querySelector('.tabulator-row') != null", timeout_s=30)
+        assert index.js("document.querySelector('#sweeps td:nth-child(2)').innerText") == folder.name
+        cell = "document.querySelector('.tabulator-row [tabulator-field=\"optim.lr\"]').innerText"
+        assert index.js(cell) in ("0.001", "0.003") and index.errors == []

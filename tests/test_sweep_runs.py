@@ -1,0 +1,240 @@
+"""A sweep's runs: side by side, stopped without hope, searched for, confirmed by a race."""
+
+import importlib.util
+import json
+
+import claimed
+import pytest
+import real_runs
+
+from bench.compare import eligibility
+from bench.config import multirun, schema
+from bench.launch import finish
+from bench.record import failures, run_folder, step_files, sweep, validity
+from bench.record.rows import row_of
+from bench.sweep import objective, packing, search, stopping, winners
+
+FOUR_CORES = {0, 1, 2, 3}
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+# ---- side by side
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    monkeypatch.setattr(packing.os, "sched_getaffinity", lambda pid: FOUR_CORES, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "cores_per_run", "expected"),
+    [
+        ("auto", None, [(0,), (1,), (2,), (3,)]),
+        ("auto", 2, [(0, 1), (2, 3)]),
+        (2, None, [(0, 1), (2, 3)]),
+        (3, 1, [(0,), (1,), (2,)]),
+        (None, None, []),
+    ],
+)
+def test_runs_side_by_side_share_no_core(cores, parallel, cores_per_run, expected):
+    assert [place.cores for place in packing.places(parallel, cores_per_run, on_cpu=True)] == expected
+
+
+def test_on_gpus_each_run_has_one_and_its_part_of_the_cores(cores, monkeypatch):
+    found = [{"uuid": f"GPU-{number}", "memory_gib": 80.0} for number in range(2)]
+    monkeypatch.setattr(packing.gpus, "visible", lambda: found)
+    first, second = packing.places("auto", None, on_cpu=False)
+    assert (first.gpu, first.cores, second.gpu, second.cores) == ("GPU-0", (0, 1), "GPU-1", (2, 3))
+    assert packing.environment(second)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert second.machine() == schema.Machine(1, 2, 80.0)
+
+
+@pytest.mark.parametrize(("parallel", "cores_per_run"), [(5, None), (2, 3), ("many", None), (0, None), ("auto", 5)])
+def test_more_than_the_machine_has_is_refused(cores, parallel, cores_per_run):
+    with pytest.raises(ValueError, match=f"hydra.launcher.parallel={parallel}"):
+        packing.places(parallel, cores_per_run, on_cpu=True)
+
+
+def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):
+    results = claimed.Results(tmp_path)
+    place = packing.Place(0, 2, (0,), slowdown_pct=3.0)
+
+    def change(run):
+        run["beside"] = place.fact()
+        run["validity"], run["validity_reasons"] = validity.validity(run)
+
+    alone = [row_of(run_folder.read(results.add(seed))) for seed in range(2)]
+    beside = [row_of(run_folder.read(results.add(seed, change=change, overrides=["optim.lr=0.1"]))) for seed in (2, 3)]
+    assert {row["validity"] for row in beside} == {"suspect"} and {row["validity"] for row in alone} == {"valid"}
+    for one in (alone, beside):  # of both arms alike too
+        refusals = eligibility.judge(one, beside).refusals
+        assert any("ran beside others of their sweep: their times do not count" in words for words in refusals)
+    assert not any("beside" in words for words in eligibility.judge(alone, alone[:1]).refusals)
+    assert "beside" not in json.loads(alone[0]["setting"])  # what old records' comparability rests on is as it was
+
+
+@pytest.mark.slow
+def test_two_runs_at_a_time_are_pinned_and_marked(tmp_path):
+    if len(packing.os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core: nothing can run beside")
+    words = ["optim.lr=0.001,0.002", "hydra.launcher.parallel=2", "hydra.launcher.max_slowdown_pct=10000"]
+    done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
+    assert done.returncode == 0, done.stderr
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
+    assert [run["beside"]["num_slots"] for run in runs] == [2, 2]
+    assert not set(runs[0]["beside"]["cores"]) & set(runs[1]["beside"]["cores"])
+    assert {run["validity"] for run in runs} == {"suspect"} and "-m" in runs[0]["command"]
+
+
+# ---- stopped
+
+
+def curve(folder, losses):
+    """steps.csv with a validation at each step of {step: val_loss}; a step takes half a second."""
+    empty = dict.fromkeys(step_files.CORE_COLUMNS)
+    rows = [
+        empty | {"step": step, "val_loss": losses.get(step), "step_ms": 500.0 if step else None, "flags": ""}
+        for step in range(max(losses) + 1)
+    ]
+    step_files.write(folder, rows)
+
+
+def finished(tmp_path, name, val_loss, losses, reached=None):
+    folder = tmp_path / name
+    folder.mkdir()
+    curve(folder, losses)
+    metrics = {"val_loss": val_loss, "target_reached": reached, "train_s": 2.0}
+    return {"run_id": name, "status": "complete", "metrics": metrics, "folder": str(folder)}
+
+
+def test_a_run_far_above_the_best_is_stopped_but_not_before_its_first_quarter(tmp_path):
+    good = finished(tmp_path, "good", 3.0, {0: 5.0, 2: 4.5, 4: 3.5, 8: 3.0})
+    worse = finished(tmp_path, "worse", 3.5, {0: 5.0, 2: 9.0, 4: 9.0, 8: 3.5})
+    rule = stopping.AboveBest(0.25, 0.5, [worse, good])
+    assert rule([(2, 6.0)]) is None  # step 2 of 8: before from_frac
+    assert rule([(4, 3.7)]) is None  # 0.2 above
+    assert rule([(4, 3.8)]).startswith("val_loss 3.8000 at step 4 is 0.3000 nats above that of good, the best of the")
+    assert rule([(5, 9.0)]) is None  # nothing is known there
+    assert stopping.AboveBest(0.25, 0.5, [])([(4, 9.0)]) is None
+
+
+def test_a_run_that_reached_its_target_is_what_others_are_held_against(tmp_path):
+    lower = finished(tmp_path, "lower", 2.9, {0: 5.0, 4: 3.0}, reached=False)
+    reached = finished(tmp_path, "reached", 3.0, {0: 5.0, 4: 3.5}, reached=True)
+    assert stopping.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.55)]) is None
+    assert "reached" in stopping.AboveBest(0.1, 0.0, [lower, reached])([(4, 3.65)])
+
+
+def test_a_stopped_run_has_a_status_of_its_own_and_is_no_result():
+    assert finish.ENDED_BY["stopped"] == "stopped" and "stopped" in failures.HINTS
+    assert validity.validity({"status": "stopped"}) == ("invalid", ["the run did not complete"])
+
+
+# ---- searched for
+
+
+def test_the_objective_is_a_metric_or_the_time_to_the_target(tmp_path):
+    run = finished(tmp_path, "run", 3.0, {0: 5.0, 2: 3.4, 4: 3.0})
+    assert (objective.of(run, "val_loss"), objective.of(run, "train_s")) == (3.0, 2.0)
+    assert objective.of(run | {"status": "failed"}, "val_loss") is None
+    record = run_folder.read(claimed.BASE) | {"folder": run["folder"]}
+    record["goal"]["target_val_loss"] = 3.5
+    assert objective.of(record, "target_s") == 1.0  # two steps of half a second
+    record["goal"]["target_val_loss"] = 2.5
+    assert objective.of(record, "target_s") is None
+    record["goal"]["target_val_loss"] = None
+    with pytest.raises(ValueError, match="target_s: the runs have no target: give goal.target_val_loss=NUMBER"):
+        objective.of(record, "target_s")
+
+
+def settings(**changes):
+    usual = {"objective": "val_loss", "n_trials": 4, "n_jobs": 1, "sampler": "random", "pruner": None, "seed": 0}
+    return search.Settings(**usual | {"study_name": None, "storage": None} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": "loss"}, "hydra.sweeper.objective=loss: choose from val_loss, train_s, step_avg_ms, target_s"),
+        ({"sampler": "tpp"}, "hydra.sweeper.sampler=tpp: choose from tpe, random"),
+        ({"n_trials": 0}, "hydra.sweeper.n_trials=0: use a whole number of 1 or more"),
+        ({"objective": "train_s", "pruner": "median"}, "hydra.sweeper.pruner=median: it compares losses"),
+    ],
+)
+def test_settings_of_a_search_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        settings(**changes)
+
+
+def test_without_optuna_a_search_says_what_to_install(tmp_path):
+    if has("optuna"):
+        pytest.skip("optuna is installed here")
+    with pytest.raises(ValueError, match="hydra/sweeper=optuna: it is not installed here: pip install optuna"):
+        search.Search(settings(), {"seed": search.Choice(("0", "1"))}, [], tmp_path)
+
+
+@pytest.mark.skipif(not has("optuna"), reason="optuna is not installed: pip install optuna")
+def test_a_search_goes_on_where_it_stood(tmp_path):
+    space = {"optim.lr": search.Numbers(1e-4, 1e-1, log=True), "model": search.Choice(("gpt2", "modern"))}
+    first = search.Search(settings(), space, ["track=free"], tmp_path)
+    for value, was_stopped in ((3.0, False), (None, True), (None, False)):
+        trial, words = first.propose()
+        assert words[0] == "track=free" and words[1].startswith("optim.lr=") and words[2].startswith("model=")
+        first.conclude(trial, value, was_stopped)
+    first.propose()  # killed here
+    again = search.Search(settings(), space, ["track=free"], tmp_path)
+    assert again.num_left == 2  # of 4: one complete, one pruned; the failed and the killed do not count
+    assert again.results()["best_value"] == 3.0
+    other = search.Search(settings(), space, ["track=cpu_nano"], tmp_path)
+    assert other.num_left == 4 and other.name != again.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("submitit", ["hydra/launcher=submitit_local", "optim.lr=0.001,0.002"]),
+        ("joblib", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "optim.lr=0.001,0.002"]),
+        ("optuna", ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "optim.lr=tag(log,interval(1e-4,1e-2))"]),
+    ],
+)
+def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, tmp_path):
+    if not has({"optuna": "optuna"}.get(package, f"hydra_plugins.hydra_{package}_launcher")):
+        pytest.skip(f"{package} is not installed: docs/SWEEPS.md")
+    done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
+    assert done.returncode == 0, done.stderr
+    assert [run["status"] for run in json.loads(done.stdout)] == ["complete"] * 2
+    (folder,) = sweep.folders(tmp_path)
+    for run in map(real_runs.run_json, real_runs.folders(tmp_path)):
+        assert run["sweep"]["sweep_id"] == folder.name and run["status"] == "complete"
+
+
+def test_a_budget_is_not_for_launchers_with_limits_of_their_own(tmp_path):
+    (tmp_path / "hydra" / "launcher").mkdir(parents=True)
+    runner = type("Runner", (), {"budget_s": 60.0, "handed_over": print})()
+    config = multirun.OUR_LAUNCHER
+    assert config == "hydra_plugins.speedrun.Processes"
+    with pytest.raises(ValueError, match="--budget: this launcher's jobs have limits of their own"):
+        multirun.go(["seed=0,1", "hydra.launcher._target_=some.Other"], runner, tmp_path)
+
+
+# ---- confirmed
+
+
+def test_a_sweeps_best_are_the_arms_of_a_race(tmp_path):
+    results = claimed.Results(tmp_path)
+    points = [["optim.lr=0.1", "seed=0"], ["optim.lr=0.1", "seed=1"], ["optim.lr=0.2", "seed=0"], ["optim.lr=0.3"]]
+    folder = sweep.begin(tmp_path, "sweep-00000000", ["run"], points, None)
+    for number, (words, val_loss) in enumerate(zip(points, (2.6, 2.8, 2.5, 2.9))):
+        lr = [word for word in words if word.startswith("optim")]
+        seed = int(words[1][5:]) if len(words) > 1 else 0
+        run = run_folder.read(made := results.add(seed, val_loss=val_loss, overrides=lr)) | {"folder": str(made)}
+        sweep.keep(folder, number, words, run)
+    assert winners.arms(folder, 2) == ["A=optim.lr=0.2", "B=optim.lr=0.1"]  # means 2.5 and 2.7
+    with pytest.raises(ValueError, match="--top 4: sweep-00000000 has 3 configs with complete runs"):
+        winners.arms(folder, 4)
+    with pytest.raises(ValueError, match="--top 1: use 2 to 10"):
+        winners.arms(folder, 1)
