@@ -152,8 +152,18 @@ def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):
     assert ns[parts.LOADER] == pytest.approx(1e6 * sum(row["data_ms"] for row in rows), abs=len(rows))
 
 
+def test_the_limit_of_a_record_is_its_own_flops_at_the_peak(finished_run, tmp_path):
+    folder = real_runs.copy_of(finished_run, tmp_path / "results")
+    run = json.loads((folder / "run.json").read_text())
+    run["environment"]["gpus"] = [{"name": "NVIDIA H100 80GB HBM3"}]
+    run["measured"]["dtype"] = "bfloat16"
+    run["model"]["flops_per_token"], run["measured"]["batch_tokens"] = 989_000_000, 2_000  # 2 ms a step
+    (folder / "run.json").write_text(json.dumps(run))
+    assert from_record.of(folder)["limit_ms"] == pytest.approx(2.0)
+
+
 def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, tmp_path):
-    folder = real_runs.copy_of(two_rank_run, tmp_path)
+    folder = real_runs.copy_of(two_rank_run, tmp_path / "results")
     rows, by_rank = step_files.read(folder), step_files.read_by_rank(folder)
     own_ms = {row["step"]: 5.0 for row in rows if row.get("step_ms")}
     slow_ms = {step: ms + 400.0 for step, ms in own_ms.items()}
@@ -219,7 +229,8 @@ def test_a_planted_slowdown_is_the_first_line_with_its_size_and_its_place(tmp_pa
 def test_a_product_split_into_small_ones_is_the_first_line(tmp_path):
     def splits(weights):
         for row in range(256):
-            weights[row : row + 1] @ weights
+            for _ in range(6):  # so that it outweighs a product which another program delays
+                weights[row : row + 1] @ weights
 
     traced(tmp_path / "a.json", splits)
     first = account.of_ranks(load.load_all([tmp_path / "a.json"]))["next"][0]

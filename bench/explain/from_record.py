@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.diagnosis import rank_skew, stall_causes
 from bench.explain import account, parts
 from bench.explain.ceilings import Ceilings
-from bench.record import metrics, run_folder, step_files
+from bench.record import metrics, run_folder, step_files, work
 from bench.units import NS_PER_MS, NS_PER_S
 
 PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.HOST}
@@ -33,11 +33,10 @@ def of(folder: Path | str) -> dict:
     pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
     for index, row in enumerate(rows):
         step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
-        waited = (late[number][0], late[number][1]) if number in late else (0.0, None)
-        if number in late:
-            waited = (own[waited[1]][number] - own[0][number], waited[1])
+        rank = late[number][1] if number in late else None
+        waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
         mine = [event for event in events if event.get("step") == number]
-        for piece, ns in _of_step(row, step_ns, mine, waited, _arithmetic_ns(run)):
+        for piece, ns in _of_step(row, step_ns, mine, waited, _arithmetic_ns(run, number)):
             pieces.add(index, piece, ns)
         steps.append((number, at_ns, at_ns + step_ns))
         at_ns += step_ns
@@ -46,11 +45,17 @@ def of(folder: Path | str) -> dict:
     return account.answer({0: found | {"ceilings": Ceilings(gpus[0].get("name"))}}, "record")
 
 
-def _arithmetic_ns(run):
+def _arithmetic_ns(run, step):
     """What a step's FLOPs take at the peak of the run's devices; 0 where FLOPs or peak are not known."""
-    flop, tokens = run["model"].get("flops_per_token"), run["measured"].get("batch_tokens")
     peak = metrics.peak_flops(run)
-    return round(flop * tokens / (run["world_size"] * peak) * NS_PER_S) if flop and tokens and peak else 0
+    flop = [_flop_until(run, last) for last in (step - 1, step)]
+    return 0 if None in (peak, *flop) else round((flop[1] - flop[0]) / (run["world_size"] * peak) * NS_PER_S)
+
+
+def _flop_until(run, num_steps):
+    tokens = work.num_tokens(run["measured"], num_steps)
+    per_token = work.flops_per_token(run, num_steps)["flops_per_token"]
+    return None if tokens is None or per_token is None else tokens * per_token
 
 
 def _of_step(row, step_ns, events, waited, arithmetic_ns):
