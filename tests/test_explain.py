@@ -12,7 +12,7 @@ from bench.cli import explain as verb
 from bench.explain import account, ceilings, from_record, garbage, parts, ranking
 from bench.explain.owners import owners
 from bench.record import step_files
-from bench.trace import load, operators
+from bench.trace import analysis, load, operators
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
 MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
@@ -258,7 +258,12 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
 
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
 def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
-    answer = account.of_ranks(load.load_all(sorted((SHARED / "files" / "modded_8xh100").glob("*.json*"))))
+    ranks = load.load_all(sorted((SHARED / "files" / "modded_8xh100").glob("*.json*")))
+    answer, analysed = account.of_ranks(ranks), analysis.of_ranks(ranks)
+    for rank in answer["ranks"]:
+        ns = parts_ns(answer, rank)
+        exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED]
+        assert exposed_ns == pytest.approx(1e3 * analysed["ranks"][rank]["exposed_comm_us"], rel=1e-4)
     late = answer["lateness"][0]
     assert late["rank"] == 1
     assert next(iter(late["more"])) == parts.HOST
