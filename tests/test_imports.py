@@ -44,6 +44,7 @@ TABLE = {
     "launch.nodes": "atomic machine paths record terminal",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
     "private record terminal training units user_code utc",
+    "explain": "diagnosis machine record terminal trace units",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
     "report": "reading atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
     "report.site": "reading atomic record report utc web",
@@ -57,9 +58,9 @@ TABLE = {
     "overhead": "config data instruments launch machine memory paths stats training units",
     "replay": "reading atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
-    "cli": "atomic claims claims.rules compare config data data.sources exporters importers ladder launch launch.nodes "
-    "machine memory memory.snapshot overhead paths race record replay report report.site sweep terminal trace units "
-    "utc",
+    "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder launch "
+    "launch.nodes machine memory memory.snapshot overhead paths race record replay report report.site sweep terminal "
+    "trace units utc",
     "__main__": "cli config launch paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
