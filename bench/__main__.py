@@ -63,6 +63,8 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except ValueError as error:
+        if _interrupt_behind(error):
+            raise KeyboardInterrupt from None
         print(f"{verb}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -70,6 +72,13 @@ def main(argv: list[str]) -> int:
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def _interrupt_behind(error):
+    """Whether Ctrl-C is what a library then called an error of its own, as Hydra does while it composes."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _use_config(words):
