@@ -50,13 +50,13 @@ def bring_to_an_end(running, how):
     ],
 )
 def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, how, num_ranks):
-    more = [f"hardware.num_processes={num_ranks}"] + ["hardware.wall_timeout_s=25"] * (how == "timeout")
+    more = [f"hardware.num_processes={num_ranks}"] + ["hardware.wall_timeout_s=45"] * (how == "timeout")
     with real_runs.Background(tmp_path, *TINY, *more) as running:
         running.wait_for_step(3)
         for rank in range(num_ranks):
             os.kill(running.rank_pid(rank), signal.SIGSTOP)
         bring_to_an_end(running, how)
-        running.process.wait(60)
+        running.process.wait(90)
         if how != "launcher":
             assert scripted.pids(tmp_path) == []  # at once: the launcher has waited for it
         assert running.all_gone()
@@ -73,7 +73,7 @@ def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
     with real_runs.Background(tmp_path, *TINY, "instruments=[telemetry]") as running:
         running.wait_for_step(3)
         bring_to_an_end(running, how)
-        running.process.wait(60)
+        running.process.wait(90)
         assert running.all_gone() and scripted.pids(tmp_path) == []
         run = real_runs.run_json(running.folder)
     assert run["failure"]["kind"] == ENDS[how]

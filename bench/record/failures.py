@@ -27,7 +27,7 @@ HINTS = {  # what to do
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
-    "not_started": "see ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; no module: remove "
+    "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; no module: remove "
     ".venv, ./run.sh makes it anew; 127.0.0.1: bring the loopback up (ip link set lo up)",
     "folder_removed": "start it again, and leave the folder of a run alone while it lasts",
     "agent_killed": KILLED,
@@ -39,7 +39,7 @@ HINTS = {  # what to do
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
-    "stopped": "run it alone if you want its end: ./run.sh run",
+    "stopped": "start it alone if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
