@@ -157,15 +157,19 @@ def test_an_agent_that_cannot_start_says_why_at_once(tmp_path, shell, kind, word
 # ---- early Ctrl-C
 
 
-def test_ctrl_c_while_hydra_composes_is_an_interrupt(tmp_path):
+def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
     code = (
-        "import os, signal, sys\n"
-        "from hydra._internal.config_loader_impl import ConfigLoaderImpl as Loader\n"
-        "really = Loader.load_configuration\n"
-        "def interrupted(*args, **kwargs):\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return really(*args, **kwargs)\n"
-        "Loader._load_configuration_impl, Loader.load_configuration = Loader._load_configuration_impl, interrupted\n"
+        "import os, signal, sys, time\n"
+        "from hydra._internal.config_loader_impl import ConfigLoaderImpl\n"
+        "from hydra.errors import ConfigCompositionException\n"
+        "def load(*args, **kwargs):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(60)\n"
+        "    except BaseException:\n"
+        "        pass\n"
+        "    raise ConfigCompositionException\n"
+        "ConfigLoaderImpl.load_configuration = load\n"
         "sys.argv[1:] = ['run', 'track=free', 'goal.num_steps=2']\n"
         "from bench.__main__ import run\n"
         "run()\n"

@@ -1,4 +1,4 @@
-"""Durations hold whatever happens to the time of day, and the record says what happened: clocks that a library moves."""
+"""Durations hold whatever happens to the time of day, and the record says it: clocks that a library moves."""
 
 import shutil
 import subprocess

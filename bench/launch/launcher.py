@@ -155,11 +155,7 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
         of_nodes.started(folder, child_env, log)
         if of_nodes
         else ranks.started(
-            folder,
-            hardware.num_processes,
-            child_env,
-            log,
-            watched.program if watched else ranks.WORKER,
+            folder, hardware.num_processes, child_env, log, watched.program if watched else ranks.WORKER
         ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,

@@ -27,8 +27,8 @@ HINTS = {  # what to do
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
-    "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; no module: remove "
-    ".venv, ./run.sh makes it anew; 127.0.0.1: bring the loopback up (ip link set lo up)",
+    "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; "
+    "no module: remove .venv, ./run.sh makes it anew; 127.0.0.1: bring the loopback up (ip link set lo up)",
     "folder_removed": "start it again, and leave the folder of a run alone while it lasts",
     "agent_killed": KILLED,
     "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
@@ -47,7 +47,9 @@ HINTS = {  # what to do
     "exception": "read the traceback at the end of the rank's log",
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
-OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError", re.I)
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError", re.I
+)
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # of a traceback, or of C++
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
 # What a rank says when it fails only because another one did.

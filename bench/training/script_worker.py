@@ -157,7 +157,9 @@ def write_failure(folder, rank, error):
     if kind == "out_of_memory":
         write_snapshot(folder, rank)
     found = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
-    found.update(message=message[:2000], hint=HINTS[kind], failed_at_s=time.monotonic(), traceback=traceback.format_exc())
+    found.update(
+        message=message[:2000], hint=HINTS[kind], failed_at_s=time.monotonic(), traceback=traceback.format_exc()
+    )
     try:
         write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
     except OSError:
