@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import signal
 import sys
 
 from bench import paths
@@ -14,6 +15,7 @@ NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 INTRODUCED = ("run", "speedrun", "race", "ladder", "calibrate")  # say which folders of the user's they use
 SEVERAL_RUNS = ("speedrun", "race", "ladder", "calibrate", "bench-self", "doctor")  # nothing that ranks can do together
 SUBMITTED = ("run", "speedrun", "race", "ladder", "calibrate", "doctor")  # what cluster=slurm makes a job of
+_interrupts = []  # numbers of signals, as they came
 HELP = """usage: ./run.sh [verb] [...]
 
 {verbs}
@@ -63,6 +65,8 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except ValueError as error:
+        if _interrupts:  # what failed was the wait for it, not what was asked
+            raise KeyboardInterrupt from None
         print(f"{verb}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -70,6 +74,12 @@ def main(argv: list[str]) -> int:
             raise
         print(f"{verb}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def _note_interrupt(number, frame):
+    """A library may call what this raises an error of its own, as Hydra does while it composes."""
+    _interrupts.append(number)
+    raise KeyboardInterrupt
 
 
 def _use_config(words):
@@ -107,6 +117,8 @@ class Renaming:
 
 def run() -> None:
     """main() to this process's exit code, and quiet when the reader of a pipe has seen enough."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _note_interrupt)
     if paths.INSTALLED:
         sys.stdout, sys.stderr = Renaming(sys.stdout), Renaming(sys.stderr)
     try:

@@ -50,6 +50,8 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
     """The texts in a run folder's logs/, in place; on a full disk they stay as they are."""
     for path in (folder / "logs").glob("*"):
         with contextlib.suppress(OSError):
+            if not path.is_file():  # a pipe would keep the reader waiting
+                continue
             if b"\0" in path.read_bytes():  # binary: a dump of NCCL's
                 continue
             text = path.read_text(errors="replace")

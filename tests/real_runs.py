@@ -174,7 +174,8 @@ class Background:
         raise AssertionError(f"no rank {rank}")
 
     def all_pids(self):
-        return self.pids("bench.training.worker") + self.pids("bench.launch.agent")
+        names = ("bench.training.worker", "bench.launch.agent", "bench.launch.guard", "bench.telemetry.sampler")
+        return [pid for name in names for pid in self.pids(name)]
 
     def all_gone(self, timeout_s=30):
         deadline_s = time.monotonic() + timeout_s

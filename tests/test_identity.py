@@ -29,6 +29,8 @@ NOT_RACED = {
     "bench/record/failures.py": "records how a rank failed",
     "bench/private.py": "hides private words in records",
     "bench/paths.py": "finds folders",
+    "bench/machine/signals.py": "how a launcher is interrupted",
+    "bench/machine/run_processes.py": "finds and ends what a run has left",
     "bench/machine/peak_rates.py": "data sheets, for the MFU that is shown",
     "bench/record/metrics.py": "derives numbers of a record, also for the line that a person sees of a run",
     "bench/record/work.py": "counts the tokens that a record says, also for that line",

@@ -13,6 +13,7 @@ from bench.cli import arguments
 from bench.config import groups
 from bench.launch import console, ready
 from bench.launch.console import say
+from bench.machine.signals import Interrupted
 from bench.paths import REPO, results_root
 from bench.race import arm_process, planning, request, runner, worktrees
 from bench.replay import bisect
@@ -24,7 +25,11 @@ def main(argv):
     """Exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     with console.output(args.quiet, args.json):
-        found = _Search(args).run()
+        try:
+            found = _Search(args).run()
+        except Interrupted as error:
+            say("bisect", f"{error}; the search begins anew", always=True)
+            return 1
     if args.json:
         print(json.dumps(found, indent=1))
     return 0 if len(found["commits"]) == 1 else 1
@@ -114,7 +119,7 @@ class _Search:
         folder = planning.begin(request.parse(words), results, self._args.anyway)
         race = runner.go(folder, results, False, self._args.anyway)
         if race["status"] == "interrupted":
-            raise KeyboardInterrupt
+            raise Interrupted(race["why"])
         self._races.append(race["race_id"])
         return bisect.change_of(race, self._args.on)
 

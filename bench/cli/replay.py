@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench.cli import arguments
 from bench.launch.console import say
+from bench.machine.signals import Interrupted
 from bench.paths import shown
 from bench.record import certificates, named, run_folder
 from bench.replay import certificate, outcomes, rebuilding, replaying
@@ -35,7 +36,15 @@ def main(argv):
     for number, folder in enumerate(folders, 1):
         if len(folders) > 1:
             _say(args, "replay", f"record {number} of {len(folders)}: {folder.name}")
-        found.append(_of(folder, args))
+        try:
+            found.append(_of(folder, args))
+        except Interrupted as error:
+            _say(
+                args,
+                "replay",
+                f"interrupted ({error}): no certificate of {folder.name}; the same command begins it anew",
+            )
+            return 1
     if args.json:
         print(json.dumps([dataclasses.asdict(one) for one in found if one is not None], indent=1))
     made = [one for one in found if one is not None]

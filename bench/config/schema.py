@@ -152,6 +152,8 @@ class HardwareConfig:
     gc_every_steps: AtLeast1 | None = None  # steps between collections of generation 1; with gc=manual only
     # a collective that hangs longer fails the run; until warm-up ends 600 s at least, for ranks that compile unevenly
     collective_timeout_s: Positive = 120.0
+    # a run that prints nothing, makes no step and computes nothing for so long is ended; null: it may
+    stall_timeout_s: Positive | None = 600.0
     wall_timeout_s: Positive | None = None  # the launcher ends a run that lasts longer; null: no limit
 
     @property
@@ -262,7 +264,7 @@ def _config_id(values):
     for name in ("name", "seed", "exporters"):
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
-    for name in ("rendezvous", "rendezvous_timeout_s"):  # where and how long nodes wait for each other before it
+    for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s"):  # how long is waited changes no run
         del values["hardware"][name]
     if values.get("stages"):
         values["stages"] = [without_none(stage) for stage in values["stages"]]

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from bench.launch.nodes.rank_processes import KILL_AFTER_S, WAKE_AFTER_S
 
 LOOK_EVERY_S = 0.5
+LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
 
 
 class NoLogs(LogsSpecs):
@@ -38,6 +40,7 @@ class NoLogs(LogsSpecs):
 
 
 def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.worker")):
+    _check_loopback()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     config = LaunchConfig(
         min_nodes=1,
@@ -47,7 +50,7 @@ def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.w
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",  # a laptop without network cannot look its own name up
+        local_addr=LOOPBACK,  # a laptop without network cannot look its own name up
         max_restarts=0,
         monitor_interval=0.1,
     )
@@ -55,13 +58,27 @@ def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.w
     try:
         elastic_launch(config, program[0])(*program[1:], str(folder))
     except ChildFailedError as error:
+        wall_ahead_s = time.time() - time.monotonic()  # torch stamps the time of day; ranks stamp this
         failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "failed_at_s": failure.timestamp}
+            {"rank": rank, "exit_code": failure.exitcode, "failed_at_s": failure.timestamp - wall_ahead_s}
             for rank, failure in sorted(error.failures.items())
         ]
         (Path(folder) / "logs" / "agent.json").write_text(json.dumps({"failures": failures}))
         return 1
     return 0
+
+
+def _check_loopback():
+    """Ranks meet on 127.0.0.1 whether there is one or more; without it torch tries for minutes, and says only that.
+
+    OSError with the reason, which ends up in logs/agent.log and from there in the record.
+    """
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=LOOPBACK_S).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise OSError(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
 
 
 def _hurry(logs):

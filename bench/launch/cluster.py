@@ -124,8 +124,8 @@ def go(verb: str, want: Asked) -> int:
     job_id = _submit(path)
     say("slurm", f"job {job_id}, script {shown(path)}, log {shown(log)}")
     try:
-        with raise_interrupted():
-            state, exit_code = _follow(job_id, log, before)
+        with raise_interrupted() as signals:
+            state, exit_code = _follow(job_id, log, before, signals)
     except Interrupted:
         say(
             "slurm", f"no longer followed; the job goes on: squeue -j {job_id} shows it, scancel {job_id} ends it", True
@@ -150,11 +150,12 @@ def _submit(path):
     return done.stdout.strip().partition(";")[0]
 
 
-def _follow(job_id, log, before):
+def _follow(job_id, log, before, signals):
     """To the end of the job -> (its state, its exit code)."""
     offset, said, progress = 0, None, None
     with Bars() as bars:
         while True:
+            signals.check()
             state, exit_code, why = _state(job_id)
             offset = _show_new(log, offset)
             if state in WAITING and (state, why) != said:

@@ -1,6 +1,8 @@
 """The end of a run's record, however its workers ended: status, failure, metrics, validity, artifacts, ledger."""
 
 import contextlib
+import errno
+import os
 import sys
 import time
 
@@ -14,16 +16,32 @@ from bench.record.metrics import metrics
 ENDED_BY = {"interrupted": "aborted", "stopped": "stopped"}  # kind of a failure that is none of the run's own: status
 
 
-def finish(folder, run, exit_code, failure, wall_s):
+def finish(folder, run, exit_code, failure, clock):
     """Complete run, the record as it was while the run lasted, and write it.
 
     exit_code: of the agent, None if the launcher ended it; failure: why it did (failures.failure), else None.
+    clock: RunClock, begun with the run.
     """
+    try:
+        _finish(folder, run, exit_code, failure, clock)
+    except OSError as error:
+        if folder.is_dir() and not isinstance(error, FileNotFoundError):
+            raise
+        failure = failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
+        _merge(run, {}, failure, clock)
+        run["metrics"] = metrics(run, [])
+        run["validity"], run["validity_reasons"] = validity.validity(run)
+        _write(folder, run)
+
+
+def _finish(folder, run, exit_code, failure, clock):
     failure = failure or failures.classify(folder, exit_code)
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     result = atomic.read_json(folder / run_folder.RESULT, {})
     if failure is None and not result:
         failure = failures.failure("exception", "the workers ended well but left no result")
-    _merge(run, result, failure, wall_s)
+    _merge(run, result, failure, clock)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
     run["warnings"] = [one | {"error": private.redact(one["error"], REPO)} for one in run["warnings"]]
@@ -41,7 +59,7 @@ def finish(folder, run, exit_code, failure, wall_s):
     run_folder.remove_temporary(folder)
 
 
-def _merge(run, result, failure, wall_s):
+def _merge(run, result, failure, clock):
     """What the workers measured, and how they ended, into the record."""
     if failure:
         failure["message"] = private.redact(failure["message"], REPO)
@@ -50,10 +68,11 @@ def _merge(run, result, failure, wall_s):
     run["ended_at"] = run["heartbeat_at"] = utc.now()
     run["model"] = result.get("model", run["model"])
     run["environment"] |= result.get("torch_facts", {})
-    own = {"wall_s": wall_s, "launcher_peak_mem_gib": environment.peak_rss_gib()}
+    own = {"wall_s": clock.lasted_s(), "launcher_peak_mem_gib": environment.peak_rss_gib()}
     run["measured"] = result.get("measured", {}) | own
     run["instrument_summaries"] = result.get("instrument_summaries", {})
-    run["doubts"] = result.get("doubts", [])
+    of_clock = [{"rank": None, "instrument": "clock", "doubt": words} for words in clock.doubts()]
+    run["doubts"] = result.get("doubts", []) + of_clock
     run["warnings"] += result.get("warnings", [])
     run["comparability_id"] = environment.comparability_id(run)
 

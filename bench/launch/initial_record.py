@@ -116,7 +116,7 @@ def _data(job):
 def write_inputs(folder, job, env, started_s, code, pipes=()):
     """What the run was given: config, overrides, environment, code; and for the workers alone, the launch file.
 
-    started_s: when the launcher began, seconds since 1970.  code: record_of()["code"].  pipes: of a script's ranks,
+    started_s: when the launcher began, by time.monotonic().  code: record_of()["code"].  pipes: of a script's ranks,
     into which they print.  The shards' true paths stand only in the launch file, which the end of the run removes:
     run.json holds no private path.
     """

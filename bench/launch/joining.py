@@ -17,7 +17,7 @@ from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.nodes.member import Hello, Member
 from bench.launch.prepare import Job
-from bench.machine import code_state, environment
+from bench.machine import code_state, environment, run_processes
 from bench.paths import REPO, results_root
 
 SAY_S = 3.0  # for rank 0 to say why: torchrun ends all ranks when the first of them does
@@ -157,7 +157,8 @@ def _follow(connection, key, hello, job, keep_master):
         variables |= fabric.variables(member.interface if start["num_nodes"] > 1 else None, os.environ)
         variables |= {} if keep_master else start["master"]
         counts = {"LOCAL_WORLD_SIZE": str(start["local_size"]), "GROUP_RANK": str(start["node"]), ranks.IN_RUN: "1"}
-        return variables | counts | {"WORLD_SIZE": str(start["world_size"])}
+        counts["WORLD_SIZE"] = str(start["world_size"])
+        return variables | counts | run_processes.mark(start["folder"])
 
     def launch(inputs: dict) -> dict:
         shards = {split: [str(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}

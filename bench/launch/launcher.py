@@ -12,20 +12,23 @@ from dataclasses import asdict
 
 from bench import atomic, utc
 from bench.exporters import dashboards
-from bench.launch import allocation, finish, initial_record, ranks, ready, summary
+from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.of_nodes import OfNodes, of_allocation
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
 from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
-from bench.machine import environment
-from bench.machine.signals import Interrupted, raise_interrupted
+from bench.launch.stall import Stall
+from bench.machine import environment, run_processes
+from bench.machine.run_clock import RunClock
+from bench.machine.signals import Interrupted, held, raise_interrupted
 from bench.paths import results_root
 from bench.record import failures
 
 HEARTBEAT_S = 10.0
 TICK_S = 0.5
+MARGIN_S = 60.0  # for ranks to end after their own timeout
 
 
 def launch(
@@ -58,7 +61,7 @@ def launch(
 
 
 def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
-    started_s = time.time()
+    clock = RunClock()
     meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
     if job.script:
@@ -71,27 +74,32 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     run |= of_nodes.facts() if of_nodes else {"launched_by": of_slurm.facts()} if of_slurm else {}
     for warning in run["warnings"]:
         say("export", f"{warning['instrument']}: {warning['error']}", always=True)
-    with raise_interrupted() as ignore_signals:
-        folder = initial_record.folder_of(job.config, run, results_root())
-        watched = _watched(folder, job) if job.script else None
+    folder = watched = None
+    with raise_interrupted() as signals:
         try:
+            with held():  # no signal leaves a folder whose run nobody ends
+                folder = initial_record.folder_of(job.config, run, results_root())
+            watched = _watched(folder, job) if job.script else None
             pipes = watched.pipes if watched else ()
-            initial_record.write_inputs(folder, job, env, started_s, run["code"], pipes)
+            initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], pipes)
             checks = ready.checks(job, env, meter.foreign_cpu_cores())
             if series is None:  # else they were shown before the first
                 ready.show_odd(checks)
             run["preflight"] = [asdict(check) for check in checks]
-            exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes)
+            exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
+            signals.check()
         except Interrupted as error:
+            if folder is None:
+                raise
             exit_code, failure = None, _interrupted(folder, error)
         except OSError as error:
             exit_code, failure = None, failures.failure(failures.kind_of(error), str(error))
-        ignore_signals()  # the record is being finished, and once is enough
+        signals()  # the record is being finished, and once is enough
         if of_nodes:
             of_nodes.complete(run)
         if watched:
             failure = watched.conclude(run, exit_code, failure)
-        finish.finish(folder, run, exit_code, failure, time.time() - started_s)
+        finish.finish(folder, run, exit_code, failure, clock)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)
     run["folder"] = str(folder.absolute())
@@ -137,20 +145,17 @@ def _interrupted(folder, error):
     return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
 
 
-def _watch(folder, job, run, child_env, series, watched, stop, of_nodes):
+def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
     with (
+        owner.owning(folder, run),
         open(folder / "logs" / "agent.log", "wb") as log,
         watched.watching() if watched else contextlib.nullcontext(),
         of_nodes.started(folder, child_env, log)
         if of_nodes
         else ranks.started(
-            folder,
-            hardware.num_processes,
-            watched.environment(child_env) if watched else child_env,
-            log,
-            watched.program if watched else ranks.WORKER,
+            folder, hardware.num_processes, child_env, log, watched.program if watched else ranks.WORKER
         ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
@@ -158,8 +163,10 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes):
         if watched:
             watched.started(group.pid)
         num_asked, beat_s = 0, time.monotonic()
+        stall = Stall(_stall_s(hardware), lambda: run_processes.cpu_s(folder), beat_s)
         deadline_s = None if hardware.wall_timeout_s is None else beat_s + hardware.wall_timeout_s
         while not group.has_ended(TICK_S):
+            signals.check()
             if watched:
                 watched.tick()
             progress.show()
@@ -176,7 +183,21 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes):
                 run["heartbeat_at"] = utc.now()
                 with contextlib.suppress(OSError):  # a full disk is the workers' to report; the reserve is for the end
                     atomic.write_json(folder / "run.json", run, durable=False)
+            if stall.stands_still(progress.sign, now_s):
+                return None, _stalled(hardware, progress)
             if deadline_s is not None and now_s > deadline_s:
                 message = f"exceeded hardware.wall_timeout_s={hardware.wall_timeout_s}"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
         return group.exit_code(), group.failure
+
+
+def _stall_s(hardware):
+    """Ranks that wait for each other have a timeout of their own, which says more."""
+    if hardware.stall_timeout_s is None or hardware.num_processes == 1:
+        return hardware.stall_timeout_s
+    return max(hardware.stall_timeout_s, hardware.collective_timeout_s + MARGIN_S)
+
+
+def _stalled(hardware, progress):
+    words = f"no step and no line for hardware.stall_timeout_s={hardware.stall_timeout_s:g}, and nothing computed"
+    return failures.failure("stalled", words, step=progress.step)

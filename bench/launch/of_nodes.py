@@ -15,6 +15,7 @@ from bench.launch.nodes import fabric
 from bench.launch.nodes.adopted import Adopted
 from bench.launch.nodes.coordinator import Coordinator
 from bench.launch.prepare import Job
+from bench.machine import run_processes
 from bench.record import failures
 
 
@@ -54,13 +55,12 @@ class OfNodes:
             "num_nodes": hardware.nodes or 1,
         }
         sizes = {"WORLD_SIZE": str(hardware.num_processes), "LOCAL_WORLD_SIZE": str(hardware.ranks_of_node)}
-        own = env | sizes | {"GROUP_RANK": "0", ranks.IN_RUN: "1"}
+        own = env | sizes | {"GROUP_RANK": "0", ranks.IN_RUN: "1"} | run_processes.mark(folder)
         if hardware.nodes:
             own |= fabric.variables(self._coordinator.interface(), os.environ)
         texts = {name: (folder / name).read_text() for name in ("config.yaml", "run.json")}
-        launch = {"started_s": atomic.read_json(folder / ".launch.tmp")["started_s"]}
         master = {} if found and found.has_store else _master(found.host if found else self._coordinator.host)
-        self._coordinator.begin(folder, texts, launch, ranks.WORKER, own, master, shared, log)
+        self._coordinator.begin(folder, texts, {}, ranks.WORKER, own, master, shared, log)
         try:
             yield self
         finally:

@@ -1,10 +1,10 @@
 """What a person sees of a run while it runs: a bar on a terminal, some twenty lines in a pipe."""
 
+import os
 import re
 import time
 from pathlib import Path
 
-from bench import atomic
 from bench.launch.console import Bars, show
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
@@ -33,6 +33,7 @@ class Progress:
         self._started_s = time.monotonic()
         self._first = self._seen = None  # (seconds, step) when the first step was seen, and the last one
         self.step = None
+        self.sign = None  # changes whenever the run gets on: a step, or a line that rank 0 printed
         self.validations = []  # (step, val_loss in nats per token) of each seen so far
 
     def __enter__(self):
@@ -42,8 +43,9 @@ class Progress:
         self.show()
 
     def show(self) -> None:
-        progress = atomic.read_json(self._folder / run_folder.PROGRESS, {})
+        progress = run_folder.progress(self._folder)
         self.step = progress.get("step")
+        self.sign = self.step, self._log_bytes()
         self._num_steps = progress.get("num_steps", self._num_steps)
         if self.step:
             self._seen = time.monotonic(), self.step
@@ -118,6 +120,12 @@ class Progress:
         except (OSError, ValueError, KeyError, IndexError):
             return None
         return sum(watts) if watts else None
+
+    def _log_bytes(self):
+        try:
+            return os.stat(self._folder / "logs" / "rank0.log").st_size
+        except OSError:
+            return None
 
     def _new_lines(self):
         try:

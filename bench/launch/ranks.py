@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-from bench.machine import processes
+from bench.machine import processes, run_processes
 from bench.paths import REPO, working_folder
 from bench.training import flight_recorder
 
@@ -30,10 +30,11 @@ def environment(hardware):
 def agent(folder, num_processes, env, log, program=WORKER):
     """A context that yields the agent's Popen: num_processes ranks of  PROGRAM folder,  ended with the block.
 
-    log: a file for what the agent itself prints.
+    log: a file for what the agent itself prints.  The owner of the run (owner.py) ends what the agent leaves.
     """
     words = [sys.executable, "-m", "bench.launch.agent", str(folder), str(num_processes), *program]
-    return processes.child(words, REPO, env | {IN_RUN: "1"}, log, GRACE_S)
+    marked = env | {IN_RUN: "1"} | run_processes.mark(folder)
+    return processes.child(words, REPO, marked, log, GRACE_S, lambda: run_processes.wake(folder))
 
 
 class OfAgent:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -16,39 +17,59 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import private
+from bench.machine.signals import held
 
 LOOK_EVERY_S = 1.0  # where the kernel cannot wake us
+WAKE_AFTER_S = 1.0  # after SIGTERM: what is stopped has not got it
 
 
 @contextlib.contextmanager
 def child(
-    words: Sequence[str], cwd: Path | str, env: Mapping[str, str], out: io.IOBase | None, end_within_s: float
+    words: Sequence[str],
+    cwd: Path | str,
+    env: Mapping[str, str],
+    out: io.IOBase | None,
+    end_within_s: float,
+    wake: Callable[[], object] | None = None,
 ) -> Iterator[subprocess.Popen]:
     """Yields a Popen in a session of its own, ended when the block is left in any way, and on Linux with this process.
 
     out: a file for both its outputs, None for this process' own.  SIGTERM lets it end what it started itself; it is
-    killed after end_within_s.
+    killed after end_within_s.  wake(): called a second after SIGTERM where it has not ended, for what it started and
+    what may stand still.
     """
-    process = subprocess.Popen(
-        words,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=out,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
+    process = None
     try:
+        with held():  # a signal between fork and here would leave a child that nobody knows
+            process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         yield process
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(end_within_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if process is not None and process.poll() is None:
+            _end(process, end_within_s, wake)
+
+
+def _end(process, within_s, wake):
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(min(WAKE_AFTER_S, within_s))
+        return
+    process.send_signal(signal.SIGCONT)  # a stopped process gets no signal but SIGKILL
+    if wake:
+        wake()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(within_s)
+        return
+    process.kill()
+    process.wait()
 
 
 def call_and_exit(main: Callable[..., object], *args):
@@ -108,10 +129,12 @@ def _exists(pid):
 
 
 def die_with_parent() -> None:
-    """For the child, between fork and exec: be killed when the parent is.  Linux only; elsewhere does nothing."""
+    """Called by the child: be killed when the thread that started it ends.  Linux only; elsewhere does nothing.
+
+    Between fork and exec, or as the program's first act: then it sees to it that its parent is still there.
+    """
     try:
         import ctypes
-        import signal
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
     except (OSError, AttributeError):

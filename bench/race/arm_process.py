@@ -107,9 +107,10 @@ def start(folder, overrides, results, tag, show=False, tick=lambda: None):
     signal comes.
     """
     words = [sys.executable, "-m", "bench", "run", "--race", json.dumps(tag), *overrides]
-    with tempfile.TemporaryFile() as hidden, raise_interrupted():
+    with tempfile.TemporaryFile() as hidden, raise_interrupted() as signals:
         with child(words, folder, environment(results), None if show else hidden, END_WITHIN_S) as process:
             while not has_ended(process.pid, TICK_S):
+                signals.check()
                 tick()
             process.wait()
         hidden.seek(0)

@@ -27,15 +27,19 @@ HINTS = {  # what to do
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
     "rank_killed": KILLED,
+    "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; "
+    "no module: remove .venv, ./run.sh makes it anew; 127.0.0.1: bring the loopback up (ip link set lo up)",
+    "folder_removed": "start it again, and leave the folder of a run alone while it lasts",
     "agent_killed": KILLED,
     "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
+    "stalled": "look where it stood: logs/ has each rank's stack; raise hardware.stall_timeout_s if it was to wait",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
-    "stopped": "run it alone if you want its end: ./run.sh run",
+    "stopped": "start it alone if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
@@ -43,7 +47,10 @@ HINTS = {  # what to do
     "exception": "read the traceback at the end of the rank's log",
 }
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
-OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError", re.I
+)
+ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # of a traceback, or of C++
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
 # What a rank says when it fails only because another one did.
 FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|peer|recvbytes|remote process", re.I)
@@ -58,7 +65,7 @@ def write(folder: Path | str, rank: int, step: int | None, error: BaseException)
     """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
     kind = kind_of(error)
     found = failure(kind, f"{type(error).__name__}: {error}"[:2000], rank, getattr(error, "step", step))
-    found["failed_at_s"] = time.time()
+    found["failed_at_s"] = time.monotonic()  # of this machine: on_own_clock() in bench/launch/nodes/
     found["traceback"] = traceback.format_exc()
     path = Path(folder) / "logs" / f"rank{rank}.failure.json"
     try:
@@ -84,6 +91,8 @@ def kind_of(error: BaseException) -> str:
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
+    if isinstance(error, ValueError) and "run.json: cannot be read" in text:
+        return "folder_removed"
     if isinstance(error, ValueError):
         return "bad_data" if ".bin" in text else "bad_setting"
     return "collective_timeout" if re.search("timed out|timeout", text, re.I) else "exception"
@@ -116,34 +125,46 @@ def classify(folder: Path, exit_code: int) -> dict | None:
     if exit_code == -signal.SIGKILL:
         message = "the launching agent was ended by SIGKILL"
         return failure("agent_killed", message, None, last_step(folder), "SIGKILL", exit_code)
-    message = f"the launching agent ended with exit code {exit_code}; see logs/agent.log"
-    return failure("exception", message, exit_code=exit_code)
+    return _not_started(folder, exit_code)
+
+
+def _not_started(folder, exit_code):
+    """The agent ended before any rank could speak: what it printed last says why."""
+    text = _log(folder, "agent.log")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1] if lines else "it said nothing")
+    kind = "out_of_memory" if OUT_OF_MEMORY.search(text) else "not_started"
+    message = f"no rank could be started (exit code {exit_code}, logs/agent.log): {said[:500]}"
+    if kind == "out_of_memory":  # no batch was there yet
+        hint = "free memory of this machine, or raise its limit (ulimit -v), and start it again"
+        return run_folder.failure(kind, message, hint, exit_code=exit_code)
+    return failure(kind, message, exit_code=exit_code)
 
 
 def _killed(folder, ended):
     number = -ended["exit_code"]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     kind = "rank_killed" if number in (signal.SIGKILL, signal.SIGINT, signal.SIGHUP) else "rank_crashed"
-    if number == signal.SIGABRT and NCCL_TIMEOUT in _log(folder, ended["rank"]):
+    if number == signal.SIGABRT and NCCL_TIMEOUT in _log(folder, f"rank{ended['rank']}.log"):
         kind = "collective_timeout"
     step = last_step(folder)
     return failure(kind, f"rank {ended['rank']} was ended by {name}", ended["rank"], step, name, ended["exit_code"])
 
 
-def _log(folder, rank):
+def _log(folder, name):
     try:
-        return reading.text(folder / "logs" / f"rank{rank}.log", reading.MAX_LINES_BYTES, errors="replace")
+        return reading.text(folder / "logs" / name, reading.MAX_LINES_BYTES, errors="replace")
     except reading.Damaged:
         return ""
 
 
 def last_step(folder: Path) -> int | None:
     """The last step that rank 0's step writer wrote, within half a second of what any rank knew; None: not one."""
-    return atomic.read_json(folder / run_folder.PROGRESS, {}).get("step")
+    return run_folder.progress(folder).get("step")
 
 
 def write_launcher_killed(folder: Path | str) -> None:
-    """Rank 0 finishes the record where the launcher is gone."""
+    """Finish the record where the launcher is gone, and all that the run has started."""
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":

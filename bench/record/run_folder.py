@@ -251,6 +251,12 @@ def files(folder: Path | str) -> list[str]:
     return [name for name in names if name != "run.json"]
 
 
+def progress(folder: Path | str) -> dict:
+    """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
+    found = atomic.read_json(Path(folder) / PROGRESS, {})
+    return found if isinstance(found, dict) and type(found.get("step")) in (int, type(None)) else {}
+
+
 def remove_outputs(folder: Path | str) -> None:
     """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
     remove_temporary(folder)

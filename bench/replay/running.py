@@ -50,11 +50,11 @@ def run(code: Path, words: Sequence[str], env: Mapping[str, str], name: str, sho
     try:
         with (
             open(log, "wb") as hidden,
-            raise_interrupted(),
+            raise_interrupted() as signals,
             child(command, code, env, sys.stderr if show else hidden, END_WITHIN_S) as process,
         ):
             while not has_ended(process.pid, TICK_S):
-                pass
+                signals.check()
             process.wait()
         new = sorted(set(_folders()) - before)
         if not new:

@@ -118,8 +118,9 @@ def run_all(
     def may_begin():
         return todo and (deadline_s is None or time.monotonic() < deadline_s)
 
-    with raise_interrupted(), contextlib.ExitStack() as all_of_them:
+    with raise_interrupted() as signals, contextlib.ExitStack() as all_of_them:
         while running or may_begin():
+            signals.check()
             while free and may_begin():
                 number, place = todo.pop(0), free.pop(0)
                 say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {' '.join(points[number])}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.machine import run_processes
 from bench.paths import REPO
 
 READY_S = 20.0  # for an interpreter to start on a busy machine, while the graphs are compiled
@@ -29,6 +30,7 @@ class Sampling:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=REPO,
+            env=os.environ | run_processes.mark(path.parent),
         )
         self._rest = b""
 

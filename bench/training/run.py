@@ -29,13 +29,14 @@ from bench.training.trainer import Trainer
 class Run:
     """Run(...).train(): rank 0 leaves steps.csv, events.jsonl and .result.tmp in folder.
 
-    launch: inputs.read_launch(); started_s: when this process began, seconds since 1970; rows: a list that receives
+    launch: inputs.read_launch(); started_s: when this process began, by time.monotonic(); rows: a list that receives
     this rank's rows (StepLog) as they become known.
     """
 
     def __init__(self, folder, launch, started_s, rows):
-        launch_s = started_s - launch["started_s"] if launch else None
-        self.times = {"launch_s": launch_s, "import_s": time.time() - started_s}
+        launched_s = (launch or {}).get("started_s")  # by another machine's clock: absent
+        launch_s = None if launched_s is None else started_s - launched_s
+        self.times = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
         self.config = inputs.read_config(folder)
         hardware = self.config.hardware

@@ -21,9 +21,7 @@ import threading
 import time
 import traceback
 
-STARTED_S = time.time()
-MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts
-WATCH_EVERY_S = 1.0
+STARTED_S = time.monotonic()
 DATA = (".bin", ".npy", ".npz", ".parquet", ".arrow", ".pt", ".pth", ".ckpt", ".safetensors")
 SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".json", ".toml", ".yaml", ".yml")
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED", re.I)
@@ -93,9 +91,9 @@ def flush():
 
 
 def end_with_agent(launcher_pid):
-    """Killed when the agent is gone, with all that the script has started: a process that watches sees to that."""
+    """Killed by the kernel when the agent is gone.  What the script has started is ended by the run's owner
+    (bench/launch/owner.py), or where that was killed by its guard."""
     agent_pid = os.getppid()
-    start_watch(agent_pid, os.getpid())
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
 
@@ -104,42 +102,14 @@ def end_with_agent(launcher_pid):
         os._exit(1)
 
 
-def start_watch(agent_pid, own_pid):
-    """Fork twice, so that the script has no child that it does not know."""
-    child_pid = os.fork()
-    if child_pid:
-        os.waitpid(child_pid, 0)
-        return
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    while exists(agent_pid) and exists(own_pid):
-        time.sleep(WATCH_EVERY_S)
-    if not exists(agent_pid):
-        end_what_is_left(os.environ.get(MARK))
-    os._exit(0)
-
-
-def end_what_is_left(folder):
-    """Kills every process whose environment has the run's mark.  As bench/launch/script_run.py; Linux only."""
-    for name in os.listdir("/proc") if folder else ():
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{int(name)}/environ", "rb") as file:
-                marked = f"{MARK}={folder}".encode() in file.read().split(b"\0")
-            if marked and int(name) != os.getpid():
-                os.kill(int(name), signal.SIGKILL)
-
-
 def exists(pid):
-    """A zombie, which nobody has waited for, has ended too."""
     try:
         os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
-    except OSError:  # of another user, or no /proc here
+    except OSError:  # of another user
         return True
+    return True
 
 
 def watch_opened(path, beside):
@@ -187,7 +157,9 @@ def write_failure(folder, rank, error):
     if kind == "out_of_memory":
         write_snapshot(folder, rank)
     found = {"kind": kind, "rank": rank, "step": None, "signal": None, "exit_code": None}
-    found.update(message=message[:2000], hint=HINTS[kind], failed_at_s=time.time(), traceback=traceback.format_exc())
+    found.update(
+        message=message[:2000], hint=HINTS[kind], failed_at_s=time.monotonic(), traceback=traceback.format_exc()
+    )
     try:
         write(os.path.join(folder, "logs", f"rank{rank}.failure.json"), found)
     except OSError:

@@ -17,7 +17,6 @@ from bench.units import ms_from_s
 
 INTERVAL_S = 0.5
 NOTE = "note: "  # marks a line of rank0.log that is meant for the terminal, beside the step lines
-write_lock = threading.Lock()  # held to write the folder; never released after a launcher was killed
 
 
 def step_lines(row, num_steps):
@@ -89,17 +88,16 @@ class StepWriter:
             self._error = error
 
     def _write(self):
-        with write_lock:
-            new = [self._new.popleft() for _ in range(len(self._new))]
-            rows = [row for kind, row in new if kind == "row"]
-            if rows:
-                self.rows += [self._row_of_file(row) for row in rows]
-                step_files.append(self._folder, self.rows[-len(rows) :])
-                self._out("".join(f"{line}\n" for row in rows for line in step_lines(row, self._num_steps)))
-                self._write_progress(rows[-1]["step"], rows[-1]["train_s"])
-            for kind, event in new:
-                if kind == "event":
-                    step_files.append_event(self._folder, event)
+        new = [self._new.popleft() for _ in range(len(self._new))]
+        rows = [row for kind, row in new if kind == "row"]
+        if rows:
+            self.rows += [self._row_of_file(row) for row in rows]
+            step_files.append(self._folder, self.rows[-len(rows) :])
+            self._out("".join(f"{line}\n" for row in rows for line in step_lines(row, self._num_steps)))
+            self._write_progress(rows[-1]["step"], rows[-1]["train_s"])
+        for kind, event in new:
+            if kind == "event":
+                step_files.append_event(self._folder, event)
 
     def _row_of_file(self, row):
         step = row["step"]

@@ -9,17 +9,15 @@ Needs no Hydra.
 import os
 import time
 
-STARTED_S = time.time()  # before the imports below: they take seconds, and the record says how many
+STARTED_S = time.monotonic()  # before the imports below: they take seconds, and the record says how many
 AGENT_PID = os.getppid()  # as early as possible: a process whose parent has ended gets another one
 
 import sys  # noqa: E402
-import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from bench.machine import processes  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
-from bench.training.step_writer import write_lock  # noqa: E402
 
 
 def main(folder):
@@ -32,7 +30,7 @@ def main(folder):
             print(f"node {os.environ['GROUP_RANK']}, rank {rank}", flush=True)
     else:
         inputs.prepare_by_hand(folder, rank)
-    _end_with_launcher(folder, rank, launch)
+    _end_with_launcher(launch)
     flight_recorder.enable_stack_dumps(folder)
     rows = []
     try:
@@ -54,22 +52,15 @@ def _redirect_output(path):
     os.close(fd)
 
 
-def _end_with_launcher(folder, rank, launch):
-    """A killed launcher or agent takes its workers along; rank 0 then writes the record that the launcher cannot."""
-    once = threading.Lock()
+def _end_with_launcher(launch):
+    """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    def end():
-        with once:  # the agent is killed with its launcher: only one of the two watches writes
-            try:
-                if rank == 0 and launch and processes.has_ended(launch["launcher_pid"], within_s=0.5):
-                    write_lock.acquire()
-                    failures.write_launcher_killed(folder)
-            finally:
-                os._exit(1)
-
-    if launch:
-        processes.when_gone(launch["launcher_pid"], end, "launcher-watch")
-    processes.when_gone(AGENT_PID, end, "agent-watch")
+    The record that the launcher cannot write is its guard's (bench/launch/guard.py).
+    """
+    processes.die_with_parent()
+    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (AGENT_PID, "agent-watch")):
+        if pid:
+            processes.when_gone(pid, lambda: os._exit(1), name)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:
             file.write(chunk)
 
 
-def on_own_clock(folder: Path, rank: int, utc_offset_s: float) -> None:
+def on_own_clock(folder: Path, rank: int, offset_s: float) -> None:
     """A failure that another node's clock dated, in place: when it was by this node's."""
     path = folder / "logs" / f"rank{rank}.failure.json"
     found = atomic.read_json(path)
     if isinstance(found, dict) and isinstance(found.get("failed_at_s"), (int, float)):
-        path.write_text(json.dumps(found | {"failed_at_s": found["failed_at_s"] + utc_offset_s}))
+        path.write_text(json.dumps(found | {"failed_at_s": found["failed_at_s"] + offset_s}))

@@ -185,7 +185,7 @@ class Coordinator:
             self._take_one(self._take)
         for peer in leaders:
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
-                carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("utc_offset_s", 0.0))
+                carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)
 
     def bye(self, exit_code: int) -> None:
         """The record is written: every member may end, with this exit code."""
@@ -234,7 +234,7 @@ class Coordinator:
 
     def _ended(self, rank, exit_code):
         if exit_code:
-            self.exit_codes.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.time()})
+            self.exit_codes.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
             self._stop_ranks()
 
     def _stop_ranks(self):

@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.launch.nodes import carried, channel, clocks, fabric
 from bench.launch.nodes.channel import GONE, LOST_AFTER_S, Channel
 from bench.launch.nodes.rank_processes import RankProcesses
+from bench.machine import run_processes
 from bench.machine.signals import Interrupted, raise_interrupted
 
 TICK_S = 0.2
@@ -55,7 +56,7 @@ class Member:
         process.
         """
         ranks = folder = None
-        with raise_interrupted() as ignore_signals:
+        with raise_interrupted() as signals:
             try:
                 if self._is_leader:
                     inputs = self._wait_for("inputs")
@@ -67,13 +68,13 @@ class Member:
                 with open(Path(start["folder"]) / "logs" / f"start{start['first_rank']}.log", "wb") as log:
                     program = (*words, start["folder"])
                     ranks = RankProcesses(program, env(start), self._of_rank(start), log)
-                self._watch(ranks)
+                self._watch(ranks, signals)
                 self._remove_empty_log(start)
                 if folder is not None:
                     self._carry(folder)
                 return self._wait_for("bye")["exit_code"]
             except Interrupted as error:
-                ignore_signals()
+                signals()
                 self._channel.send("interrupted", signal=str(error))
                 if ranks is not None:
                     ranks.close()
@@ -86,6 +87,7 @@ class Member:
                 if ranks is not None:
                     ranks.close()
                 if folder is not None:
+                    run_processes.end(folder)
                     carried.remove(folder)
                 self._channel.close()
 
@@ -100,9 +102,10 @@ class Member:
             for number in numbers
         }
 
-    def _watch(self, ranks):
+    def _watch(self, ranks, signals):
         """Until the ranks have ended, and the coordinator knows."""
         while ranks.are_left:
+            signals.check()
             for message in self._arrived():
                 if message["kind"] == GONE:
                     raise Refused(f"node 0 is gone ({message['why']}): its ranks here are ended")

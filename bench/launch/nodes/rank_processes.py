@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bench.machine import processes
+from bench.machine.signals import held
 from bench.paths import REPO
 
 WAKE_AFTER_S = 1.0  # after a rank has failed
@@ -22,21 +23,22 @@ class RankProcesses:
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], of_rank: Mapping[int, Mapping[str, str]], log):
-        self._left = {
-            rank: subprocess.Popen(
-                words,
-                cwd=REPO,
-                env={**env, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=processes.die_with_parent,
-            )
-            for rank, own in of_rank.items()
-        }
+        with held():  # no signal leaves a rank that nobody knows
+            self._left = {rank: self._begun(words, {**env, **own}, log) for rank, own in of_rank.items()}
         self._told_s = None  # when they were told to end
         self._woken = False
+
+    def _begun(self, words, env, log):
+        return subprocess.Popen(
+            words,
+            cwd=REPO,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,
+        )
 
     @property
     def are_left(self) -> bool:

@@ -6,7 +6,6 @@ conclude() once the ranks have ended.
 
 import contextlib
 import os
-import signal
 import traceback
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from bench.telemetry import join, samples, throttling
 from bench.telemetry.sampling import Sampling
 
 WORKER = REPO / "bench" / "training" / "script_worker.py"
-MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts
 NO_TELEMETRY = {"summary": {}, "doubts": [], "warnings": []}
 
 
@@ -40,7 +38,7 @@ class Watched:
 
     @contextlib.contextmanager
     def watching(self):
-        """Around the agent.  Afterwards nothing that the run started is left."""
+        """Around the agent."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
         self._meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))
         try:
@@ -49,11 +47,6 @@ class Watched:
         finally:
             self._foreign = self._meter.foreign_cpu_cores()
             self._stop_sampling()
-            end_what_is_left(self._folder)
-
-    def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """env with the mark by which all that the run starts is found again."""
-        return env | {MARK: str(self._folder.resolve())}
 
     def started(self, agent_pid):
         """The agent runs: begin to sample."""
@@ -150,12 +143,3 @@ def _used_gib(rows):
         [row["mem_gib"] for row in of_one if row.get("mem_gib") is not None]
         for of_one in samples.by_device(rows).values()
     ]
-
-
-def end_what_is_left(folder: Path) -> None:
-    """Kills what a script started and left behind: its own children, in sessions of their own.  Linux only."""
-    mark = f"{MARK}={folder.resolve()}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError, ValueError):
-            if mark in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
-                os.kill(int(path.parent.name), signal.SIGKILL)

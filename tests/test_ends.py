@@ -1,0 +1,179 @@
+"""However a run ends, nothing of it is alive afterwards, and no file of it changes: real signals to real processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import real_runs
+import scripted
+
+from bench.record import run_folder
+
+TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=100000", "hardware.num_threads=1"]
+ENDS = {"SIGTERM": "interrupted", "timeout": "wall_timeout", "agent": "agent_killed", "launcher": "launcher_killed"}
+slow = pytest.mark.slow
+
+
+def files(folder):
+    return {
+        path.relative_to(folder): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def bring_to_an_end(running, how):
+    if how == "SIGTERM":
+        running.process.terminate()
+    elif how == "agent":
+        (agent,) = running.pids("bench.launch.agent")
+        os.kill(agent, signal.SIGKILL)
+    elif how == "launcher":
+        running.process.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "num_ranks"),
+    [
+        ("SIGTERM", 1),
+        ("launcher", 1),
+        pytest.param("timeout", 1, marks=slow),
+        pytest.param("agent", 1, marks=slow),
+        pytest.param("SIGTERM", 2, marks=slow),
+        pytest.param("timeout", 2, marks=slow),
+        pytest.param("agent", 2, marks=slow),
+        pytest.param("launcher", 2, marks=slow),
+    ],
+)
+def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, how, num_ranks):
+    more = [f"hardware.num_processes={num_ranks}"] + ["hardware.wall_timeout_s=45"] * (how == "timeout")
+    with real_runs.Background(tmp_path, *TINY, *more) as running:
+        running.wait_for_step(3)
+        for rank in range(num_ranks):
+            os.kill(running.rank_pid(rank), signal.SIGSTOP)
+        bring_to_an_end(running, how)
+        running.process.wait(90)
+        if how != "launcher":
+            assert scripted.pids(tmp_path) == []  # at once: the launcher has waited for it
+        assert running.all_gone()
+        run, before = real_runs.run_json(running.folder), files(running.folder)
+        time.sleep(1.5)
+        assert files(running.folder) == before
+    assert run["failure"]["kind"] == ENDS[how]
+    assert run_folder.artifacts(running.folder) == run["artifacts"]
+    assert not any(path.name.startswith(".") for path in before)
+
+
+@pytest.mark.parametrize("how", ["agent", "launcher"])
+def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
+    with real_runs.Background(tmp_path, *TINY, "instruments=[telemetry]") as running:
+        running.wait_for_step(3)
+        bring_to_an_end(running, how)
+        running.process.wait(90)
+        assert running.all_gone() and scripted.pids(tmp_path) == []
+        run = real_runs.run_json(running.folder)
+    assert run["failure"]["kind"] == ENDS[how]
+    assert run_folder.artifacts(running.folder) == run["artifacts"]
+
+
+@slow
+def test_a_process_that_hangs_is_ended_by_its_silence(tmp_path):
+    with real_runs.Background(tmp_path, *TINY, "hardware.stall_timeout_s=6") as running:
+        running.wait_for_step(3)
+        began_s = time.monotonic()
+        os.kill(running.rank_pid(0), signal.SIGSTOP)
+        code, out = running.end()
+        run = real_runs.run_json(running.folder)
+    assert code == 1 and time.monotonic() - began_s < 40
+    assert (run["status"], run["failure"]["kind"]) == ("failed", "stalled"), out
+    assert "hardware.stall_timeout_s=6" in run["failure"]["message"] and run["failure"]["step"] >= 3
+    assert "File " in (running.folder / "logs" / "rank0.log").read_text()  # the stack, of the rank that was woken
+
+
+def test_nohup_is_obeyed(tmp_path):
+    words = ["nohup", sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3], "goal.num_steps=100"]
+    env = real_runs.environment(tmp_path)
+    process = subprocess.Popen(words, cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until_s = time.monotonic() + 60
+    while not list(tmp_path.glob("*/*/logs/rank0.log")) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(90) == 0
+    assert real_runs.run_json(real_runs.folders(tmp_path)[0])["status"] == "complete"
+
+
+def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
+    words = ["run", "-m", *real_runs.SHORT, *TINY[:3], "goal.num_steps=300", "seed=0,1", "--anyway"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench", *words],
+        cwd=real_runs.REPO,
+        env=real_runs.environment(tmp_path / "results"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until_s = time.monotonic() + 60
+    while not (found := list(tmp_path.glob("results/*/*/.progress.tmp"))) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    shutil.rmtree(found[0].parent, ignore_errors=True)
+    out, _ = process.communicate(timeout=120)
+    assert "Traceback" not in out and "folder_removed" in out, out
+    assert process.returncode == 1
+    (left,) = [folder for folder in real_runs.folders(tmp_path / "results") if folder.name.endswith("s1")]
+    assert real_runs.run_json(left)["status"] == "complete"
+
+
+# ---- what cannot start
+
+
+@pytest.mark.parametrize(
+    ("shell", "kind", "words"),
+    [
+        ("exec unshare -rn {command}", "not_started", "127.0.0.1 cannot be reached"),
+        pytest.param("ulimit -n 24; exec {command}", "not_started", "Too many open files", marks=slow),
+    ],
+)
+def test_an_agent_that_cannot_start_says_why_at_once(tmp_path, shell, kind, words):
+    if "unshare" in shell and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3], *real_runs.TWO])
+    env = real_runs.environment(tmp_path)
+    began_s = time.monotonic()
+    done = subprocess.run(
+        ["bash", "-c", shell.format(command=command)], cwd=real_runs.REPO, env=env, capture_output=True, text=True
+    )
+    took_s = time.monotonic() - began_s
+    run = real_runs.run_json(real_runs.folders(tmp_path)[0])
+    assert (done.returncode, run["failure"]["kind"]) == (1, kind), done.stdout + real_runs.logs(tmp_path)
+    assert words in run["failure"]["message"]
+    assert took_s < 60, took_s  # it was minutes; most of this is the machine's load
+
+
+# ---- early Ctrl-C
+
+
+def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
+    code = (
+        "import os, signal, sys, time\n"
+        "from hydra._internal.config_loader_impl import ConfigLoaderImpl\n"
+        "from hydra.errors import ConfigCompositionException\n"
+        "def load(*args, **kwargs):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(60)\n"
+        "    except BaseException:\n"
+        "        pass\n"
+        "    raise ConfigCompositionException\n"
+        "ConfigLoaderImpl.load_configuration = load\n"
+        "sys.argv[1:] = ['run', 'track=free', 'goal.num_steps=2']\n"
+        "from bench.__main__ import run\n"
+        "run()\n"
+    )
+    env = real_runs.environment(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], cwd=real_runs.REPO, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip().splitlines()[-1:]) == (1, ["interrupted"]), done.stderr
+    assert not list(tmp_path.glob("*/*/run.json"))

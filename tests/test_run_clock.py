@@ -1,0 +1,50 @@
+"""Durations hold whatever happens to the time of day, and the record says it: clocks that a library moves."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import real_runs
+
+HERE = Path(__file__).parent
+TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=200", "hardware.num_threads=1"]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("clock") / "fake_clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(HERE / "fake_clock.c")], check=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [
+        ("-10800 0", ["the time of day moved by -10800"]),
+        pytest.param("10800 0", ["the time of day moved by +10800"], marks=pytest.mark.slow),
+        pytest.param("0 7", ["the time of day moved by -7", "kernel's /proc/uptime"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_path, library, moved, words):
+    state = tmp_path / "clock"
+    state.write_text("0 0")
+    more = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(state)}
+    with real_runs.Background(tmp_path / "results", *TINY, **more) as running:
+        running.wait_for_step(3)
+        new = tmp_path / "new"
+        new.write_text(moved)
+        new.replace(state)
+        code, out = running.end(120)
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"], run["validity"]) == (0, "complete", "suspect"), out
+    doubts = [doubt["doubt"] for doubt in run["doubts"] if doubt["instrument"] == "clock"]
+    assert len(doubts) == len(words) and all(found in doubt for found, doubt in zip(words, doubts, strict=True)), doubts
+    assert all(reason in run["validity_reasons"] for reason in doubts)
+    measured = run["measured"]
+    assert 0 < measured["launch_s"] < 60 and 0 < measured["import_s"] < 60 and 0 < measured["wall_s"] < 120
+    assert 0 < run["metrics"]["goodput_frac"] < 1
+    assert real_runs.bench(tmp_path / "results", "verify", str(running.folder)).returncode == 0
