@@ -39,11 +39,7 @@ def main(argv):
         try:
             found.append(_of(folder, args))
         except Interrupted as error:
-            _say(
-                args,
-                "replay",
-                f"interrupted ({error}): no certificate of {folder.name}; the same command begins it anew",
-            )
+            _say(args, "replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
     if args.json:
         print(json.dumps([dataclasses.asdict(one) for one in found if one is not None], indent=1))
