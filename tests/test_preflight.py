@@ -240,8 +240,9 @@ def test_a_gpu_run_that_compiles_needs_a_c_compiler(monkeypatch, tmp_path):
 
 def test_shards_that_are_seen_again_are_a_warning_with_how_many_would_do():
     def found(num_steps, num_train_shards=3):
-        data = SimpleNamespace(batch_tokens=1000, num_train_shards=num_train_shards)
-        config = SimpleNamespace(goal=SimpleNamespace(num_steps=num_steps), data=data)
+        data = SimpleNamespace(batch_tokens=1000, num_train_shards=num_train_shards, seq_len=10)
+        hardware = SimpleNamespace(micro_batch_seqs=1)
+        config = SimpleNamespace(goal=SimpleNamespace(num_steps=num_steps), data=data, hardware=hardware, stages=None)
         dataset = SimpleNamespace(train=[SimpleNamespace(num_tokens=100_000)] * 3)
         return ready.epochs(Job(config, dataset, [], []))
 
