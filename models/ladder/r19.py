@@ -1,7 +1,8 @@
 """Record 19, 2025-01-13: 3.4 -> 3.142 minutes.  An 8-bit head while training; smaller first weights.
 
 The cap is a sigmoid in float32: the same logits as with tanh, but for a shift that no softmax sees.  The learning rate
-falls to a tenth instead of 0 (conf/experiment/r19.yaml).
+falls to a tenth instead of 0, and the window is 1,728 * k / n tokens at step k of n, rounded up to blocks
+(conf/experiment/r19.yaml).
 model.args: fp8_head (null: where the GPU has 8-bit floats, which no test here has seen; false: nowhere), and those of
 record 18.
 """
