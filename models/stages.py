@@ -123,7 +123,7 @@ class Timeline:
         return self.at(steps_done).window_tokens
 
     def _window(self, stage, steps_done, num_steps):
-        """After steps_done of a stage's num_steps: linear from first_window_tokens to window_tokens, in whole blocks."""
+        """After steps_done of a stage's num_steps: linear from first to last, rounded to blocks, one at least."""
         if stage.first_window_tokens is None:
             return stage.window_tokens
         first, last = stage.first_window_tokens, stage.window_tokens

@@ -84,6 +84,7 @@ WINDOWS = {
     "r18": (lambda k, n: 128 * int(((1 - k / n) * 128 + k / n * 1856) // 128), 14),
     "r19": (lambda k, n: up_to(1728 * k / n), 14),
     "r20": (lambda k, n: up_to(1728 * k / n), 14),
+    "r21": (lambda k, n: up_to(1728 * k / n), 14),
 }
 
 
@@ -130,7 +131,7 @@ def test_what_is_the_same_is_warmed_up_once():
         ("stages=[{momenta:{muon:1.5}}]", r"stages\[0\].momenta.muon=1.5: use a number from 0 to below 1"),
         ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage has it"),
         ("stages=[{first_window_tokens:16}]", "give window_tokens, its end, too"),
-        ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0 or more"),
+        ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
         ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a window that grows is rounded"),
         ("goal.val_window_tokens=64", "goal.val_window_tokens=64: no stage has a window"),
         ("goal.val_seq_len=96", "goal.val_tokens=4096: it must be a multiple of .* = 96"),

@@ -1,6 +1,6 @@
 """Batch, sequences, windows and stages of a rung at a size: all in proportion, so that what a record changes stays.
 
-    tokens of a step     as the size's are to the record's 524,288: a record that takes three quarters of them does so here
+    tokens of a step     as the size's are to the record's 524,288: what takes three quarters of them does so here
     tokens in a row      sequences, windows and the blocks of a mask, as the size's are to the 1,024 of records 1 to 11
     steps                stages[].until_step, as the size's steps are to the rung's own
 

@@ -30,7 +30,7 @@ class Size:
     about: str
     overrides: tuple[str, ...]  # of every rung
     shape: str | None  # conf/model/size/ of every rung; None: the record's own
-    batch_tokens: int | None  # in the place of the record's 524,288; None: the record's own, of sequences and windows too
+    batch_tokens: int | None  # in the place of the record's 524,288; None: nothing is scaled
     seq_len: int | None  # in the place of the record's 1,024; None: the record's own
     guess_s: float | None  # a run with its start, where no run of the config is known; None: by the record's own time
 
@@ -108,18 +108,24 @@ def _fitted(rung, size, given):
     """-> Fitted, and the config that it makes; None for one that cannot be."""
     own = [f"{GROUP}={rung.name}"]
     try:
-        record, sized = _composed(own), _composed([*size.words, *own, *given])
-        keys, found = {word.partition("=")[0] for word in given}, {}
-        if size.batch_tokens is not None:
-            found = scaling.changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
-        found |= _shape(sized, size, keys)
-        own += [f"{key}={scaling.word(value)}" for key, value in found.items()]
+        record = _composed(own)
+        own += _derived(rung, record, size, given)
         words = [*size.words, *own, *given]
         config = prepare.prepare(words, fetch=False, say=lambda text: None, check_own=False).config
         changed = _changed(record, _composed(words))
     except ValueError as error:
         return Fitted(rung, own, fault=str(error)), None
     return Fitted(rung, own, changed), config
+
+
+def _derived(rung, record, size, given):
+    """Overrides of the rung alone that it needs beside the size's."""
+    sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
+    keys, found = {word.partition("=")[0] for word in given}, {}
+    if size.batch_tokens is not None:
+        found = scaling.changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
+    found |= _shape(sized, size, keys)
+    return [f"{key}={scaling.word(value)}" for key, value in found.items()]
 
 
 def _composed(words):

@@ -14,11 +14,13 @@ from models.base import constant_
 from models.ladder.r02 import Linear
 from models.ladder.r18 import R18
 
-X_SCALE, WEIGHT_SCALE = 2.0, 2.0**5
-GRAD_SCALE = 2.0**13  # times the tokens of a pass, over which the loss is a mean: 2**29 for the record's 64K
+X_SCALE = 2.0
 
 
 class R19(R18):
+    WEIGHT_SCALE = 2.0**5
+    GRAD_SCALE = 2.0**13  # times the tokens of a pass, over which the loss is a mean: 2**29 for the record's 64K
+
     def __init__(
         self,
         vocab_size: int,
@@ -44,7 +46,7 @@ class R19(R18):
         in_fp8 = fp8.is_fast_on(x_BTD.device.type) if self.fp8_head is None else self.fp8_head
         if in_fp8 and self.training:
             num_tokens = x_BTD.shape[0] * x_BTD.shape[1]
-            scales = fp8.Scales(X_SCALE, WEIGHT_SCALE, GRAD_SCALE * num_tokens)
+            scales = fp8.Scales(X_SCALE, self.WEIGHT_SCALE, self.GRAD_SCALE * num_tokens)
             logits_BTV = fp8.linear(x_BTD, self.head.weight, scales)
         else:
             logits_BTV = self.head(x_BTD)
