@@ -358,7 +358,7 @@ def test_conf_model_composes_with_a_size(arch, size, shape):
 
 
 def test_every_model_of_conf_has_its_file():
-    assert compose.choices("model") == ARCHS + RUNGS
+    assert compose.choices("model") == [*ARCHS, *RUNGS, "windowed"]
     assert [models.load(arch) for arch in ARCHS] == [gpt2.GPT2, modern.Modern]
     assert [models.find(arch) for arch in RUNGS] == [f"models.ladder.{arch}" for arch in RUNGS]
     assert models.find("gpt5") is None

@@ -8,6 +8,7 @@ from bench.cli import run, settings
 from bench.config import compose, explain, meanings, schema
 from bench.config.typed import leaves
 from bench.launch.prepare import asked
+from bench.paths import CONF
 
 COMPOSITIONS = [
     [],
@@ -48,7 +49,7 @@ def test_every_value_comes_from_where_it_is_said_to_come_from(words):
 
 def _value_in(name, key):
     """The value of the last part of a key in a yaml that has it only once at that place."""
-    found = yaml.safe_load((compose.CONF.parent / name).read_text())
+    found = yaml.safe_load((CONF.parent / name).read_text())
     parts = key.split(".")
     for start in range(len(parts)):
         try:

@@ -4,11 +4,12 @@ Its own parts are used as hydra.main uses them, with our folders on its search p
 (bench/config/groups.py), then what hydra.searchpath names.
 """
 
+import sys
 from collections.abc import Callable
 
 from bench.config import groups
 from bench.config.overrides import one_line
-from bench.paths import CONF
+from bench.paths import CONF, REPO
 
 JOB_NAME = "speedrun"
 VERSION_BASE = "1.3"
@@ -21,11 +22,14 @@ PLUGINS = {  # a choice of Hydra's: what must be installed for it
     },
     "hydra/sweeper": {"optuna": "optuna", "ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"},
 }
+OURS = str(REPO / "bench" / "plugins")  # holds the package hydra_plugins, where Hydra looks for launchers and sweepers
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def app(loader: Callable | None = None):
     """A fresh hydra Hydra of this program.  loader: makes its ConfigLoader of a search path; None: Hydra's own."""
+    if OURS not in sys.path:
+        sys.path.append(OURS)
     from hydra import version
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.hydra import Hydra

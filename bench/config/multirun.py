@@ -2,7 +2,7 @@
 
     multirun.go(["optim.lr=0.001,0.002", "hydra/launcher=joblib"], runner, folder, machine)
 
-Any plugin of Hydra's for launching or searching works.  Ours are in hydra_plugins/: `hydra/launcher=basic`, the
+Any plugin of Hydra's for launching or searching works.  Ours are in bench/plugins/: `hydra/launcher=basic`, the
 default, and `hydra/sweeper=optuna`.  A sweep may also be stored, as hydra.sweeper.params of an experiment or a root.
 """
 
@@ -184,7 +184,7 @@ def _of_plugin(launcher, runner) -> Iterator[None]:
 def _importable() -> Iterator[None]:
     """In this block processes that a launcher starts find this program's modules, wherever they stand."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPO), hydra_app.OURS, before]))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra_plugins")  # other people's plugins, on today's Python
