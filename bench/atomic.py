@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bench import reading
 from bench.units import KIB
 
 RESERVE = ".reserve"
@@ -25,10 +26,10 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
 
 
 def read_json(path: Path | str, default: Any = None) -> Any:
-    """What a JSON file holds; default where it is not there or damaged."""
+    """The object that a JSON file holds; default where it is not there, damaged or something else."""
     try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError):
+        return reading.json_object(path)
+    except ValueError:
         return default
 
 

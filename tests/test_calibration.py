@@ -77,6 +77,7 @@ def test_it_is_found_by_its_session_the_newest_of_comparable_runs_first(results)
     def keep(stamp, session_id="5" * 16, comparability_id="c" * 16, floor_pct=1.0):
         calibration.folder().mkdir(exist_ok=True)
         kept = {"session_id": session_id, "comparability_id": comparability_id, "floor_pct": floor_pct}
+        kept |= {"floor_n": 5, "cv_pct": 0.5}
         (calibration.folder() / f"{stamp}-{session_id}.json").write_text(json.dumps(kept))
 
     assert calibration.find("5" * 16) is None
@@ -163,7 +164,7 @@ def test_it_races_a_warm_up_run_and_then_both_sides_alternately_with_fresh_seeds
     """The launcher is played: what matters here is what it is asked for."""
     launched = []
 
-    def launch(job, command, series, race):
+    def launch(job, command, series, race, *of_a_sweep):
         train_s = [30.0, 10.0, 10.1, 9.9, 10.05][len(launched)]
         folder = write(results, a_run("A", train_s, len(launched), seed=job.config.seed, race=race))
         launched.append((job.overrides, race and race["discarded"]))

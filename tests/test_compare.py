@@ -162,7 +162,7 @@ def test_a_race_short_of_runs_has_no_verdict(race, arms, capsys):
 
 def test_a_damaged_race_is_the_users_to_mend(race):
     (race / "race.json").write_text('{"arms": 3}')
-    with pytest.raises(ValueError, match="is not a readable race"):
+    with pytest.raises(ValueError, match="race.json: "):
         compare.main(["r1"])
 
 

@@ -22,6 +22,8 @@ from bench.sweep import earlier
 # What a rank imports and a change of which changes no run: room or file -> why.
 NOT_RACED = {
     "bench/atomic.py": "writes records",
+    "bench/reading": "refuses damaged files; what it lets through is as it was",
+    "bench/record/shape.py": "the types of a record's fields",
     "bench/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records",
     "bench/record/failures.py": "records how a rank failed",

@@ -77,9 +77,9 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs
     assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()
     assert "1 new run folder" in out and [line.split(": ", 2)[2][:16] for line in err.splitlines()] == [
-        "is not a file",
+        "cannot be read (",
         "is 0.0 GiB, too ",
-        "is not a file",
+        "cannot be read (",
     ]
     with pytest.raises(ValueError, match="too large for a training log"):
         import_logs.main(["modded-nanogpt", "huge.txt"])

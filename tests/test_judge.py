@@ -10,7 +10,7 @@ import claimed
 import pytest
 import yaml
 
-from bench import atomic
+from bench import atomic, reading
 from bench.claims import claim as claims
 from bench.claims import rules
 from bench.cli import judge, race
@@ -286,8 +286,10 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
 def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
     folder = raced()
     plain = three(results, source="77")
-    paths, opened = [], Path.open
-    monkeypatch.setattr(Path, "open", lambda path, *how, **more: paths.append(path.name) or opened(path, *how, **more))
+    paths, opened = [], reading.opened
+    monkeypatch.setattr(
+        reading, "opened", lambda path, *how, **more: paths.append(Path(path).name) or opened(path, *how, **more)
+    )
     for words in ([str(folder)], [f"{folder.name}:B"], plain):
         paths.clear()
         assert judge.main([str(word) for word in words]) == 0

@@ -148,7 +148,7 @@ def test_every_link_of_a_race_and_of_its_runs_leads_to_a_file(race):
 
 def test_a_damaged_race_is_refused(tmp_path):
     (tmp_path / "race.json").write_text('{"arms": 3}')
-    with pytest.raises(ValueError, match="not a readable race"):
+    with pytest.raises(ValueError, match="race.json: "):
         race_page.html(tmp_path)
 
 

@@ -87,29 +87,19 @@ def test_an_old_record_passes_through_every_upgrade(folder, monkeypatch):
     [
         ("", "not valid JSON"),
         ('{"schema_version": 1, "run_id"', "not valid JSON"),
-        ("[]", "not a run.s record"),
+        ("[]", "not a JSON object but a list"),
         ('{"run_id": "x"}', "not a run.s record"),
         ('{"schema_version": "1", "run_id": "x"}', "not a run.s record"),
         ('{"schema_version": 99, "run_id": "x"}', "newer than 1: update"),
-        ('{"schema_version": 1, "run_id": "x"}', "it has no metrics"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {}}', "lacks something"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {}, "started_at": 5}', "started_at='5' is not text"),
-        ('{"schema_version": 1, "run_id": null, "metrics": {}}', "run_id='None' is not text"),
-        ('{"schema_version": 1, "run_id": "x", "metrics": {}, "measured": null}', "it has no measured"),
+        ('{"schema_version": 1, "run_id": "x"}', "lacks name"),
+        ('{"schema_version": 1, "run_id": null}', "run_id: expected str, got null"),
+        ('{"schema_version": 1, "run_id": "x", "started_at": 5}', "started_at: expected str . null, got int"),
+        ('{"schema_version": 1, "run_id": "x", "measured": null}', "measured: expected object, got null"),
         ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": NaN}}', "NaN is not a number in JSON"),
-        (
-            '{"schema_version": 1, "run_id": "x", "metrics": {"train_s": 1e400}}',
-            "metrics.train_s='inf' is not a number",
-        ),
-        (
-            '{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}',
-            "metrics.val_loss='3.2' is not a number",
-        ),
-        (
-            '{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": [1]}}',
-            "metrics.val_loss='.1.' is not a number",
-        ),
-        pytest.param("[" * 100_000, "not valid JSON", id="deep"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"train_s": 1e400}}', "a number that is not finite"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": "3.2"}}', "metrics.val_loss: expected"),
+        ('{"schema_version": 1, "run_id": "x", "metrics": {"val_loss": [1]}}', "metrics.val_loss: expected"),
+        pytest.param("[" * 100_000, "nested more than 64 deep", id="deep"),
     ],
 )
 def test_what_is_no_record_is_refused_by_name(folder, content, words):

@@ -88,7 +88,7 @@ def test_a_moved_results_folder_keeps_its_sweeps(results):
 def test_a_damaged_sweep_says_so(results):
     folder = make(results)
     (folder / sweep.NAME).write_text("{")
-    with pytest.raises(ValueError, match="is not a readable sweep"):
+    with pytest.raises(ValueError, match="sweep.json: "):
         sweep_results.read(folder)
 
 

@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_shown(results, ca
     assert table.main(["--json"]) == 0
     out, err = capsys.readouterr()
     assert [row["seed"] for row in json.loads(out)] == [1]
-    assert "skipped: " in err
+    assert "excluded: " in err
     assert "broken" in err
     assert "bare" in err
 

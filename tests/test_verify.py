@@ -296,7 +296,7 @@ def test_a_record_with_holes_fails_rules_and_ends_none_of_them(folder):
     (folder / "steps.csv").unlink()
     found = verification.report(folder)["rules"]
     assert len(found) == len(verification.RULES + verification.RULES_OF_A_COMPLETE_RUN)
-    assert any("cannot be checked: FileNotFoundError" in rule["evidence"] for rule in found)
+    assert any("cannot be checked: Missing" in rule["evidence"] for rule in found)
 
 
 def test_json_lists_every_run_with_its_rules(folder, capsys):

@@ -33,10 +33,7 @@ class Run:
     @functools.cached_property
     def config(self) -> schema.Config:
         """The run's own config.yaml.  ValueError where it cannot be read."""
-        try:
-            return schema.read(self.folder)
-        except (OSError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.name}: config.yaml cannot be read ({error})") from None
+        return schema.read(self.folder)
 
 
 @dataclass
@@ -105,14 +102,16 @@ class Claim:
         of_this = [one for one in self.races if one.race_id == race.get("race_id")]
         if not of_this:
             return self._is_baseline(race) if race else bool(self.races)
-        if race["arm"] not in {one.arm for one in of_this}:
+        if race.get("arm") not in {one.arm for one in of_this}:
             return True
         return any(name in one.state.interrupted(race["arm"]) for one in of_this if one.state)  # was run again
 
     def _is_baseline(self, race):
         """Whether the ledger's plan of another race has this arm as what others are compared with."""
-        plans = [line for line in self.ledger.lines if line["event"] == "plan" and line["race_id"] == race["race_id"]]
-        return any(line.get("baseline") == race["arm"] for line in plans)
+        plans = [
+            line for line in self.ledger.lines if line["event"] == "plan" and line.get("race_id") == race["race_id"]
+        ]
+        return any(line.get("baseline") == race.get("arm") for line in plans)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""

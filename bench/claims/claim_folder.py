@@ -6,10 +6,11 @@ README.md               a generated table, and what its author says
 """
 
 from pathlib import Path
+from typing import TypedDict
 
 import yaml
 
-from bench import stats
+from bench import reading, stats
 from bench.claims import claim as claims
 from bench.claims import publication
 from bench.compare import sentences
@@ -23,11 +24,20 @@ COMMAND = "judge --claim"  # what wrote the block of the README
 COLUMNS = ("run_id", "validity", "seed", "val_loss", "train_s", "step_avg_ms")
 
 
+class Claimed(TypedDict):
+    """claim.yaml."""
+
+    track: str
+    n: int
+    races: list[str]
+    arm: str | None
+
+
 def lacks_claim(folder: Path) -> bool:
     """Whether the folder has a claim's README and no claim.yaml."""
     try:
-        is_claims = COMMAND in markdown_blocks.commands((folder / "README.md").read_text())
-    except (OSError, UnicodeDecodeError):
+        is_claims = COMMAND in markdown_blocks.commands(reading.text(folder / "README.md"))
+    except reading.Damaged:
         return False
     return is_claims and not (folder / CLAIM).is_file()
 
@@ -35,12 +45,8 @@ def lacks_claim(folder: Path) -> bool:
 def read(folder: str | Path) -> claims.Claim:
     """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()
-    try:
-        found = yaml.safe_load((folder / CLAIM).read_text())
-        track, n, races, arm = (found[key] for key in ("track", "n", "races", "arm"))
-        assert type(n) is int and isinstance(races, list) and isinstance(track, str)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"{folder / CLAIM}: is not a claim ({error!r}): it needs track, n, races and arm") from None
+    found = reading.check_kind(reading.yaml_mapping(folder / CLAIM), Claimed, folder / CLAIM)
+    track, n, races, arm = (found[key] for key in ("track", "n", "races", "arm"))
     runs = [path for path in run_folder.find_runs([folder]) if _is_of(path, track, arm)]
     if not runs:
         raise ValueError(f"{folder}: it holds no run that is claimed on track {track}: restore its runs")
@@ -83,8 +89,8 @@ def write(folder: str | Path, claim: claims.Claim) -> None:
 def content(folder: Path) -> publication.Content:
     """A claim's folder -> what is in it, to be published as it stands.  ValueError: its two texts cannot be read."""
     try:
-        texts = {name: (folder / name).read_text() for name in (CLAIM, "README.md")}
-    except (OSError, UnicodeDecodeError) as error:
+        texts = {name: reading.text(folder / name) for name in (CLAIM, "README.md")}
+    except reading.Damaged as error:
         raise ValueError(
             f"{folder}: {CLAIM} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
         ) from None
@@ -139,9 +145,9 @@ def _means(rows):
 
 def _table_fault(folder, claim):
     try:
-        text = (folder / "README.md").read_text()
-    except OSError as error:
-        return f"README.md cannot be read ({error.strerror})"
+        text = reading.text(folder / "README.md")
+    except reading.Damaged as error:
+        return str(error).removeprefix(f"{folder}/")
     if COMMAND not in markdown_blocks.commands(text):
         return "README.md has no generated table"
     stale = markdown_blocks.stale(text, lambda command: summary(claim))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench import stats
+from bench import reading, stats
 from bench.claims import leaderboard
 from bench.compare import comparison
 from bench.record.rows import Row
@@ -87,7 +87,7 @@ def _plain(values):
 def _who(results):
     """Who made it: what a line "By: ..." of the README beside the ledger says; None where nobody does."""
     try:
-        found = BY.search((Path(results) / "README.md").read_text())
-    except (OSError, UnicodeDecodeError):
+        found = BY.search(reading.text(Path(results) / "README.md"))
+    except reading.Damaged:
         return None
     return found and found[1].strip()[:100]

@@ -9,6 +9,7 @@ VERBS = {  # verb: (module in bench/cli/, what it does)
     "calibrate": ("calibrate", "the smallest difference this machine can measure"),
     "table": ("table", "the results table"),
     "analyze": ("analyze", "what Kineto traces say: time, kernels, gaps, ranks, and what changed"),
+    "explain": ("explain", "why a step takes as long as it does, and where the next millisecond is"),
     "report": ("report", "pages and pictures of a run, a race or all results"),
     "memory": ("memory", "what held the memory: a page for each memory snapshot"),
     "dashboard": ("dashboard", "finished runs into TensorBoard, Weights & Biases or MLflow"),

@@ -11,7 +11,7 @@ import os
 import sys
 
 from bench import atomic
-from bench.cli import arguments
+from bench.cli import arguments, trace_jobs
 from bench.paths import of_user
 from bench.record import named
 from bench.trace import analysis, categories, diff, diff_text, load
@@ -25,7 +25,7 @@ def main(argv):
     args = _parser().parse_args(argv)
     rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
     answers = {}
-    for words, paths in _jobs(args.path):
+    for words, paths in trace_jobs.jobs(args.path):
         answers |= _answer(words, paths, rules, args)
     if args.json:
         print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
@@ -44,16 +44,6 @@ def _answer(words, paths, rules, args):
     if (paths[0] / "run.json").is_file():
         _keep(paths[0], next(iter(answers.values())))
     return answers
-
-
-def _jobs(words):
-    """What was named -> (words, paths) of each job: all files are the ranks of one, each folder is one."""
-    files, folders = [], []
-    for word in words:
-        for path in named.find([word])[0].holders:
-            (files if path.is_file() else folders).append((word, path))
-    jobs = [files] * bool(files) + [[one] for one in folders]
-    return [(list(dict.fromkeys(word for word, _ in job)), [path for _, path in job]) for job in jobs]
 
 
 def _keep(folder, answer):

@@ -37,10 +37,10 @@ def _text(form, folders, of_steps):
     if form == "csv":
         return tables.as_csv(tables.rows_of(folders, of_steps))
     if form == "mllog":
-        return "".join(line + "\n" for folder in folders for line in mllog.of_folder(folder))
+        return "".join(tables.of_each(folders, lambda folder: "".join(f"{line}\n" for line in mllog.of_folder(folder))))
     if len(folders) != 1:
         raise ValueError(f"--to modded-nanogpt: it is the log of one run, and these are {len(folders)}")
-    return modded_nanogpt_log.text(folders[0])
+    return tables.of_each(folders, modded_nanogpt_log.text)[0]
 
 
 def _put(text, out):

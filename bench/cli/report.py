@@ -16,7 +16,7 @@ import sys
 from bench import atomic
 from bench.cli import arguments
 from bench.paths import of_user, published_root, results_root, shown
-from bench.record import ledger, named, sweep
+from bench.record import ledger, listing, named, sweep
 from bench.units import format_bytes
 
 MAX_UNASKED = 500  # pages of a folder that is not a results folder
@@ -71,11 +71,14 @@ def _curves(args):
     if args.md:
         raise ValueError("--md with several words: Markdown is of one run or race; ./run.sh compare A B --md compares")
     words = args.words or [str(results_root())]
-    arms = selection.of_each(words, lambda message: print(f"report: skipped: {message}", file=sys.stderr))
+    arms = selection.of_each(words, lambda message: listing.excluded("report", message))
+    path = of_user(args.out) if args.out else results_root() / ("plots" if args.png else "curves.html")
+    made = curves.charts_of_arms(arms) if args.png else curves.html(arms, path)
+    for message in dict.fromkeys(message for arm in arms for message in arm.damaged.values()):
+        listing.excluded("report", f"the steps of a run: {message}")
     if args.png:
-        return _pictures(curves.charts_of_arms(arms), of_user(args.out) if args.out else results_root() / "plots")
-    path = of_user(args.out) if args.out else results_root() / "curves.html"
-    atomic.write_out(path, curves.html(arms, path))
+        return _pictures(made, path)
+    atomic.write_out(path, made)
     return {"page": os.path.abspath(path)}
 
 

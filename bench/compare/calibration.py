@@ -6,11 +6,11 @@ faster or slower.  A calibration whose runs the machine disturbed says how busy 
 not kept, and one that was kept before is not used.
 """
 
-import json
 import math
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
-from bench import stats
+from bench import reading, stats
 from bench.compare import eligibility, verdict
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.paths import results_root
@@ -22,6 +22,23 @@ FOLDER = "calibrations"
 NS = (2, 3, 5, 8, 10, 20)
 SUSPECT = {"suspect-runs", "suspect-records"}  # flags of the A/A comparison
 CHANGES_PCT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Flagged(TypedDict):
+    """The verdict on the two groups."""
+
+    flags: NotRequired[list[str] | None]
+
+
+class Kept(TypedDict):
+    """Of a calibration's file what is looked up."""
+
+    session_id: str | None
+    comparability_id: str | None
+    floor_pct: float | int
+    floor_n: int
+    cv_pct: float | int | None
+    aa: NotRequired[Flagged | None]
 
 
 def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None = None) -> dict:
@@ -124,10 +141,10 @@ def _of_session(session_id, comparability_id):
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
-            kept = json.loads(path.read_bytes())
+            kept = reading.json_object(path, Kept)
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
                 found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
-        except (OSError, ValueError, KeyError, TypeError):
+        except ValueError:
             continue  # not a calibration, or a damaged one
     return found
 

@@ -1,16 +1,14 @@
 """Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
 
-import json
 import os
 from collections.abc import Iterable
 
-import yaml
-
+from bench import reading
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import versions
 from bench.diagnosis import between_runs
-from bench.record import run_folder, step_files
+from bench.record import run_folder
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
@@ -91,8 +89,8 @@ def _facts(arm):
 
 
 def _facts_of_run(run, folder):
-    config = folder and _read(folder, "config.yaml", _parse_yaml)
-    environment = folder and _read(folder, "environment.json", json.loads)
+    config = folder and _read(reading.yaml_mapping, folder, "config.yaml")
+    environment = folder and _read(reading.json_object, folder, "environment.json")
     return differences.facts(run, config and versions.upgraded(config), environment)
 
 
@@ -101,28 +99,16 @@ def differing_folders(a: str, b: str) -> list[dict]:
     return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 
-def _parse_yaml(text):
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
-def _read(folder, name, parse):
+def _read(read, folder, name):
     try:
-        with open(f"{folder}/{name}") as file:
-            found = parse(file.read())
-    except (OSError, ValueError, yaml.YAMLError):
+        return read(f"{folder}/{name}")
+    except reading.Damaged:  # verify says so; what it held is unknown here
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _with_steps(arm):
     timed = [number for number, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
-    return [(arm.record_of(number), _steps_of(arm, number)) for number in timed]
-
-
-def _steps_of(arm, number):
-    """Rows of the run's steps.csv; of a log, what the importer put into the record."""
-    folder = arm.folders[number]
-    return arm.record_of(number).get("steps") or [] if folder is None else step_files.read(folder)
+    return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
 def identical_losses(a, b):
@@ -139,7 +125,7 @@ def identical_losses(a, b):
     for arm in (a, b):
         for number, row in enumerate(arm.rows):
             if eligibility.is_timed(row):
-                trajectories.setdefault(row["seed"], []).append(_losses(_steps_of(arm, number)))
+                trajectories.setdefault(row["seed"], []).append(_losses(arm.steps_of(number)))
     if not all(losses for runs in trajectories.values() for losses in runs):
         return None
     return all(losses == runs[0] for runs in trajectories.values() for losses in runs)

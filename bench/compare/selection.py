@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import reading
 from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, results_root
-from bench.record import index, named, race_folder, run_folder
+from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
 from bench.terminal.text_table import counted
 
@@ -26,12 +27,24 @@ class Arm:
     race: str | None = None  # the folder of the race
     unplanned_look: bool = False  # the race's interim state was shown when no look was due
     reported: dict | None = None  # the Comparison that race.json has of this arm; the baseline's: its first candidate's
+    damaged: dict[str, str] = field(default_factory=dict)  # run_id -> why its steps cannot be read, of those asked for
     in_race: tuple[str, str] | None = None  # its name in the race and what it is there, its overrides
 
     def record_of(self, number: int) -> dict:
         """The whole record of the run that has this number in rows."""
         folder = self.folders[number]
         return self.records[self.rows[number]["run_id"]] if folder is None else run_folder.read(folder)
+
+    def steps_of(self, number: int) -> list[dict]:
+        """Rows of this run's steps.csv; of a log what the importer put into the record; [] where it is damaged."""
+        folder = self.folders[number]
+        if folder is None:
+            return self.record_of(number).get("steps") or []
+        try:
+            return step_files.read(folder)
+        except reading.Damaged as error:
+            self.damaged[self.rows[number]["run_id"]] = str(error)
+            return []
 
 
 def of_words(words: Sequence[str], on_error: Callable[[str], None] | None = None) -> list[Arm]:

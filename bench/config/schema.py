@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-
+from bench import reading
 from bench.config import versions
 from bench.config.typed import build
 from bench.config.versions import without_none
@@ -234,15 +233,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def read(folder: Path | str) -> Config:
-    """config.yaml of a run folder, of any version -> Config.  Raises OSError, ValueError."""
+    """config.yaml of a run folder, of any version -> Config.  Raises ValueError."""
     path = Path(folder) / "config.yaml"
-    try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: is not valid YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: holds no settings")
-    return build(Config, versions.upgraded(values))
+    with reading.of_record(path):
+        return build(Config, versions.upgraded(reading.yaml_mapping(path)))
 
 
 def config_id(config: Config) -> str:

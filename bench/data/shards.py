@@ -4,13 +4,14 @@
 """
 
 import hashlib
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import atomic
+from bench import atomic, reading
 
 if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
     import numpy as np
@@ -72,11 +73,10 @@ def check(path: Path | str) -> Shard:
     """Header and size of a file -> Shard.  Raises CheckFailed, which names the file, what is wrong and what to try."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            head = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise CheckFailed(f"{path}: cannot be read ({error.strerror}): check the name and the permissions") from error
+        with reading.opened(path) as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
+    except reading.Damaged as error:
+        raise CheckFailed(f"{error}; check the name and the permissions") from error
     if len(head) < HEADER_BYTES:
         why = f"{size} bytes, and a header alone has {HEADER_BYTES}"
         raise CheckFailed(f"{path}: {why}: truncated or no shard; get it again")

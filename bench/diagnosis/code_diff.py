@@ -7,18 +7,25 @@ classes and of a training script, which each record holds whole (code/own/, code
 
 import difflib
 import functools
-import json
 import os
 import tempfile
 from pathlib import Path
+from typing import TypedDict
 
-from bench import atomic
+from bench import atomic, reading
 from bench.machine import code_state, git
 from bench.paths import REPO
 
 MAX_PATCH_CHARS = 200_000
 WHOLE = ("own", "script")  # folders of code/ with the user's files
 SHOWN = ("--", ".", ":(exclude)results")
+
+
+class Commit(TypedDict):
+    """Of code/commit.json what is read here."""
+
+    commit: str | None
+    untracked: list[str] | None
 
 
 class Unknown(Exception):
@@ -55,7 +62,7 @@ def _own_change(a_folder, b_folder):
     a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
     found = []
     for name in sorted(a.keys() | b.keys()):
-        texts = [side[name].read_text(errors="replace").splitlines() if name in side else [] for side in (a, b)]
+        texts = [reading.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)]
         lines = list(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
         if lines:
             added, removed = (sum(line[0] == sign for line in lines[2:]) for sign in "+-")
@@ -100,14 +107,14 @@ def _git(repo, scratch):
 def _tree(ask, folder):
     """The run's source as a tree.  Raises Unknown."""
     try:
-        found = json.loads((folder / "code" / "commit.json").read_text())
-        patch = (folder / "code" / "diff.patch").read_bytes()
-        commit, untracked = found["commit"], list(found["untracked"] or ())
-    except (OSError, ValueError, KeyError, TypeError):
+        found = reading.json_object(folder / "code" / "commit.json", Commit)
+        patch = reading.content(folder / "code" / "diff.patch")
+        commit, untracked = found["commit"], found["untracked"] or ()
+    except reading.Damaged:
         raise Unknown(f"{folder.name} does not say which code ran") from None
     if not commit:
         raise Unknown(f"{folder.name} ran outside of git")
-    if not isinstance(commit, str) or set(commit) - set("0123456789abcdef"):
+    if set(commit) - set("0123456789abcdef"):
         raise Unknown(f"{folder.name} names no commit: {commit!r:.60}")
     try:
         ask("cat-file", "-e", f"{commit}^{{commit}}")
@@ -129,5 +136,5 @@ def _add(ask, folder, name):
     path = (root / str(name)).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         raise Unknown(f"{folder.name} does not hold its untracked source {name}")
-    blob = ask("hash-object", "-w", "--stdin", given=path.read_bytes()).strip()
+    blob = ask("hash-object", "-w", "--stdin", given=reading.content(path)).strip()
     ask("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")

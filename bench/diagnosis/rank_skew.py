@@ -4,6 +4,7 @@ The median of an even number of ranks is the lower middle one, so that it is a r
 """
 
 import statistics
+from collections.abc import Sequence
 
 from bench import stats
 
@@ -11,7 +12,7 @@ MIN_LATE_MS = 1.0
 MIN_LATE_FRAC = 0.1  # of the median rank's milliseconds
 
 
-def lateness(of_ranks):
+def lateness(of_ranks: Sequence[dict[int, float]]) -> dict[int, tuple[float, int]]:
     """[{row: milliseconds} of each rank] -> {row: (slowest minus median rank, slowest rank)} of rows that all have."""
     if len(of_ranks) < 2:
         return {}

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from bench import utc
+from bench import reading, utc
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 
@@ -23,7 +23,7 @@ def text(folder: Path) -> str:
     patch = folder / "code" / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
     if patch.is_file() and patch.stat().st_size:
-        changes = patch.read_text(errors="replace").splitlines()
+        changes = reading.text(patch, errors="replace").splitlines()
         code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
     imported = run.get("imported") or {}
     is_timed = not imported and any(row.get("step_ms") is not None for row in rows)
@@ -66,9 +66,7 @@ def _num_planned(folder, run, rows):
     """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
     declared, config = (run.get("imported") or {}).get("declared_steps"), folder / "config.yaml"
     if declared is None and run["status"] != "complete" and config.is_file():
-        import yaml
-
-        declared = (yaml.safe_load(config.read_text()).get("goal") or {}).get("max_steps")
+        declared = (reading.yaml_mapping(config).get("goal") or {}).get("max_steps")
     if declared is None and run["status"] != "complete":
         what = f"status={run['status']}, and it does not say how many steps it was to have"
         raise ValueError(f"{run['run_id']}: {what}: export it --to csv")

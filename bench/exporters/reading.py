@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from bench import utc
+from bench import reading, utc
 from bench.config import versions
 from bench.config.typed import leaves
 from bench.record import run_folder, step_files
@@ -61,10 +59,9 @@ def series_of(row: dict) -> dict[str, float]:
 def _settings(folder):
     """config.yaml, flat; a list or None as its words."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError):
+        found = leaves(versions.upgraded(reading.yaml_mapping(folder / "config.yaml")))
+    except reading.Damaged:  # verify says so
         return {}
-    found = leaves(versions.upgraded(config)) if isinstance(config, dict) else ()
     plain = (bool, int, float)
     return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in found if one != {}}
 

@@ -4,18 +4,46 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from bench import reading
 from bench.record import listing, run_folder, step_files
+
+T = TypeVar("T")
 
 
 def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping]:
     """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
     if of_steps:
-        ids = {folder: run_folder.read(folder)["run_id"] for folder in folders}
-        return [{"run_id": ids[folder]} | row for folder in folders for row in step_files.read(folder)]
-    return listing.read_rows([str(folder) for folder in folders])
+        return [row for rows in of_each(folders, _steps) for row in rows]
+    found = listing.read_rows([str(folder) for folder in folders])
+    if folders and not found:
+        raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
+    return found
+
+
+def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> list[T]:
+    """make(folder) of each run folder; a record that is damaged is excluded, on standard error.
+
+    ValueError: all are.
+    """
+    found, folders = [], list(folders)
+    for folder in folders:
+        try:
+            with reading.of_record(folder):
+                found.append(make(folder))
+        except reading.Damaged as error:
+            listing.excluded("export", str(error))
+    if folders and not found:
+        raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
+    return found
+
+
+def _steps(folder):
+    run_id = run_folder.read(folder)["run_id"]
+    return [{"run_id": run_id} | row for row in step_files.read(folder)]
 
 
 def as_csv(rows: Sequence[Mapping]) -> str:
@@ -24,9 +52,15 @@ def as_csv(rows: Sequence[Mapping]) -> str:
     writer = csv.DictWriter(out, _columns(rows), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = {key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in row.items()}
+        cells = {key: _cell(value) for key, value in row.items()}
         writer.writerow(cells)
     return out.getvalue()
+
+
+def _cell(value):
+    if isinstance(value, (list, dict)):
+        return json.dumps(value)
+    return reading.one_line(value) if isinstance(value, str) else value
 
 
 def _columns(rows):
@@ -41,7 +75,10 @@ def write_parquet(rows: Sequence[Mapping], out: Path | str) -> None:
     except ImportError:
         hint = "pip install 'pyarrow>=15' into the Python that runs this"
         raise ValueError(f"--to parquet: it needs pyarrow: {hint}") from None
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
+    try:
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise ValueError(f"--to parquet: a column has values of several kinds ({error}): use --to csv") from None
     try:
         pyarrow.parquet.write_table(table, out)
     except OSError as error:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from bench import reading
 from bench.importers import consoles, modded_nanogpt, records
 from bench.units import GIB, gib_from_bytes
 
@@ -72,12 +73,8 @@ def read(
 
 
 def _bytes_of(path):
-    try:
-        if not path.is_file():
-            raise ValueError(f"{path}: is not a file")
-        if (num_bytes := path.stat().st_size) > MAX_BYTES:
+    with reading.opened(path) as file:
+        if (num_bytes := os.fstat(file.fileno()).st_size) > MAX_BYTES:
             size = f"{gib_from_bytes(num_bytes):.1f} GiB"
             raise ValueError(f"{path}: is {size}, too large for a training log: cut out the part with the metric lines")
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    return reading.content(path, MAX_BYTES)

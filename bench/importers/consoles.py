@@ -13,7 +13,9 @@ from bench.importers.foreign_run import Run
 from bench.importers.lines import COLUMNS
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-FLOAT = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
+# Of bounded length: where what follows does not fit, a longer number would be tried with each of its digits left out.
+FLOAT = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
+MAX_LINE_CHARS = 10_000  # of a line that is searched for metrics; no program prints a longer one
 GIB_MIB = 1024
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10
@@ -181,11 +183,11 @@ def read(data: bytes, form: str, reader: object = None) -> tuple[list[Run], dict
     runs, unmatched, latest = [], [], 0
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            row = reader.row(line)
+            row = reader.row(line) if len(line) <= MAX_LINE_CHARS else None
         except (TypeError, ValueError):  # not a number, in a line that looks right
             row = None
         if row is None:
-            if reader.looks_like.search(line):
+            if reader.looks_like.search(line[:MAX_LINE_CHARS]):
                 unmatched.append((number, line[:200]))
             continue
         if not runs or (row["step"] <= min(runs[-1]) and row["step"] < latest):  # back at the first step: another run

@@ -11,8 +11,7 @@ step_ms or step_s, of that step.  A pattern is searched in every line; step alon
 import re
 from collections.abc import Iterable, Sequence
 
-import yaml
-
+from bench import reading
 from bench.importers import consoles, modded_nanogpt
 from bench.importers.foreign_run import Run
 
@@ -109,12 +108,11 @@ def of_name(name: str) -> Modded | Console:
 def read_yaml(path: str, where: str) -> Console:
     """The dialect that a yaml of patterns describes.  ValueError says what is wrong with it; where: the setting."""
     try:
-        with open(path) as file:
-            found = yaml.safe_load(file)
-    except (OSError, yaml.YAMLError) as error:
+        found = reading.yaml_mapping(path)
+    except reading.Damaged as error:
         known = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
-        raise ValueError(f"{where}: cannot be read ({str(error).splitlines()[0]}): {known}") from None
-    if not isinstance(found, dict) or not {"step", "val"} & set(found) or set(found) - {"step", "val", "first_step"}:
+        raise ValueError(f"{where}: cannot be read ({error}): {known}") from None
+    if not {"step", "val"} & set(found) or set(found) - {"step", "val", "first_step"}:
         raise ValueError(f"{where}: give the patterns step and val, and first_step: 0 where it counts from 0")
     first_step = found.get("first_step", 1)
     if type(first_step) is not int:
@@ -127,8 +125,7 @@ def edge(path: str) -> tuple[str, int]:
     """Of a yaml of patterns that can be read: the pattern of a step's line, its number the first group, and what is to
     be added to it.
     """
-    with open(path) as file:
-        found = yaml.safe_load(file)
+    found = reading.yaml_mapping(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", found["step"]), 1 - found.get("first_step", 1)
 
 

@@ -1,8 +1,8 @@
 """Which ladder a word of the user's means; without a word the latest."""
 
-import json
 from pathlib import Path
 
+from bench import atomic
 from bench.race import state
 from bench.record import named, race_folder
 
@@ -35,7 +35,4 @@ def _named(word):
 
 
 def _is_ladder(folder):
-    try:
-        return "ladder" in json.loads((folder / "plan.json").read_bytes())
-    except (OSError, ValueError):
-        return False
+    return "ladder" in atomic.read_json(folder / "plan.json", {})

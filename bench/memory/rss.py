@@ -4,9 +4,10 @@ The file, NAME_rankN.rss.json: {"what", "rank", "marks": [[time_us, "forward"], 
 It says what the whole process held, the interpreter and its libraries included; who asked for it is not known.
 """
 
-import json
 from pathlib import Path
+from typing import TypedDict
 
+from bench import reading
 from bench.units import MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.page import figure, page, section, soft, table, tag
@@ -15,16 +16,15 @@ SUFFIX = ".rss.json"
 WHAT = "resident set of the process: without a GPU, torch keeps no history of allocations"
 
 
+class Samples(TypedDict):
+    marks: list[tuple[int | float, str]]
+    rss_bytes: list[int]
+
+
 def load(path: Path) -> dict:
     """The samples as a dict.  ValueError for a file without any."""
-    try:
-        samples = json.loads(path.read_text())
-        marks, rss_bytes = samples["marks"], samples["rss_bytes"]
-        plain = len(marks) == len(rss_bytes) > 0 and all(isinstance(size, int) for size in rss_bytes)
-        plain = plain and all(isinstance(time_us, (int, float)) and isinstance(name, str) for time_us, name in marks)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: holds no samples of a process ({error})") from None
-    if not plain:
+    samples = reading.json_object(path, Samples, reading.MAX_LINES_BYTES)
+    if not len(samples["marks"]) == len(samples["rss_bytes"]) > 0:
         raise ValueError(f"{path}: holds no samples of a process: as many rss_bytes as marks, at least one")
     return samples
 

@@ -2,19 +2,39 @@
 
 import contextlib
 import fcntl
-import json
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
+from bench import reading
 from bench.race import plan
 from bench.record import ledger, race_folder, run_folder
 
 LOCK = ".lock.tmp"  # a name that git ignores
 NUM_ATTEMPTS = 10
 RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
+
+
+class Turn(TypedDict):
+    """One run of a plan's order."""
+
+    arm: str
+    seed: int
+    discarded: bool
+
+
+class Plan(TypedDict):
+    """Of plan.json (bench/race/plan.py) what is read here."""
+
+    race_id: str
+    arms: dict[str, race_folder.Arm]
+    order: list[Turn]
+    looks: list[int]
+    baseline: str
+    n: int
 
 
 @dataclass
@@ -80,7 +100,7 @@ class State:
 
     @property
     def looks(self) -> list[dict]:
-        return [{key: line[key] for key in ("at", "started", "planned")} for line in self.events("look")]
+        return [{key: line.get(key) for key in ("at", "started", "planned")} for line in self.events("look")]
 
     @property
     def has_unplanned_look(self):
@@ -99,22 +119,23 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     """
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
-    try:
-        found = json.loads((folder / "plan.json").read_text())
+    with reading.of_record(folder / "plan.json"):
+        found = reading.json_object(folder / "plan.json", Plan)
         slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(found["order"])]
         arms = {slot.arm for slot in slots}
-        assert arms == set(found["arms"]) and found["baseline"] in arms and found["n"] == max(found["looks"])
-        lines = (book or ledger.read(results)).of_race(found["race_id"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise ValueError(f"{folder}/plan.json: is not a race's plan ({error!r}): restore it, or race again") from None
-    planned = [line["plan_sha256"] for line in lines if line["event"] == "plan"]
+        if arms != set(found["arms"]) or found["baseline"] not in arms or found["n"] != max(found["looks"]):
+            raise ValueError(
+                "is not a race's plan: its arms, baseline, n and looks disagree: restore it, or race again"
+            )
+    lines = (book or ledger.read(results)).of_race(found["race_id"])
+    planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(found)]:
         why = "it is not the plan in the ledger: it was changed" if planned else "the ledger has no such plan"
         raise ValueError(f"{folder}/plan.json: {why}")
     for run, known in ledger.runs_of(lines).items():
-        position = known["start"]["race"]["position"]
         if not RUN.fullmatch(run):
             raise ValueError(f"{folder}: the ledger has a run {run!r}, which is not <track>/<run_id>")
+        position = known["start"]["race"].get("position", -1)
         if not 0 <= position < len(slots):
             raise ValueError(f"{folder}: the ledger has a run at position {position}, the plan has {len(slots)} runs")
         slots[position].attempts.append((run, _status(results, run, known["end"])))
@@ -133,7 +154,7 @@ def _status(results, run, end):
 
 def unfinished(results: str | Path) -> list[Path]:
     """Folders of the races that have a plan and no end, oldest first."""
-    ended = {line["race_id"] for line in ledger.read(results).lines if line["event"] == "race_end"}
+    ended = {line.get("race_id") for line in ledger.read(results).lines if line["event"] == "race_end"}
     folders = sorted(path.parent for path in (Path(results) / race_folder.FOLDER).glob("*/plan.json"))
     return [folder for folder in folders if folder.name not in ended]
 

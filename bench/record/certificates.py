@@ -1,27 +1,37 @@
 """certificate.json of a run folder, as ./run.sh replay writes it: whether the run came out again."""
 
-import json
-import os
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
+from bench import reading
 from bench.record import run_folder
 
 FILE = "certificate.json"
 HOLDS = ("identical", "equal within rounding", "statistically reproduced")  # of its "outcome"
 
 
+class Found(TypedDict):
+    """Of certificate.json (bench/replay/certificate.py) what is read here."""
+
+    outcome: str
+    replays: list[str]
+    record: NotRequired[str]
+    losses_sha256: NotRequired[str]
+    machine: NotRequired[str | None]
+    made_at: NotRequired[str | None]
+
+
 def read(folder: Path | str) -> dict | None:
     """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run."""
     try:
-        with open(os.path.join(folder, FILE)) as file:
-            found = json.load(file)
+        found = reading.json_object(Path(folder) / FILE, Found)
         run = run_folder.read_raw(folder)
         name = f"{run['track']}/{run['run_id']}"
         if name in found["replays"]:
             return found
         listed = {one["path"]: one["sha256"] for one in run["artifacts"]}
-        return found if found["record"] == name and found["losses_sha256"] == listed.get("steps.csv") else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return found if found.get("record") == name and found.get("losses_sha256") == listed.get("steps.csv") else None
+    except ValueError:
         return None
 
 

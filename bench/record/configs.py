@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from bench import reading
 from bench.config import versions
 
 Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
@@ -27,10 +28,8 @@ MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remember
 def read(folder: str) -> Config:
     """config.yaml of a run folder; () where there is none or it cannot be read: verify says so, not a table."""
     try:
-        with open(f"{folder}/config.yaml", "rb", buffering=0) as file:
-            text = file.read()
-        return of_text(text.decode())
-    except (OSError, ValueError):
+        return of_text(reading.text(f"{folder}/config.yaml", reading.MAX_YAML_BYTES))
+    except ValueError:
         return ()
 
 
@@ -52,12 +51,7 @@ def _texts(part):
     """Lines of one or more groups -> their JSON texts."""
     if part.startswith(("name:", "seed:")) and part.count("\n") < 2:
         return ()
-    import yaml
-
-    try:
-        values = yaml.load(part, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise ValueError(f"it is not valid YAML: {error}") from None
+    values = reading.yaml_value(part, "config.yaml")
     if not isinstance(values, dict):
         raise ValueError("it holds no settings")
     values = versions.upgraded(values)

@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, private, utc
+from bench import atomic, private, reading, utc
 from bench.paths import REPO
 from bench.record import run_folder, step_files
 
@@ -132,8 +132,8 @@ def _killed(folder, ended):
 
 def _log(folder, rank):
     try:
-        return (folder / "logs" / f"rank{rank}.log").read_text(errors="replace")
-    except OSError:
+        return reading.text(folder / "logs" / f"rank{rank}.log", reading.MAX_LINES_BYTES, errors="replace")
+    except reading.Damaged:
         return ""
 
 

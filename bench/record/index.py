@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import atomic
-from bench.record import configs, run_folder
+from bench import atomic, reading
+from bench.record import configs, run_folder, shape
 from bench.record import rows as rows_module
 from bench.record.rows import COLUMNS, Row, row_of
 
@@ -99,11 +99,10 @@ def _read_all(parent, names):
 def _read(parent, name):
     folder = f"{parent}/{name}"
     try:
-        return name, row_of(run_folder.read(folder), configs.read(folder)), None
-    except ValueError as error:
+        with reading.of_record(folder):
+            return name, row_of(run_folder.read(folder), configs.read(folder)), None
+    except reading.Damaged as error:
         return name, None, str(error)
-    except (KeyError, TypeError, AttributeError) as error:
-        return name, None, f"{folder}: the record lacks something ({error!r})"
 
 
 # ---- the file
@@ -113,14 +112,15 @@ def _load(parent):
     """.index.json -> {name: (signature, values by COLUMNS)}; {} for one that is missing, damaged or of other code."""
     path = Path(parent, NAME)
     try:
-        return _parsed(path, *_signature(path.stat()))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        with reading.of_record(path):
+            return _parsed(path, *_signature(path.stat()))
+    except reading.Damaged:
         return {}
 
 
 @functools.lru_cache(maxsize=4)  # the arms of one comparison lie in one folder
 def _parsed(path, *signature):
-    index = json.loads(path.read_bytes())
+    index = json.loads(reading.content(path, reading.MAX_LINES_BYTES))
     if index["code"] != _code():
         return {}
     columns = [UNPACK.get(column, _unpacked)(index["rows"][column]) for column in COLUMNS]
@@ -184,8 +184,9 @@ PACK, UNPACK = {"config": _packed_configs}, {"config": _unpacked_configs}
 
 def _code():
     """Hash of the code that makes rows: entries of other code count for nothing."""
-    sources = (Path(module.__file__).read_bytes() for module in (run_folder, rows_module, configs))
-    return hashlib.sha256(b"".join([*sources, Path(__file__).read_bytes()])).hexdigest()
+    sources = (Path(module.__file__).read_bytes() for module in (reading, run_folder, rows_module, configs))
+    parts = [*sources, Path(__file__).read_bytes(), shape.SCHEMA.read_bytes()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 @contextlib.contextmanager

@@ -25,13 +25,63 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
-from bench import utc
+from bench import reading, utc
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
 LOOK_EVERY_S = 0.02
 STALE_S = 15.0  # an append takes milliseconds
+
+
+class Line(TypedDict):
+    """What every line has; the rest by its event."""
+
+    sha256: str
+    event: str
+    prev: NotRequired[str | None]
+    at: NotRequired[str | None]
+    run: NotRequired[str]
+    race_id: NotRequired[str]
+
+
+class OfRace(TypedDict):
+    """The place in a race of a run that was started."""
+
+    race_id: str
+    arm: NotRequired[str]
+    position: NotRequired[int]
+    attempt: NotRequired[int]
+    discarded: NotRequired[bool]
+
+
+class Start(Line):
+    """A run begins."""
+
+    config_id: NotRequired[str | None]
+    seed: NotRequired[int | None]
+    source_sha256: NotRequired[str | None]
+    race: NotRequired[OfRace | None]
+    identity_version: NotRequired[int | None]
+    deviations: NotRequired[int]
+
+
+class End(Line):
+    """A run has ended."""
+
+    status: NotRequired[str | None]
+
+
+class Look(Line):
+    """The interim state of a race was shown."""
+
+    planned: NotRequired[bool]
+
+
+OF_EVENT = {"start": Start, "end": End, "look": Look}
+START = {"config_id": None, "source_sha256": None, "race": None}  # where somebody else's line does not say
+END = {"status": "aborted"}
 
 
 # ---- writing
@@ -106,16 +156,19 @@ def _lock(file):
 
 
 def _last_line(file, size):
-    """Bytes of the last line, its newline included if it has one; None for an empty file."""
-    if not size:
-        return None
-    start, block = size, b""
-    while start > 0 and b"\n" not in block[:-1]:
-        step = min(4096, start)
-        start -= step
+    """Bytes of the last line that is not empty, its newline included if it has one; None where there is none."""
+    num_bytes = 4096
+    while True:
+        start = max(0, size - num_bytes)
         file.seek(start)
-        block = file.read(step) + block
-    return block[block[:-1].rfind(b"\n") + 1 :]
+        block = file.read(size - start)
+        end = len(block.rstrip(b"\n"))
+        newline = block.rfind(b"\n", 0, end)
+        if end and (newline >= 0 or not start):
+            return block[newline + 1 : end + 1]
+        if not start:
+            return None
+        num_bytes *= 4  # from further back, and all of it again: a long line costs its own length, not its square
 
 
 def _name(last):
@@ -127,10 +180,10 @@ def _name(last):
 def _parsed(line):
     """A line's dict, or None if it is not one that append() finished."""
     try:
-        found = json.loads(line)
+        found = reading.json_value(line, NAME, Line)
+        return reading.check_kind(found, OF_EVENT.get(found["event"], Line), NAME)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("sha256"), str) else None
 
 
 def digest(line):
@@ -167,7 +220,7 @@ def ended(results: Path | str, folder: Path | str, run: dict) -> dict:
 
 def sha256_of(path: Path | str) -> str:
     """Of a file's content, as hex."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return hashlib.sha256(reading.content(path)).hexdigest()
 
 
 def name_of(results: Path | str, folder: Path | str) -> str:
@@ -201,8 +254,8 @@ def read(results: Path | str) -> Ledger:
     """The ledger in this results folder; without one it has no lines and no faults."""
     results = Path(results)
     try:
-        content = (results / NAME).read_bytes()
-    except FileNotFoundError:
+        content = reading.content(results / NAME, reading.MAX_LINES_BYTES)
+    except reading.Missing:
         return Ledger(results, [], [])
     parsed = [(number, _parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
     lines = [line or {"event": "damaged", "line": number} for number, line, _ in parsed]
@@ -234,10 +287,10 @@ def runs_of(lines: Iterable[dict]) -> dict[str, dict]:
     """Some lines -> {run: {"start": line, "end": line or None}} in order of starts."""
     found = {}
     for line in lines:
-        if line["event"] == "start":
-            found[line["run"]] = {"start": line, "end": None}
-        elif line["event"] == "end" and line["run"] in found:
-            found[line["run"]]["end"] = line
+        if line["event"] == "start" and "run" in line:
+            found[line["run"]] = {"start": START | line, "end": None}
+        elif line["event"] == "end" and line.get("run") in found:
+            found[line["run"]]["end"] = END | line
     return found
 
 

@@ -4,13 +4,19 @@ import os
 import sys
 from collections.abc import Iterable
 
+from bench import reading
 from bench.paths import results_root
 from bench.record import index, named, rows
 
 
+def excluded(verb: str, message: str) -> None:
+    """Says on standard error that a verb goes on without a record, and why, in one line."""
+    print(f"{verb}: excluded: {reading.one_line(message)}", file=sys.stderr)
+
+
 def report(message: str) -> None:
     """Of a record that cannot be read."""
-    print(f"table: skipped: {message}", file=sys.stderr)
+    excluded("table", message)
 
 
 def read_rows(words: Iterable[str]) -> list[rows.Row]:

@@ -107,7 +107,7 @@ def mfu(flops_per_token, rate, world_size, peak):
     return flops_per_token * rate / (world_size * peak)
 
 
-def peak_flops(run):
+def peak_flops(run: dict) -> float | None:
     """Dense peak of the slowest device of the run in its dtype; None on a CPU and for any unknown device."""
     gpus, dtype = run["environment"].get("gpus") or (), run["measured"].get("dtype")
     peaks = [peak_rates.peak_flops(gpu["name"], dtype) for gpu in gpus]

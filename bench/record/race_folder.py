@@ -1,11 +1,11 @@
 """The race folder, results/races/<race_id>/: plan.json from before its first run, race.json and pages from its end."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Required, TypedDict
 
+from bench import reading
 from bench.paths import REPO, results_root
 
 FOLDER = "races"
@@ -18,7 +18,28 @@ TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when i
 }
 
 
-class Race(TypedDict):
+class Arm(TypedDict, total=False):
+    """The plan's facts of an arm, and the names of its runs."""
+
+    overrides: list[str] | None
+    name: str | None
+    rev: str | None
+    commit: str | None
+    dirty: bool | None
+    config_id: str | None
+    runs: list[str] | None
+    warm_up_runs: list[str] | None
+    interrupted_runs: list[str] | None
+
+
+class Result(TypedDict, total=False):
+    """The verdicts: {candidate: bench.compare.verdict.Comparison}."""
+
+    baseline: str
+    against: dict[str, dict[str, Any]] | None
+
+
+class Race(TypedDict, total=False):
     """race.json: what became of a plan.  A run is "<track>/<run_id>"."""
 
     schema_version: int
@@ -29,13 +50,13 @@ class Race(TypedDict):
     started_at: str  # UTC, as ended_at
     ended_at: str
     baseline: str
-    plan: dict  # bench/race/plan.py
+    plan: dict | None  # bench/race/plan.py
     plan_sha256: str
-    arms: dict  # {name: the plan's facts, and the names of its runs, warm_up_runs, interrupted_runs}
+    arms: Required[dict[str, Arm]]
     order: list[dict]  # position, arm, seed, discarded, run, status
-    looks: list[dict]  # at, started, planned
+    looks: list[dict] | None  # at, started, planned
     unplanned_look: bool  # there was an interim look that the plan has not
-    result: dict | None  # {"baseline", "against": {name: bench.compare.verdict.Comparison}}; None: abandoned
+    result: Result | None  # None: abandoned
 
 
 def of(results: Path | str, race_id: str) -> Path:
@@ -67,17 +88,14 @@ def read(folder: Path | str) -> Race:
     if not path.is_file():
         name = Path(folder).name
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
-    try:
-        race = json.loads(path.read_bytes())
+    with reading.of_record(path):
+        race = reading.json_object(path, Race)
         against = (race.get("result") or {}).get("against") or {}
         _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():
             _rename(comparison, "left_out", "excluded")
             _name_arms(comparison, race["result"]["baseline"], name)
             comparison["flags"] = [TODAYS_FLAGS.get(flag, flag) for flag in comparison.get("flags") or ()]
-        assert all(isinstance(arm.get("runs") or [], list) for arm in race["arms"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        raise ValueError(f"{path}: is not a readable race ({error!r}): restore it, or race again") from None
     return race
 
 

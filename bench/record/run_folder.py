@@ -10,24 +10,20 @@ A new version gets a line here, a function in UPGRADERS and a kept example in te
 """
 
 import contextlib
-import errno
 import itertools
-import json
-import math
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import atomic, utc
+from bench import atomic, reading, utc
 from bench.machine import processes
 from bench.paths import PUBLISHED
+from bench.record import shape
 
 SCHEMA_VERSION = 1
-MAX_BYTES = 256 * 2**20  # of a run.json: anything larger is refused
 UPGRADERS = {}  # version -> function from a record of that version to one of the next
 # Temporary files between launcher and workers while a run lasts; named so that they are not artifacts.
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
@@ -146,23 +142,18 @@ def read(
     now_s, boot and start_ticks_of(pid) stand for the clock and this machine, so that a test can hold them.
     """
     run = read_raw(folder)
-    try:
+    with reading.of_record(folder):
         return effective(run, now_s, boot, start_ticks_of)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{folder}: the record lacks something or is damaged ({error!r})") from None
 
 
-def read_raw(folder: Path | str) -> dict:
-    """A run folder -> its record as written, upgraded to the newest version.  ValueError names an invalid one."""
+def read_raw(folder: Path | str, checked: bool = True) -> dict:
+    """A run folder -> its record as written, upgraded to the newest version.  ValueError names an invalid one.
+
+    checked=False: also one whose fields are missing or of other kinds, for who says what is wrong with it.
+    """
     path = os.path.join(folder, "run.json")
-    try:
-        with open(path, "rb", opener=_open_file) as file:
-            run = json.loads(file.read(), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}): give a run folder") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not valid JSON ({error}): the file was damaged, restore it") from None
-    version = run.get("schema_version") if isinstance(run, dict) else None
+    run = reading.json_object(path)
+    version = run.get("schema_version")
     if type(version) is not int or "run_id" not in run:
         raise ValueError(f"{path}: is not a run's record: it has no schema_version and run_id")
     if version > SCHEMA_VERSION:
@@ -171,36 +162,18 @@ def read_raw(folder: Path | str) -> dict:
         run = UPGRADERS[version](run)
         assert run["schema_version"] == version + 1, f"UPGRADERS[{version}] left {run['schema_version']}"
         version += 1
-    _check_kinds(path, run)
+    if checked:
+        _check_kinds(path, run)
     return run
 
 
-def _open_file(path, flags):
-    """Neither waits for a pipe nor reads a device without an end."""
-    fd = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MAX_BYTES:
-        os.close(fd)
-        raise OSError(errno.EINVAL, f"it is not a file of up to {MAX_BYTES // 2**20} MiB")
-    return fd
-
-
-def _refuse_constant(word):
-    raise ValueError(f"{word} is not a number in JSON")
-
-
 def _check_kinds(path, run):
-    """What every verb sorts and counts with: text, and in the metrics finite numbers, booleans or null."""
-    for name in ("run_id", "track", "started_at"):
-        if type(run.get(name)) is not str and (name == "run_id" or run.get(name) is not None):
-            raise ValueError(f"{path}: {name}={str(run.get(name))[:40]!r} is not text: the file is damaged, restore it")
-    for name in ("metrics", "measured", "environment"):
-        if name == "metrics" and type(run.get(name)) is not dict or name in run and type(run[name]) is not dict:
-            raise ValueError(f"{path}: is not a run's record: it has no {name}")
+    """Every field is there and of its kind, and the metrics, which every verb counts with, are numbers or null."""
+    reading.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
-        if value is not None and (type(value) not in (int, float, bool) or not -math.inf < value < math.inf):
-            raise ValueError(
-                f"{path}: metrics.{name}={str(value)[:40]!r} is not a number: the file was damaged, restore it"
-            )
+        if value is not None and type(value) not in (int, float, bool):
+            found = str(value)[:40]
+            raise reading.Damaged(f"{path}: metrics.{name}={found!r} is not a number: the file was damaged, restore it")
 
 
 def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[dict]:

@@ -7,8 +7,9 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
-from bench import atomic
+from bench import atomic, reading
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
@@ -20,6 +21,16 @@ INT_COLUMNS = (
     "val_line_t_ns",
 )  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
 BY_RANK = "steps_by_rank.csv"
+
+
+class Event(TypedDict):
+    """What a line of events.jsonl has; each kind of event has facts of its own beside it."""
+
+    event: str
+    t_ns: NotRequired[int | None]
+    utc: NotRequired[str | None]
+    step: NotRequired[int | None]
+    rank: NotRequired[int | None]
 
 
 def write(folder: Path | str, rows: Sequence[dict], columns: Sequence[str] = CORE_COLUMNS) -> None:
@@ -60,8 +71,8 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     """
     path = Path(folder) / "steps.csv"
     try:
-        head, *lines = path.read_text().split("\n")
-    except FileNotFoundError:
+        head, *lines = reading.text(path, reading.MAX_LINES_BYTES).split("\n")
+    except reading.Missing:
         return []
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
@@ -87,7 +98,7 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
 def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
     """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
     try:
-        text = (Path(folder) / "steps.csv").read_text()
+        text = reading.text(Path(folder) / "steps.csv", reading.MAX_LINES_BYTES)
         if not text.endswith("\n"):
             raise ValueError
         head, *lines = csv.reader(text.splitlines())
@@ -97,7 +108,7 @@ def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
         if any(later <= step for step, later in itertools.pairwise(steps)):
             raise ValueError
         return {name: found[name] or [None] * len(steps) for name in names}
-    except (OSError, ValueError, TypeError, csv.Error):  # cut or repeated lines, or nothing
+    except (ValueError, TypeError, csv.Error):  # cut or repeated lines, or nothing
         rows = read(folder)
         return {name: [row.get(name) for row in rows] for name in names}
 
@@ -131,8 +142,8 @@ def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]
 def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
     """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is skipped."""
     try:
-        head, *lines = (Path(folder) / BY_RANK).read_text().split("\n")
-    except FileNotFoundError:
+        head, *lines = reading.text(Path(folder) / BY_RANK, reading.MAX_LINES_BYTES).split("\n")
+    except reading.Missing:
         return {}
     columns = [name.rpartition("_rank") for name in head.split(",")[1:]]
     found = {name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns}
@@ -156,16 +167,7 @@ def read_events(folder: Path | str) -> list[dict]:
     """events.jsonl -> list of dicts, without a line that a kill cut.  No file: [].  ValueError names a damaged line."""
     path = Path(folder) / "events.jsonl"
     try:
-        lines = path.read_text().split("\n")
-    except FileNotFoundError:
+        lines = reading.text(path, reading.MAX_LINES_BYTES).split("\n")
+    except reading.Missing:
         return []
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
-    events = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            events.append(json.loads(line))
-        except (ValueError, RecursionError):
-            words = f"{path}: line {number} is damaged: {line[:60]!r}: restore it, or remove the line"
-            raise ValueError(words) from None
-    return events
+    return [reading.json_value(line, f"{path}, line {number}", Event) for number, line in enumerate(lines[:-1], 1)]

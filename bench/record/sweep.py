@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from bench import atomic, utc
+from bench import atomic, reading, utc
 from bench.paths import results_root
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
@@ -35,6 +35,14 @@ class Facts(TypedDict):
     started_at: str  # UTC, the last call's, as ended_at
     ended_at: str | None  # None: it runs, or was killed
     why: str | None  # not every point has a run
+
+
+class Kept(TypedDict):
+    """A line of points.jsonl: a point that has a record."""
+
+    number: int
+    overrides: list[str]
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,7 @@ def end(folder: Path, why: str | None = None) -> None:
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
     path = Path(folder) / NAME
-    try:
-        facts = json.loads(path.read_bytes())
-        assert isinstance(facts["sweep_id"], str) and all(isinstance(words, list) for words in facts["points"])
-    except (OSError, ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
-        raise ValueError(f"{path}: is not a readable sweep ({error!r}): start the sweep again") from None
-    return facts
+    return reading.json_object(path, Facts)
 
 
 def points(folder: Path | str) -> list[Point]:
@@ -101,12 +104,10 @@ def points(folder: Path | str) -> list[Point]:
 
 def _lines(path):
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return [line for line in lines if isinstance(line["folder"], str) and isinstance(line["overrides"], list)]
-    except FileNotFoundError:
+        lines = reading.text(path).splitlines()
+    except reading.Missing:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: is damaged ({error!r}): start the sweep again, complete runs are skipped") from None
+    return [reading.json_value(line, f"{path}, line {number}", Kept) for number, line in enumerate(lines, 1)]
 
 
 def _record(folder, name):

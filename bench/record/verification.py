@@ -4,19 +4,16 @@ A rule is a function (folder, record) -> (passed, evidence); its name and docstr
 """
 
 import hashlib
-import importlib.resources
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import private
+from bench import private, reading
 from bench.config import schema, stages
 from bench.paths import REPO
-from bench.record import run_folder, script_rules, step_files
+from bench.record import run_folder, script_rules, shape, step_files
 from bench.record.metrics import metrics
 
-SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
 MAX_STEP_SUM_FRAC = 1.01  # of one rank's clock: a GPU's own clock measures its steps (assumed)
 MAX_OF_MAXIMA_FRAC = 1.05  # of records that do not say each rank's steps: maxima over ranks add up to more than any
@@ -30,9 +27,9 @@ LOCAL_ROLES = ("log", "trace", "memory", "work")  # folders that git ignores: a 
 
 def report(folder: Path | str) -> dict:
     """{"run_id", "passed", "rules": [{"rule", "passed", "evidence"}]} of one run folder."""
-    run = run_folder.read_raw(folder)
+    run = run_folder.read_raw(folder, checked=False)
     rules = [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in check(folder, run)]
-    return {"run_id": run["run_id"], "passed": all(rule["passed"] for rule in rules), "rules": rules}
+    return {"run_id": str(run["run_id"]), "passed": all(rule["passed"] for rule in rules), "rules": rules}
 
 
 def check(folder: Path | str, run: dict) -> Iterator[tuple[str, bool, str]]:
@@ -50,7 +47,7 @@ def applied(rules: Iterable[Callable[..., tuple[bool, str]]], *args: object) -> 
     for rule in rules:
         try:
             passed, evidence = rule(*args)
-        except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, OSError, ValueError) as error:
+        except reading.BAD as error:
             passed, evidence = False, f"cannot be checked: {type(error).__name__}: {error}"
         yield rule.__name__.replace("_", " "), passed, evidence
 
@@ -59,7 +56,7 @@ def follows_the_schema(folder: Path, run: dict) -> tuple[bool, str]:
     """run.json is valid under bench/record/run.schema.json."""
     import jsonschema
 
-    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    validator = jsonschema.Draft202012Validator(shape.schema())
     errors = sorted(validator.iter_errors(run), key=lambda error: list(map(str, error.path)))
     if not errors:
         return True, f"schema version {run['schema_version']}"

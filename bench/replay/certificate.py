@@ -1,10 +1,9 @@
 """What a replay showed, as a file beside the record and beside the replay: certificate.json."""
 
 import dataclasses
-import json
 from pathlib import Path
 
-from bench import atomic, utc
+from bench import atomic, reading, utc
 from bench.record import certificates
 from bench.replay import environments, outcomes
 from bench.replay.environments import Field
@@ -97,7 +96,7 @@ def _of(recorded, outcome, why, **more):
 def environment_of(one: Recorded) -> dict:
     """environment.json; {} where it is missing."""
     path = one.folder / "environment.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return reading.json_object(path) if path.is_file() else {}
 
 
 def _environment(one):

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import yaml
-
+from bench import reading
 from bench.data import sources
 from bench.data.shards import CheckFailed
 from bench.machine import git
@@ -53,11 +52,9 @@ def read(folder: Path) -> Recorded:
         raise ValueError(f"{folder.name}: is imported from a log, which has no code, settings and data to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
-    try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        overrides = yaml.safe_load((folder / "overrides.yaml").read_text()) or []
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{folder.name}: cannot be read: {error}") from None
+    config = reading.yaml_mapping(folder / "config.yaml")
+    path = folder / "overrides.yaml"
+    overrides = reading.yaml_value(reading.text(path, reading.MAX_YAML_BYTES), path) or []
     return Recorded(folder, run, config, overrides)
 
 
@@ -114,8 +111,8 @@ def _difference(recorded):
 
 def _patch(recorded):
     try:
-        return (recorded.folder / "code" / "diff.patch").read_bytes()
-    except OSError:
+        return reading.content(recorded.folder / "code" / "diff.patch")
+    except reading.Damaged:
         return None
 
 

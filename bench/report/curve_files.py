@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, reading
 from bench.record.rows import Row
 from bench.report import curve_data, curves
 
@@ -86,8 +86,8 @@ def _write_file(max_points, job):
 
 def _made(folder):
     try:
-        return dict(json.loads((folder / MADE).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return reading.json_object(folder / MADE, max_bytes=reading.MAX_LINES_BYTES)
+    except reading.Damaged:
         return {}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bench import reading
 from bench.compare.selection import Arm
 from bench.record.rows import Row
 from bench.report import curve_data, run_page
@@ -27,7 +28,15 @@ def arm_charts(arms: Mapping[str, Sequence[Path | str]]) -> list[dict]:
     One line an arm in the order of the mapping, the mean of its runs, with a band from their smallest to their largest.
     The caller names the runs that count (no warm-up runs).  A chart for which no run has values is not there.
     """
-    return charts_of({name: [curve_data.of_run(folder) for folder in folders] for name, folders in arms.items()})
+    return charts_of({name: list(filter(None, map(_of_run, folders))) for name, folders in arms.items()})
+
+
+def _of_run(folder):
+    """None of a run whose steps are damaged: the others are drawn, and ./run.sh verify says what is wrong."""
+    try:
+        return curve_data.of_run(folder)
+    except reading.Damaged:
+        return None
 
 
 def charts_of(arms: Mapping[str, Sequence[dict]]) -> list[dict]:
@@ -170,4 +179,8 @@ def _curves(arm, number, max_points):
     folder = arm.folders[number]
     if folder is None:  # a log
         return curve_data.of_rows(arm.record_of(number).get("steps") or [], max_points)
-    return curve_data.of_run(folder, max_points)
+    try:
+        return curve_data.of_run(folder, max_points)
+    except reading.Damaged as error:
+        arm.damaged[arm.rows[number]["run_id"]] = str(error)
+        return curve_data.of_rows([], max_points)

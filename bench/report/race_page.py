@@ -7,7 +7,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, reading
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
@@ -21,7 +21,12 @@ COLOUR = parts.COLOUR  # of a verdict
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
     """A race's folder -> the page's html.  at: the folder that the page will lie in, None: the race's."""
-    race, at = race_folder.read(folder), at or folder
+    with reading.of_record(folder):
+        return _html(folder, at or folder)
+
+
+def _html(folder, at):
+    race = race_folder.read(folder)
     runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
     names, baseline = list(race["arms"]), _baseline(race)
     charts, drawn = _points(runs, names, at), _curves(runs, names)
@@ -46,7 +51,7 @@ def write_run_pages(folder: Path | str) -> None:
     """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
     race = race_folder.read(folder)
     for run in _in_order(race, folder):
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
+        with contextlib.suppress(reading.Damaged, OSError):
             atomic.write_text(run["folder"] / run_page.NAME, run_page.html(run["folder"]), durable=False)
 
 
@@ -55,7 +60,7 @@ def block(folder: Path | str) -> str:
     path = Path(folder) / "race.md"
     if not path.exists():
         raise ValueError(f"--md {folder}: the race has no race.md yet: it is written when the race ends")
-    return path.read_text()
+    return reading.text(path)
 
 
 def charts_of(folder: Path | str) -> list[dict]:

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import stats
+from bench import reading, stats
 from bench.diagnosis import stalls
 from bench.report.run_events import what
 from bench.units import NS_PER_S, s_from_ms
@@ -46,9 +46,9 @@ def of_run(folder: Path, rows: list[dict], events: list[dict], stages: Sequence[
 def _columns(path):
     """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
     columns, shown = {}, {"device", *(name for name, _ in TELEMETRY)}
-    with open(path, newline="", errors="replace") as file:
-        for row in csv.DictReader(file):
-            if not (row.get("t_ns") or "").isdigit():
+    with reading.lines(path) as lines:
+        for row in csv.DictReader(lines):
+            if not (row.get("t_ns") or "").isdecimal() or len(row["t_ns"]) > reading.MAX_DIGITS:
                 continue
             columns.setdefault("t_ns", []).append(int(row["t_ns"]))
             for name in row.keys() & shown:

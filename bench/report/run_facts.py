@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench import atomic, reading
 from bench.record import certificates
 from bench.report.run_events import plain
 from bench.units import format_bytes
@@ -113,12 +113,19 @@ def kernels(folder: Path) -> Safe:
 def files(folder: Path, run: dict, at: Path) -> Safe:
     """Every file that the record names, a link where it is there; its settings also in full.  at: the page's folder."""
     settings = [folder / name for name in ("config.yaml", "overrides.yaml") if (folder / name).exists()]
-    parts = [details(path.name, tag("pre", path.read_text(errors="replace"))) for path in settings]
+    parts = [details(path.name, tag("pre", _text(path))) for path in settings]
     known = [{"path": "run.json", "role": "record"}, *run["artifacts"]]
     way = os.path.relpath(folder.resolve(), at.resolve())
     lines = [[_link(folder, one["path"], way), one["role"], *_size(one), _code(one.get("sha256"))] for one in known]
     listed = table(("file", "role", "size", "sha256"), lines)
     return section("Files", details(f"{len(lines)} files", listed) if len(lines) > MAX_OPEN_FILES else listed, *parts)
+
+
+def _text(path):
+    try:
+        return reading.text(path, reading.MAX_YAML_BYTES, errors="replace")
+    except reading.Damaged as error:
+        return str(error)
 
 
 def _link(folder, name, way):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from bench import reading
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts
 from bench.terminal import text_table
@@ -35,7 +36,11 @@ def html(
 
     at: the folder that the page will lie in, None: the run's.  repeats: (words, link) of other runs of its config.
     """
-    folder, at = Path(folder), Path(at or folder)
+    with reading.of_record(folder):
+        return _html(Path(folder), assets, back, Path(at or folder), repeats)
+
+
+def _html(folder, assets, back, at, repeats):
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
@@ -78,6 +83,11 @@ def link(folder: Path | str | None, at: Path | str) -> str | None:
 
 def block(folder: Path | str) -> str:
     """A run in Markdown, for a pull request."""
+    with reading.of_record(folder):
+        return _block(folder)
+
+
+def _block(folder):
     run = run_folder.effective(run_folder.read(folder))
     env, source = run["environment"], run["code"].get("source_sha256")
     machine = f"{run_facts.device(env) or 'unknown machine'}, torch {env.get('torch') or 'unknown'}"
@@ -96,9 +106,10 @@ def block(folder: Path | str) -> str:
 def charts_of(folder: Path | str) -> list[dict]:
     """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
     folder = Path(folder)
-    run = run_folder.read(folder)
-    found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
-    return [spec for spec in found if spec]
+    with reading.of_record(folder):
+        run = run_folder.read(folder)
+        found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
+        return [spec for spec in found if spec]
 
 
 def _stages(run):

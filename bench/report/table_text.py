@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
+from bench import reading
 from bench.record.rows import Row
 from bench.terminal import screen, text_table
 
@@ -161,7 +162,8 @@ def print_csv(rows: Sequence[Mapping], columns: Sequence[str]) -> None:
     writer.writerow(columns)
     for row in rows:
         values = [row[name] for name in columns]
-        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in values])
+        values = [" ".join(map(str, value)) if isinstance(value, list) else value for value in values]
+        writer.writerow([reading.one_line(value) if isinstance(value, str) else value for value in values])
 
 
 def number_words(column: str, value: float, more: int = 0) -> str:

@@ -5,6 +5,8 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from bench import reading
+
 TEXT = ("device", "throttle_reasons")
 MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
 
@@ -15,14 +17,14 @@ def read(path: Path | str) -> list[dict]:
     read_ns is when the device was read: t_ns of its tick and late_ms.
     """
     rows = []
-    with open(path, newline="", errors="replace") as file:
-        for cells in csv.DictReader(file):
+    with reading.lines(path) as lines:
+        for cells in csv.DictReader(lines):
             try:
                 row = {name: _cell(name, text) for name, text in cells.items()}
                 row["t_ns"] = int(cells["t_ns"])
                 row["read_ns"] = row["t_ns"] + round(1e6 * (row.get("late_ms") or 0.0))
                 rows.append(row)
-            except (TypeError, ValueError, KeyError):
+            except (TypeError, ValueError, KeyError, OverflowError):
                 continue
     return rows
 

@@ -91,7 +91,7 @@ def _of_file(rank, rows, steps, until_ns):
         "num_launch_calls": num_calls,
         "num_launches_without_kernel": num_lost,
         "cut": rank.cut,
-        "device": _device_name(rank),
+        "device": device_name(rank),
     }
 
 
@@ -112,7 +112,7 @@ def _of_device(rank, rows, kinds, steps):
 
 def _of_operators(rank, rows, until_ns, device_us):
     table = operators.table(rank, rows, until_ns)
-    rates, whole = flops.achieved(table, device_us, *_peaks(_device_name(rank)))
+    rates, whole = flops.achieved(table, device_us, *_peaks(device_name(rank)))
     return {
         "operators": _leading(table),
         "num_operators": len(table),
@@ -139,7 +139,7 @@ def _leading(table):
     return [table[index] for index in sorted(leading)]
 
 
-def _device_name(rank):
+def device_name(rank: load.Rank) -> str | None:
     """The name of the first GPU that the trace names, or None."""
     properties = rank.meta.get("deviceProperties")
     devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []

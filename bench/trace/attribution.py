@@ -1,11 +1,13 @@
 """Who launched what: for a moment on a thread, the innermost range around it."""
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
 from bench.trace import events, window
 from bench.trace.columns import US, groups, index_of, sums, take
+from bench.trace.load import Rank
 from bench.trace.nest import Nest
 
 PHASES = ("data", "forward", "backward", "optimizer", "validation")
@@ -31,12 +33,12 @@ def by_thread(rank, calls, times, kind, wanted=None):
     return around
 
 
-def around_launch(rank, calls, kind, wanted=None):
+def around_launch(rank: Rank, calls: np.ndarray, kind: int, wanted: Callable[[str], bool] | None = None) -> np.ndarray:
     """by_thread() at the start of each of these launching calls."""
     return by_thread(rank, calls, take(rank.ts, calls, 0), kind, wanted)
 
 
-def operators(rank, rows):
+def operators(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """Row of the CPU operator that launched each device row, the innermost around the call; -1: unknown.
 
     Where no call was recorded, or none of an operator, it is the one of the profiler's own External id.
@@ -50,7 +52,7 @@ def operators(rank, rows):
     return launcher
 
 
-def annotations(rank, rows):
+def annotations(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """Row of the innermost annotation, but no ProfilerStep, in which each device row was launched; -1: unknown.
 
     On the launching thread, or else by time on the thread with the most annotated time: backward kernels are launched
@@ -72,7 +74,7 @@ def _is_no_step(name):
     return not name.startswith("ProfilerStep")
 
 
-def phases(rank, rows):
+def phases(rank: Rank, rows: np.ndarray) -> list[str | None]:
     """Name of the phase in which each device row was launched, by time (see annotations); None where none is known."""
     ranges = np.flatnonzero(rank.is_kind(events.ANNOTATION))
     nest = Nest(rank, ranges[rank.is_named(PHASES.__contains__, ranges)])
@@ -100,7 +102,7 @@ def launchers(rank, rows, limit=100):
     with_stack.
     """
     calls, around = window.launches(rank, rows), [rows, operators(rank, rows), annotations(rank, rows)]
-    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (_is_module, _is_source)]
+    around += [around_launch(rank, calls, events.PYTHON, wanted) for wanted in (_is_module, is_source)]
     names, index = np.unique(np.stack([take(rank.name, of) for of in around]), axis=1, return_inverse=True)
     index, lines = index.ravel(), []
     device_ns, count = sums(index, names.shape[1], rank.dur[rows]), np.bincount(index, minlength=names.shape[1])
@@ -121,14 +123,15 @@ def modules(rank, rows, until_ns=None):
 
 def sources(rank, rows, until_ns=None):
     """The same by the innermost line of Python around the launch that is not torch's own; only with_stack."""
-    return _by_python(rank, rows, until_ns, _is_source, "source")
+    return _by_python(rank, rows, until_ns, is_source, "source")
 
 
 def _is_module(name):
     return name.startswith(MODULE)
 
 
-def _is_source(name):
+def is_source(name: str) -> bool:
+    """Whether a range of Python is a line that is not of torch's own files."""
     return ".py(" in name and LIBRARY.search(name) is None
 
 

@@ -14,6 +14,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import reading
+
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
 # Triton's of no other kind; elementwise: and reductions, indexing
@@ -123,13 +125,10 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     Raises ValueError for another form, an unknown category, a pattern that is not a regular expression,
     and an example that its own pattern does not match.
     """
-    import yaml  # reads json as well
-
     try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(f"rules={path}: cannot be read ({why}): give a yaml or json list") from None
+        entries = reading.yaml_value(reading.text(path), path)  # reads json as well
+    except reading.Damaged as error:
+        raise ValueError(f"rules={path}: cannot be read ({error}): give a yaml or json list") from None
     if not isinstance(entries, list):
         raise ValueError(f"rules={path}: it holds no list: write one {{category, pattern}} an entry")
     return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES

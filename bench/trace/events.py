@@ -224,10 +224,17 @@ def _nanoseconds(values):
     if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
         return np.array(values, np.int64) * 1000
     if kinds <= {int, float}:
-        found = np.array(values, np.float64)
+        found = _floats(values)
         good = np.abs(found) < LARGEST_US  # and not nan
         return np.where(good, np.rint(np.where(good, found, 0) * 1000), _BAD).astype(np.int64)
     return np.array([_one_ns(value) for value in values], np.int64)
+
+
+def _floats(values):
+    try:
+        return np.array(values, np.float64)
+    except OverflowError:  # a whole number of hundreds of digits: not a moment
+        return np.array([value if abs(value) < LARGEST_US else np.nan for value in values], np.float64)
 
 
 def _one_ns(value):

@@ -7,6 +7,7 @@ FLOP counter does.  Everything else is unknown, None, and counted in the share t
 """
 
 import math
+from collections.abc import Callable
 
 BYTES = {
     name: size
@@ -125,10 +126,8 @@ def achieved(lines, device_us, peak_of, mem_bytes_per_s=None):
 
 
 def _rate(line, peak_of, mem_bytes_per_s):
-    rate, kind = line["flop"] / (line["time_us"] / 1e6), line["precision"]
-    peak = peak_of(kind) if kind else None
-    if kind == "float32" and peak and rate > peak:  # more than FP32 can: on tensor cores, as TF32
-        kind, peak = "tf32", peak_of("tf32")
+    rate = line["flop"] / (line["time_us"] / 1e6)
+    kind, peak = peak_of_rate(line["precision"], rate, peak_of)
     intensity = line["flop"] / line["bytes"] if line["bytes"] else None
     ridge = peak / mem_bytes_per_s if peak and mem_bytes_per_s else None
     bound = None if ridge is None or intensity is None else "compute" if intensity > ridge else "memory"
@@ -141,3 +140,13 @@ def _rate(line, peak_of, mem_bytes_per_s):
         "flop_per_byte": intensity,
         "bound": bound,
     }
+
+
+def peak_of_rate(
+    kind: str | None, flop_per_s: float, peak_of: Callable[[str], float | None]
+) -> tuple[str | None, float | None]:
+    """(precision, its peak in FLOP/s or None) of what ran at this rate; peak_of(precision) -> FLOP/s or None."""
+    peak = peak_of(kind) if kind else None
+    if kind == "float32" and peak and flop_per_s > peak:  # more than FP32 can: on tensor cores, as TF32
+        kind, peak = "tf32", peak_of("tf32")
+    return kind, peak

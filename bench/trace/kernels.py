@@ -6,8 +6,9 @@ Type is HolisticTraceAnalysis' coarse division: computation, communication, memo
 import numpy as np
 
 from bench.trace import events, intervals
-from bench.trace.categories import RULES, category, is_communication
+from bench.trace.categories import RULES, Rule, category, is_communication
 from bench.trace.columns import US, sums
+from bench.trace.load import Rank
 
 TYPES = ("COMPUTATION", "COMMUNICATION", "MEMORY")
 COMPUTATION, COMMUNICATION, MEMORY = range(3)
@@ -15,7 +16,7 @@ COPY_NAMES = ("Memcpy", "Memset", "hipMemcpy", "hipMemset", "Copy", "FillBuffer"
 INT64 = np.iinfo(np.int64)
 
 
-def types(rank, rows, rules=RULES):
+def types(rank: Rank, rows: np.ndarray, rules: tuple[Rule, ...] = RULES) -> np.ndarray:
     """Index into TYPES for each device row: copies and memsets are memory, others that move data are communication."""
     kinds = rank.is_named(lambda name: is_communication(name, rules), rows).astype(np.int8)
     is_copy = np.isin(rank.kind[rows], (events.MEMCPY, events.MEMSET))

@@ -50,6 +50,18 @@ class Rank:
         if self.rank is None and (in_name := RANK_IN_NAME.search(self.path.name)):
             self.rank = int(in_name[1])
 
+    def add_ranges(self, kind: int, track: int, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Rows that the file lacks, known from elsewhere: (name, start ns, end ns) each, on one of .tracks."""
+        first, num = len(self.names), len(ranges)
+        self.names += [name for name, _, _ in ranges]
+        start, end = ([one[side] for one in ranges] for side in (1, 2))
+        dur = np.subtract(end, start) if num else []
+        columns = {"kind": [kind] * num, "ts": start, "dur": dur, "name": range(first, first + num)}
+        columns |= {"track": [track] * num} | dict.fromkeys(("correlation", "external", "extra"), [-1] * num)
+        for name, values in columns.items():
+            setattr(self, name, np.concatenate((getattr(self, name), np.array(list(values), events.COLUMNS[name]))))
+        self.end = self.ts + self.dur
+
     def is_kind(self, *kinds):
         return np.isin(self.kind, kinds)
 

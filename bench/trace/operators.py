@@ -8,6 +8,7 @@ import numpy as np
 from bench.trace import attribution, events, window
 from bench.trace.columns import US, groups, index_of, sums
 from bench.trace.flops import flops, precision, traffic_bytes
+from bench.trace.load import Rank
 from bench.trace.nest import Nest
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
@@ -28,7 +29,7 @@ def table(rank, rows, until_ns=None):
         return []
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
     keys, index = np.unique(key, return_inverse=True)
-    facts = [_facts(rank, int(one)) for one in keys]
+    facts = [facts_of(rank, one // (len(rank.extras) + 1), one % (len(rank.extras) + 1) - 1) for one in keys.tolist()]
     nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
     launcher = index_of(attribution.operators(rank, rows), ops)
@@ -47,18 +48,25 @@ def table(rank, rows, until_ns=None):
     lines = []
     for number, fact in enumerate(facts):
         calls = num_leaves[number]
-        line = fact | {"count": count[number]} | {name: ns[number] / US for name, ns in times_ns.items()}
+        line = (
+            {key: fact[key] for key in ("name", "shapes", "precision", "flop", "bytes")}
+            | {"count": count[number]}
+            | {name: ns[number] / US for name, ns in times_ns.items()}
+        )
         line |= {name: fact[name] * calls if calls and fact[name] is not None else None for name in ("flop", "bytes")}
         lines.append(line | {name: counts[name][number] if name in counts else None for name in COUNTS})
     return sorted(lines, key=lambda line: (-line["device_us"], -line["self_cpu_us"]))
 
 
-def _facts(rank, key):
-    """{"name", "shapes", "precision", "flop", "bytes"} of one call with this name and these arguments."""
-    name, number = rank.names[key // (len(rank.extras) + 1)], key % (len(rank.extras) + 1) - 1
-    extra = rank.extras[number] if number >= 0 else (None, None, None)
+def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict:
+    """{"name", "shapes", "types", "precision", "flop", "bytes"} of one call with this name and these arguments.
+
+    name_index, extra_index: into rank.names and rank.extras, the latter -1 for none.
+    """
+    name = rank.names[name_index]
+    extra = rank.extras[extra_index] if extra_index >= 0 else (None, None, None)
     dims, types = map(_parsed, extra[1:3]) if extra[1] else (None, None)
-    line = {"name": name, "shapes": dims, "precision": precision(types)}
+    line = {"name": name, "shapes": dims, "types": types, "precision": precision(types)}
     return line | {"flop": flops(name, dims), "bytes": traffic_bytes(name, dims, types)}
 
 
@@ -84,6 +92,17 @@ def _leaves(ops, nests, known):
             around = around[(around < 0) | ~has_inside[around]]
         is_leaf[index] = known[index] & ~has_inside
     return is_leaf
+
+
+def leaves_with_flops(rank: Rank) -> np.ndarray:
+    """Mask over all rows: operators whose FLOPs are known and that hold no operator inside whose FLOPs are."""
+    ops, found = window.host_rows(rank, events.CPU_OP), np.zeros(len(rank.ts), bool)
+    keys, index = np.unique(np.stack((rank.name[ops], rank.extra[ops])), axis=1, return_inverse=True)
+    known = np.array([facts_of(rank, *key)["flop"] is not None for key in keys.T.tolist()] or [False])
+    if len(ops):
+        nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]
+        found[ops] = _leaves(ops, nests, known[index.ravel()])
+    return found
 
 
 def _memory(rank, rows, ops):

@@ -8,8 +8,10 @@ import numpy as np
 
 from bench.trace.columns import US
 from bench.trace.kernels import COMMUNICATION
+from bench.trace.load import Rank
 
 NUM_WORST = 10
+Ranks = dict[int, tuple[Rank, np.ndarray, np.ndarray]]  # number: rank, its device rows, kernels.types of them
 
 
 def steps(by_rank):
@@ -31,43 +33,54 @@ def steps(by_rank):
     return lines
 
 
-def collectives(ranks):
-    """{rank: (Rank, rows, types)} -> {"num_matched", "waits": [{"rank", "wait_us", "num_last"}], "worst": [...]} or
-    None.
+def waits(ranks: Ranks) -> tuple[list[dict], int]:
+    """([{"name", "call", "late_rank", "rows", "wait_ns"}] of the collectives that all ranks share, calls not matched).
 
     The k-th communication kernel of a name on one rank meets the k-th on the others; names that do not occur equally
-    often on all ranks are not matched (num_unmatched).
+    often on all ranks are not matched.  rows, wait_ns: by rank, in the order of ranks: the kernel, and for how long of
+    it its rank waited for the last one.
     """
-    if len(ranks) < 2:
-        return None
     numbers, sequences = list(ranks), [_sequences(*one) for one in ranks.values()]
-    waits, num_last = dict.fromkeys(numbers, 0), dict.fromkeys(numbers, 0)
-    worst, num_unmatched = [], 0
-    for name in sorted(set.union(*map(set, sequences))):
-        durations = [of_rank.get(name, ()) for of_rank in sequences]
-        if len(set(map(len, durations))) != 1:
-            num_unmatched += max(map(len, durations))
+    lines, num_unmatched = [], 0
+    for name in sorted(set().union(*sequences)) if len(ranks) > 1 else ():
+        of_ranks = [of_rank.get(name, ()) for of_rank in sequences]
+        if len(set(map(len, of_ranks))) != 1:
+            num_unmatched += max(map(len, of_ranks))
             continue
-        durations = np.array(durations)
-        waited = durations - durations.min(axis=0)
-        for number, of_rank in zip(numbers, waited):
-            waits[number] += int(of_rank.sum())
-        for call, (late, longest) in enumerate(zip(durations.argmin(axis=0).tolist(), waited.max(axis=0).tolist())):
-            num_last[numbers[late]] += 1
-            line = {"name": name, "call": call, "late_rank": numbers[late]}
-            worst.append(line | {"longest_wait_us": longest / US})
-    if not worst:
+        rows = np.array(of_ranks)
+        durations = np.array([rank.dur[mine] for (rank, *_), mine in zip(ranks.values(), rows)])
+        waited, late = durations - durations.min(axis=0), durations.argmin(axis=0)
+        for call in range(rows.shape[1]):
+            line = {"name": name, "call": call, "late_rank": numbers[late[call]]}
+            lines.append(line | {"rows": rows[:, call].tolist(), "wait_ns": waited[:, call].tolist()})
+    return lines, num_unmatched
+
+
+def collectives(ranks: Ranks) -> dict | None:
+    """{"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst": [...]}, of waits(), or
+    None.
+    """
+    found, num_unmatched = waits(ranks)
+    if not found:
         return None
+    sums_ns, num_last = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    worst = []
+    for one in found:
+        for number, wait_ns in zip(ranks, one["wait_ns"]):
+            sums_ns[number] += wait_ns
+        num_last[one["late_rank"]] += 1
+        line = {name: one[name] for name in ("name", "call", "late_rank")}
+        worst.append(line | {"longest_wait_us": max(one["wait_ns"]) / US})
     worst.sort(key=lambda line: -line["longest_wait_us"])
-    lines = [{"rank": number, "wait_us": waits[number] / US, "num_last": num_last[number]} for number in numbers]
-    return {"num_matched": len(worst), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
+    lines = [{"rank": number, "wait_us": sums_ns[number] / US, "num_last": num_last[number]} for number in ranks]
+    return {"num_matched": len(found), "num_unmatched": num_unmatched, "waits": lines, "worst": worst[:NUM_WORST]}
 
 
 def _sequences(rank, rows, kinds):
-    """{name: durations in the order of start} of a rank's communication kernels."""
+    """{name: rows in the order of start} of a rank's communication kernels."""
     mine = rows[kinds == COMMUNICATION]
     mine = mine[np.argsort(rank.ts[mine], kind="stable")]
-    durations = {}
-    for name, dur in zip(rank.name[mine].tolist(), rank.dur[mine].tolist()):
-        durations.setdefault(rank.names[name], []).append(dur)
-    return durations
+    by_name = {}
+    for row in mine.tolist():
+        by_name.setdefault(rank.names[rank.name[row]], []).append(row)
+    return by_name

@@ -6,9 +6,12 @@ string: a quote there is escaped, and after the quote that ends a string no word
 """
 
 import collections
+import os
 import re
 import zlib
 from pathlib import Path
+
+from bench import reading
 
 BLOCK_BYTES = 2**20
 MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after the events is short
@@ -34,13 +37,12 @@ class Source:
         self.path = Path(path)
         self.head, self.tail, self.cut = b"", b"", None
         try:
-            with open(path, "rb") as file:
+            with reading.opened(path) as file:
                 magic = file.read(4)
+                self.num_bytes = os.fstat(file.fileno()).st_size
             self.is_gzip, self.is_zip = magic[:2] == GZIP_MAGIC, magic == ZIP_MAGIC
-            self.num_bytes = self.path.stat().st_size
-        except OSError as error:
-            hint = "name a trace, a run folder or a folder of traces"
-            raise NoTrace(f"{path}: cannot be read ({error.strerror}); {hint}") from None
+        except reading.Damaged as error:
+            raise NoTrace(f"{error}; name a trace, a run folder or a folder of traces") from None
 
     def chunks(self, part=0, num_parts=1):
         if self.is_gzip:
@@ -203,4 +205,5 @@ def _end_of_array(data):
     return None
 
 
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.S)
+# A string that has no end goes to the end: the search would begin anew at each escaped quote in it.
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.S)

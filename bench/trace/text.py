@@ -1,6 +1,7 @@
 """An analysis (bench/trace/analysis.py) -> words for a terminal, Markdown for a file."""
 
 import re
+from collections.abc import Callable, Sequence
 
 from bench.terminal import text_table
 from bench.units import MIB
@@ -24,13 +25,13 @@ def as_markdown(answer: dict, title: str) -> str:
 # ---- words for a cell; "" for None
 
 
-def plain(value, limit=MAX_NAME_CHARS):
+def plain(value: object, limit: int = MAX_NAME_CHARS) -> str:
     """Words from outside: without control characters, and of bounded length with both ends."""
     words = text_table.printable("" if value is None else str(value))
     return text_table.middle(words, limit)
 
 
-def short(name, limit=MAX_NAME_CHARS):
+def short(name: object, limit: int = MAX_NAME_CHARS) -> str:
     """A kernel's name without what all have: return type, namespaces and arguments; what is left distinguishes them."""
     words = BOILERPLATE.sub("", str(name))
     head, bracket, _ = words.rpartition("(")
@@ -58,7 +59,7 @@ def _three_digits(value):
 MS, MS2, MIB3, ONE, TWO = decimals(3, 1000), decimals(2, 1000), decimals(3, MIB), decimals(1), decimals(2)
 
 
-def table(lines, columns, form="simple"):
+def table(lines: Sequence[dict], columns: Sequence[tuple[str, str, Callable]], form: str = "simple") -> str:
     """lines: dicts; columns: (head, key, format of a cell) each."""
     cells = [[words(line[key]) for _, key, words in columns] for line in lines]
     right = [all(map(NUMBER.fullmatch, column)) for column in zip(*cells)]

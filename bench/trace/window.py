@@ -6,11 +6,15 @@ recording or its call was lost, is of no known step and does not count.  With fe
 (HolisticTraceAnalysis' rule, without its faults: the last step is the host's own, and no row counts twice.)
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bench.trace import events
 from bench.trace.columns import index_of, take
+from bench.trace.load import Rank
 
+Step = tuple[int, int, int]  # number, start ns, end ns
 NOT_LAUNCHED = np.iinfo(np.int64).max
 
 
@@ -20,7 +24,7 @@ def until(rank, include_last_step=False):
     return steps[-1][1] if len(steps) >= 2 and not include_last_step else None
 
 
-def steps(rank, include_last_step=False):
+def steps(rank: Rank, include_last_step: bool = False) -> list[Step]:
     """[(number, start ns, end ns)] of the ProfilerSteps that count; where the host has none, of those the GPU shows."""
     of_host = rank.steps()
     return (of_host[:-1] if len(of_host) >= 2 and not include_last_step else of_host) or gpu_steps(rank)
@@ -59,7 +63,7 @@ def host_rows(rank, kind, until_ns=None):
     return np.flatnonzero(mine if until_ns is None else mine & (rank.ts < until_ns))
 
 
-def rows_of_steps(rank, rows, counted):
+def rows_of_steps(rank: Rank, rows: np.ndarray, counted: Sequence[Step]) -> list[tuple[Step, np.ndarray]]:
     """[((number, start ns, end ns), indices of these device rows that belong to it)] of the steps in counted."""
     moments = step_times(rank, rows)
     order = np.argsort(moments, kind="stable")
@@ -78,7 +82,7 @@ def annotation_rows(rank, kind, until_ns=None):
     return rows[np.where(is_same, take(rank.ts, host), rank.ts[rows]) < until_ns]
 
 
-def launches(rank, rows):
+def launches(rank: Rank, rows: np.ndarray) -> np.ndarray:
     """Row of the host call that launched each of these device rows, -1 where there is none; the last in file order."""
     calls = np.flatnonzero(rank.is_kind(events.RUNTIME) & (rank.correlation > 0))[::-1]
     calls = calls[np.argsort(rank.correlation[calls], kind="stable")]

@@ -7,6 +7,8 @@ its shape is checked, so that what comes after can rely on it.
 import pickle
 from pathlib import Path
 
+from bench import reading
+
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 
 
@@ -21,10 +23,10 @@ class _Plain(pickle.Unpickler):
 def load(path: Path | str) -> dict:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
-        with open(path, "rb") as file:
+        with reading.opened(path) as file:
             found = _Plain(file).load()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}): give a memory snapshot, *.pickle") from None
+    except reading.Damaged:
+        raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
         reason = str(error) or type(error).__name__
         raise ValueError(
@@ -48,6 +50,9 @@ def checked(snapshot: object) -> dict:
     for number, segment in enumerate(_list(snapshot["segments"], "segments")):
         _check_segment(segment, f"segment {number}")
     traces = _list(snapshot["device_traces"], "device_traces")
+    filled = [id(trace) for trace in traces if trace]
+    if len(set(filled)) < len(filled):
+        raise ValueError("several devices share one list of entries")
     if sum(len(_list(trace, "a device's trace")) for trace in traces) > MAX_ENTRIES:
         raise ValueError(f"it has more than {MAX_ENTRIES} trace entries")
     for device, trace in enumerate(traces):
@@ -57,22 +62,31 @@ def checked(snapshot: object) -> dict:
 
 
 def _has(value, **kinds):
-    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
+    return isinstance(value, dict) and all(_is(value.get(key), kind) for key, kind in kinds.items())
+
+
+def _is(value, kind):
+    """Whether it is of the kind; a number also below 2**64 in size, which an allocator's is."""
+    return isinstance(value, kind) and not (isinstance(value, (int, float)) and not abs(value) < 2**64)
 
 
 def _check_segment(segment, where):
     if not _has(segment, total_size=int):
         raise ValueError(f"{where} has no total_size")
+    if not all(_is(segment.get(key, 0), int) for key in ("device", "address")):
+        raise ValueError(f"{where} has a device or an address that is not a number")
     for block in _list(segment.get("blocks"), f"blocks of {where}"):
         if not _has(block, size=int, state=str):
             raise ValueError(f"{where} has a block without size and state")
+        if not all(_is(block.get(key, 0), int) for key in ("address", "requested_size")):
+            raise ValueError(f"{where} has a block whose address or requested_size is not a number")
         _check_frames(block.get("frames", ()), where)
 
 
 def _check_entry(entry, where):
     if not _has(entry, action=str, size=int):
         raise ValueError(f"{where} has no action and size")
-    if not isinstance(entry.get("addr", 0), int) or not isinstance(entry.get("time_us", 0), (int, float)):
+    if not _is(entry.get("addr", 0), int) or not _is(entry.get("time_us", 0), (int, float)):
         raise ValueError(f"{where} has an address or a time that is not a number")
     _check_frames(entry.get("frames", ()), where)
 

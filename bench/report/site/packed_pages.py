@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench import atomic, reading
 from bench.record.rows import Row
 from bench.report import repeats, run_page
 from bench.web.page import page, tag
@@ -127,10 +127,8 @@ def _html(folder, home, others=()):
     """(page, None) or (None, why there is none).  others: (words, link) of runs of the same config."""
     try:
         return run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others), None
-    except ValueError as error:  # says what is wrong, after the path
-        return None, str(error).replace(f"{folder}/", "")[:300]
-    except Exception as error:  # whatever is wrong with one record, the others are shown
-        return None, f"the record lacks something or is damaged ({error!r})"[:300]
+    except reading.Damaged as error:  # says what is wrong, after the path
+        return None, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
 
 
 def _packed(pages):
@@ -139,9 +137,9 @@ def _packed(pages):
 
 def _unpacked(path):
     try:
-        packed = path.read_text().removeprefix(HEAD).removesuffix(TAIL)
+        packed = reading.text(path, reading.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
         return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
-    except (OSError, ValueError, TypeError, zlib.error):
+    except (ValueError, TypeError, zlib.error):
         return {}
 
 
@@ -158,8 +156,8 @@ def _each(work, jobs):
 
 def _made(path):
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return reading.json_object(path, max_bytes=reading.MAX_LINES_BYTES)
+    except reading.Damaged:
         return {}
 
 

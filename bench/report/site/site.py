@@ -3,7 +3,6 @@
 FOLDER/site/index.html opens from a file.  What was made before is made again only where it changed.
 """
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -92,4 +91,5 @@ def _packed(columns):
 def _copy_assets(folder):
     folder.mkdir(exist_ok=True)
     for path in ASSETS.iterdir():
-        shutil.copyfile(path, folder / path.name)
+        with atomic.replacing(folder / path.name, durable=False) as file:  # an error names the folder, not the source
+            file.write(path.read_bytes())

@@ -1,0 +1,71 @@
+"""The parts of a step, in the order of the account: first what the limit is made of, then what lies above it.
+
+Every nanosecond of a step is in exactly one piece, so pieces add up to the step whatever is known and what is not.
+"""
+
+import collections
+from typing import NamedTuple
+
+ARITHMETIC, BANDWIDTH = "arithmetic at peak", "memory at bandwidth"
+SLOWER, OPTIMIZER, UNBOUND = "slower than their bound", "optimizer without a bound", "no bound known"
+WAITING, EXPOSED, COPIES = "waiting for a late rank", "exposed communication", "exposed copies"
+BETWEEN, DEPENDENCY, LAUNCH = "between kernels", "waiting for a stream or event", "launch"
+HOST, SYNC, GARBAGE, LOADER, UNKNOWN = "host", "synchronisation", "garbage collection", "loader", "unknown"
+LIMIT = (ARITHMETIC, BANDWIDTH)
+NO_BOUND = (OPTIMIZER, UNBOUND)
+MEANING = {  # part: what it holds
+    ARITHMETIC: "matrix products and attention, had they run at the peak of their precision",
+    BANDWIDTH: "operators that must move their bytes for longer than they calculate, at the memory's bandwidth",
+    SLOWER: "what those took beyond that",
+    OPTIMIZER: "the optimizer's kernels or operators whose FLOPs and bytes are not known",
+    UNBOUND: "other kernels or operators whose FLOPs and bytes are not known: never guessed",
+    WAITING: "a collective that nothing hides, until the last rank came to it",
+    EXPOSED: "a collective that nothing hides, after all ranks had come",
+    COPIES: "copies and memsets that nothing hides",
+    BETWEEN: "gaps under 30 us between kernels that were launched in time",
+    DEPENDENCY: "longer gaps with the next kernel launched: another stream, an event, or the device itself",
+    LAUNCH: "from the launching call to the first kernel after the device had run dry",
+    HOST: "the host was in no wait and no known phase, and had launched nothing; on a CPU: between operators",
+    SYNC: "the host had launched nothing, as it waited for the device or copied from it",
+    GARBAGE: "Python's garbage collection",
+    LOADER: "waiting for data",
+    UNKNOWN: "nothing was recorded that says what happened",
+}
+ORDER = tuple(MEANING)
+
+
+class Piece(NamedTuple):
+    """what: a kernel, operator, call or collective; where: line of Python, operator or annotation; None: unknown.
+
+    late_rank: of WAITING, for which rank; else None.
+    """
+
+    part: str
+    what: str | None
+    where: str | None
+    late_rank: int | None = None
+
+
+class Pieces:
+    """add() each piece of each step; .ns[step index][Piece] and .count[Piece] hold them, in integer nanoseconds."""
+
+    def __init__(self, num_steps: int):
+        self.ns = [collections.Counter() for _ in range(num_steps)]
+        self.count = collections.Counter()
+
+    def add(self, step: int, piece: Piece, ns: int, count: int = 1) -> None:
+        """Of no effect without time, so that nothing is listed which took none."""
+        if ns > 0:
+            self.ns[step][piece] += int(ns)
+            self.count[piece] += count
+
+    def total(self) -> collections.Counter:
+        """Piece -> nanoseconds over all steps."""
+        return sum(self.ns, collections.Counter())
+
+    def by_part(self, step=None) -> dict[str, int]:
+        """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""
+        ns = collections.Counter()
+        for piece, of_piece in (self.total() if step is None else self.ns[step]).items():
+            ns[piece.part] += of_piece
+        return {part: ns[part] for part in ORDER if ns[part]}

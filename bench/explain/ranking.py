@@ -1,0 +1,120 @@
+"""Where the next millisecond is: what each thing above the limit could give at most, with its evidence.
+
+A gain is an upper bound: what the step would lose if that time were nought and nothing else took its place.  It is the
+mean over the ranks, of waiting that of the ranks that wait.  Lines of one origin are one: kernels of a name, gaps at a
+line of Python, waiting for a rank.  Those whose bound is not known come last, as most of their time may be needed.
+"""
+
+import collections
+import re
+
+from bench.explain import parts
+from bench.trace import flops
+from bench.units import ms_from_ns
+from models import ladder
+
+NUM_LINES = 15
+RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
+BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE)
+TILE = 8  # a factor that is no multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
+SHAPES = re.compile(r"\[([\d, ]+)\]")
+ADVICE = {
+    parts.SLOWER: "the same operator at its bound",
+    parts.OPTIMIZER: "share it out among ranks, fuse it, or do less of it",
+    parts.UNBOUND: "all of its time, as its bound is not known: fuse it, or record shapes",
+    parts.WAITING: "make that rank as fast as the others",
+    parts.EXPOSED: "overlap it with computation, or send less",
+    parts.COPIES: "copy earlier, on a stream of its own, or not at all",
+    parts.BETWEEN: "fewer kernels: fuse them, or a CUDA graph",
+    parts.DEPENDENCY: "let the streams wait for less",
+    parts.LAUNCH: "launch less or earlier: torch.compile, a CUDA graph",
+    parts.HOST: "take it out of the step, or let the device have work meanwhile",
+    parts.SYNC: "do not read from the device within the step",
+    parts.GARBAGE: "freeze or disable the collector, collect between steps",
+    parts.LOADER: "prepare batches ahead, in a thread or process of their own",
+    parts.UNKNOWN: "record Python's stack: with_stack=true",
+}
+
+
+def of(accounts: dict, step_ms: float) -> list[dict]:
+    """{rank: account} and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "count",
+    "advice", "ladder"}], the largest gain first.
+
+    rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: what a record
+    gained there, or None.
+    """
+    found = {}
+    for number, one in accounts.items():
+        for piece, ns in one["pieces"].total().items():
+            if piece.part not in parts.LIMIT:
+                origin = found.setdefault(_origin(piece), _Origin())
+                origin.add(
+                    number, piece, ms_from_ns(ns) / len(one["steps"]), one["pieces"].count[piece] / len(one["steps"])
+                )
+    lines = [_line(key, origin, len(accounts), step_ms) for key, origin in found.items()]
+    bounded, unbounded = [], []
+    for line in sorted(lines, key=lambda line: -line["gain_ms"]):
+        (unbounded if line["part"] in parts.NO_BOUND else bounded).append(line)
+    return bounded[:NUM_LINES] + unbounded[:NUM_LINES]
+
+
+class _Origin:
+    """What is one line: milliseconds by rank, and by the names that it had."""
+
+    def __init__(self):
+        self.by_rank, self.what, self.where = (collections.Counter() for _ in range(3))
+        self.count = 0.0
+
+    def add(self, rank, piece, ms, count):
+        self.by_rank[rank] += ms
+        self.what[piece.what] += ms
+        self.where[piece.where] += ms
+        self.count += count
+
+
+def _line(key, origin, num_ranks, step_ms):
+    part, _, late = key
+    what = origin.what.most_common(1)[0][0]
+    alone = next(iter(origin.by_rank)) if len(origin.by_rank) == 1 and num_ranks > 1 else None
+    gain_ms = sum(origin.by_rank.values()) / (max(1, num_ranks - 1) if part == parts.WAITING else num_ranks)
+    return {
+        "part": part,
+        "what": what,
+        "where": next((name for name, _ in origin.where.most_common() if name not in (None, what)), None),
+        "rank": alone if late is None else late,
+        "gain_ms": gain_ms,
+        "gain_pct": 100 * gain_ms / step_ms if step_ms else 0.0,
+        "count": origin.count / num_ranks,
+        "advice": ADVICE[part],
+        "ladder": ladder_hint(part, what, num_ranks),
+    }
+
+
+def _origin(piece):
+    """What is one line of the ranking: (part, name or None, late rank or None)."""
+    if piece.part in (parts.WAITING, parts.BETWEEN):
+        return piece.part, None, piece.late_rank
+    if piece.part in BY_LINE and piece.where is not None and ".py(" in piece.where:
+        return piece.part, piece.where, None
+    return piece.part, piece.what, None
+
+
+def ladder_hint(part: str, what: str | None, num_ranks: int) -> str | None:
+    """What a rung of models/ladder/ gained at such a place, in the ladder's own words; None where none did."""
+    if part == parts.OPTIMIZER and num_ranks > 1:
+        return rungs().get("r06")
+    if part == parts.SLOWER and _is_unpadded(what or ""):
+        return rungs().get("r05")
+    return rungs().get("r10") if part == parts.SLOWER and (what or "").endswith("float32") else None
+
+
+def _is_unpadded(label):
+    if label.split(" ")[0].split("::")[-1] not in flops.PRODUCTS:
+        return False
+    sizes = [int(size) for dims in SHAPES.findall(label) for size in dims.split(",") if size.strip()]
+    return any(size > 4 * TILE and size % TILE for size in sizes)
+
+
+def rungs() -> dict[str, str]:
+    """{"r05": "r05 (15.2 min): padded vocabulary, ..."} as the ladder's own docstring lists them."""
+    return {name: f"{name} ({took}): {idea}" for name, took, idea in RUNG.findall(ladder.__doc__ or "")}

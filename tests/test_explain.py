@@ -1,0 +1,301 @@
+"""Accounts of steps: they add up, parts are those worked out by hand, and planted slowdowns come out on top."""
+
+import gc
+import json
+import time
+
+import pytest
+import real_runs
+from traces import SHARED, event, launched, step, write
+
+from bench.cli import explain as verb
+from bench.explain import account, ceilings, from_record, garbage, parts, ranking
+from bench.explain.owners import owners
+from bench.record import step_files
+from bench.trace import analysis, load, operators
+
+H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
+MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+
+
+def one_step():
+    """A step of 100 us of an H100 with something of nearly everything in it."""
+    return [
+        step(1, 0, 100),
+        event("cpu_op", "aten::mm", 10, 4, **MM),
+        *launched("gemm", 20, 10, 12, 1),  # nothing is known from 0 to 10, aten::mm until 12, its launch until 20
+        *launched("my_kernel", 32, 8, 15, 2, call_dur=1),  # launched in time: 2 us between kernels
+        *launched("ncclDevKernel_AllGather", 35, 15, 17, 3, stream=9, call_dur=1),  # 10 of its 15 us are exposed
+        event("cuda_runtime", "cudaDeviceSynchronize", 45, 15),
+        event("user_annotation", "optimizer", 60, 40),
+        *launched("update", 70, 20, 65, 4, call_dur=1),
+    ]
+
+
+def explained(path, events, **meta):
+    return account.of_ranks(load.load_all([write(path, events, **meta)]))
+
+
+def parts_ns(answer, rank="0"):
+    return {line["part"]: line["sum_ns"] for line in answer["ranks"][rank]["parts"]}
+
+
+def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
+    answer = explained(tmp_path / "a.json", one_step(), **H100)
+    # 2 * 1024**3 FLOP / 989e12 FLOP/s = 2.171 us; its bytes, 3 * 2 MiB / 3.35e12 bytes/s, would take 1.878 us
+    assert parts_ns(answer) == {
+        parts.ARITHMETIC: 2171,
+        parts.SLOWER: 7829,
+        parts.OPTIMIZER: 20_000,
+        parts.UNBOUND: 8_000,
+        parts.EXPOSED: 10_000,
+        parts.BETWEEN: 2_000,
+        parts.LAUNCH: 8_000 + 5_000,
+        parts.HOST: 2_000 + 5_000 + 10_000,  # aten::mm, then the optimizer before its launch, and after its kernel
+        parts.SYNC: 10_000,
+        parts.UNKNOWN: 10_000,
+    }
+    assert answer["step_ms"] == 0.1
+    assert answer["limit_ms"] == pytest.approx(0.002171)
+
+
+def test_a_step_begins_where_the_device_has_finished_the_one_before(tmp_path):
+    events = [step(1, 0, 10), step(2, 10, 10), step(3, 20, 10)]
+    events += [*launched("a", 5, 20, 1, 1), *launched("b", 26, 20, 11, 2), *launched("c", 50, 20, 21, 3)]
+    answer = explained(tmp_path / "a.json", events)
+    assert [(one["step"], one["ms"]) for one in answer["ranks"]["0"]["steps"]] == [(1, 0.025), (2, 0.021)]
+    assert answer["ranks"]["0"]["steps"][1]["sum_ns"] == {parts.UNBOUND: 20_000, parts.BETWEEN: 1_000}
+    assert answer["ranks"]["0"]["host_step_ms"] == 0.01
+
+
+def two_ranks(folder):
+    ranks = []
+    for rank, (kernel, own_us) in enumerate((("quick", 10), ("slow", 25))):
+        events = [*launched("forward_" + kernel, 1, own_us, 0, 1, call_dur=0.5)]
+        events += launched("ncclDevKernel_AllReduce", 1 + own_us, 40 - own_us, 0.6, 2, call_dur=0.2)
+        ranks.append(write(folder / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2}))
+    return ranks
+
+
+def test_waiting_is_charged_to_the_rank_that_came_last(tmp_path):
+    answer = account.of_ranks(load.load_all(two_ranks(tmp_path)))
+    assert parts_ns(answer, "0") == {parts.UNBOUND: 10_000, parts.WAITING: 15_000, parts.EXPOSED: 15_000}
+    assert parts_ns(answer, "1") == {parts.UNBOUND: 25_000, parts.EXPOSED: 15_000}
+    [late] = answer["lateness"]
+    assert (late["rank"], late["wait_ms"], late["without_ms"]) == (1, 0.015, 0.025)
+    assert late["more"] == {parts.UNBOUND: pytest.approx(0.015)}
+    assert late["reasons"][0]["what"] == "forward_slow"
+    first = answer["next"][0]
+    assert (first["part"], first["rank"], first["gain_ms"]) == (parts.WAITING, 1, 0.015)
+
+
+def test_at_each_moment_one_range_has_the_time():
+    start, end, layer = (0, 5, 8, 30), (10, 20, 9, 40), (1, 0, 0, 2)
+    assert owners(start, end, layer, 2, 35) == [(2, 5, 0), (5, 20, 1), (20, 30, -1), (30, 35, 3)]
+    assert owners((), (), (), 2, 35) == [(2, 35, -1)]
+
+
+@pytest.mark.parametrize(
+    "name, shapes, types, num_bytes",
+    [
+        ("aten::add", [[4, 8], [8]], ["float", "float"], 4 * (32 + 8 + 32)),
+        ("aten::mul_", [[4, 8], []], ["c10::BFloat16", "Scalar"], 2 * (32 + 32)),
+        ("aten::eq", [[4, 8], [4, 8]], ["long int", "long int"], 8 * 64 + 32),
+        ("aten::add", [[4, 8], [8]], ["float", "who knows"], None),
+        ("aten::index_select", [[4, 8], [2]], ["float", "long int"], None),
+        ("triton_poi_fused_add_mul_0", [[4, 8], [4, 8], [1]], ["float", "c10::BFloat16", "Scalar"], None),
+        ("triton_poi_fused_add_mul_0", [[4, 8], [4, 8], []], ["float", "c10::BFloat16", "Scalar"], 6 * 32),
+        ("triton_poi_fused_embedding_add_0", [[4, 8], [4, 8]], ["float", "float"], None),
+        ("triton_poi_fused_add_mul_0", None, None, None),
+    ],
+)
+def test_bytes_are_known_from_shapes_or_not_at_all(name, shapes, types, num_bytes):
+    facts = {"name": name, "shapes": shapes, "types": types, "flop": None, "bytes": None, "precision": None}
+    assert ceilings.moved_bytes(facts) == num_bytes
+
+
+def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():
+    facts = {"name": "aten::mm", "shapes": None, "types": None, "precision": "bfloat16", "flop": 989e9, "bytes": 335e6}
+    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts, 0.01) == (True, pytest.approx(0.001))
+    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts | {"bytes": 33.5e9}, 0.02) == (False, 0.01)
+    assert ceilings.Ceilings("Somebody's GPU").bound(facts, 0.01) is None
+    observed = ceilings.Ceilings(None)
+    observed.observe([("float32", 1e9, 0.5), ("float32", 3e9, 1.0), ("float32", 1e9, 0.01)])  # the last shows no rate
+    assert observed.bound(facts | {"precision": "float32", "flop": 6e9}, 9.0) == (True, 2.0)
+
+
+def test_an_operators_time_outside_the_product_within_it_shows_no_rate(tmp_path):
+    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [event("cpu_op", "aten::matmul", 0, 20, **shapes), event("cpu_op", "aten::mm", 1, 18, **shapes)]
+    rank = load.load(write(tmp_path / "a.json", events))
+    assert operators.leaves_with_flops(rank).tolist() == [False, True]
+    assert parts_ns(explained(tmp_path / "a.json", events)) == {parts.ARITHMETIC: 18_000, parts.UNBOUND: 2_000}
+
+
+def test_collections_of_the_record_are_put_where_they_were(tmp_path):
+    events = [step(7, 1000, 100), event("cpu_op", "aten::one", 1000, 100)]
+    [rank] = load.load_all([write(tmp_path / "rank0.json", events)])
+    step_files.write(tmp_path, [{"step": 7, "step_ms": 0.1, "t_ns": 5_000_000}])
+    step_files.append_event(tmp_path, {"t_ns": 5_020_000, "event": "gc", "step": 7, "ms": 0.03, "generation": 2})
+    garbage.add([rank], tmp_path)
+    answer = account.of_ranks([rank])
+    assert parts_ns(answer) == {parts.UNBOUND: 70_000, parts.GARBAGE: 30_000}
+    assert answer["next"][0]["what"] == "garbage collection of generation 2"
+
+
+def test_a_record_without_a_trace_is_explained_from_its_columns(finished_run):
+    answer = from_record.of(finished_run)
+    ns = parts_ns(answer)
+    assert sum(ns.values()) == answer["ranks"]["0"]["step_sum_ns"]
+    rows = [row for row in step_files.read(finished_run) if row.get("step_ms") is not None and not row.get("flags")]
+    assert answer["step_ms"] == pytest.approx(sum(row["step_ms"] for row in rows) / len(rows), abs=1e-6)
+    assert ns[parts.LOADER] == pytest.approx(1e6 * sum(row["data_ms"] for row in rows), abs=len(rows))
+
+
+def test_the_limit_of_a_record_is_its_own_flops_at_the_peak(finished_run, tmp_path):
+    folder = real_runs.copy_of(finished_run, tmp_path / "results")
+    run = json.loads((folder / "run.json").read_text())
+    run["environment"]["gpus"] = [{"name": "NVIDIA H100 80GB HBM3"}]
+    run["measured"]["dtype"] = "bfloat16"
+    run["model"]["flops_per_token"], run["measured"]["batch_tokens"] = 989_000_000, 2_000  # 2 ms a step
+    (folder / "run.json").write_text(json.dumps(run))
+    assert from_record.of(folder)["limit_ms"] == pytest.approx(2.0)
+
+
+def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, tmp_path):
+    folder = real_runs.copy_of(two_rank_run, tmp_path / "results")
+    rows, by_rank = step_files.read(folder), step_files.read_by_rank(folder)
+    own_ms = {row["step"]: 5.0 for row in rows if row.get("step_ms")}
+    slow_ms = {step: ms + 400.0 for step, ms in own_ms.items()}
+    step_files.write_by_rank(folder, by_rank | {"own_ms": [own_ms, slow_ms]})
+    for row in rows:
+        if row.get("step_ms"):  # as it is when rank 0 waits: within its backward
+            row |= {"step_ms": row["step_ms"] + 400.0, "backward_ms": row["backward_ms"] + 400.0}
+    step_files.write(folder, rows)
+    answer = from_record.of(folder)
+    first = answer["next"][0]
+    assert (first["part"], first["rank"]) == (parts.WAITING, 1)
+    assert first["gain_ms"] == pytest.approx(400.0, rel=1e-3)
+    assert sum(parts_ns(answer).values()) == answer["ranks"]["0"]["step_sum_ns"]
+
+
+# ---- planted slowdowns, in real traces of this machine's CPU
+
+
+def traced(path, slow):
+    """Three steps of a few products and a planted slowdown -> its own mean milliseconds."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    took_s, weights = [], torch.randn(256, 256)
+
+    def save(profiler):
+        profiler.export_chrome_trace(str(path))
+
+    plan = schedule(wait=0, warmup=1, active=4, repeat=1)
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True, schedule=plan, on_trace_ready=save
+    ) as profiler:
+        for _ in range(5):
+            for _ in range(8):
+                torch.mm(weights, weights)
+            began_s = time.perf_counter()
+            slow(weights)
+            took_s.append(time.perf_counter() - began_s)
+            profiler.step()
+    return 1e3 * sum(took_s[1:4]) / 3  # the first warms up, the last does not count
+
+
+def sleeps(weights):
+    time.sleep(0.05)
+
+
+def collects(weights):
+    garbage = [[number] for number in range(100_000)]
+    gc.collect()
+    del garbage
+
+
+@pytest.mark.parametrize("slow, part", [(sleeps, parts.HOST), (collects, parts.GARBAGE)])
+def test_a_planted_slowdown_is_the_first_line_with_its_size_and_its_place(tmp_path, slow, part):
+    took_ms = traced(tmp_path / "a.json", slow)
+    answer = account.of_ranks(load.load_all([tmp_path / "a.json"]))
+    first = answer["next"][0]
+    assert first["part"] == part
+    assert first["gain_ms"] == pytest.approx(took_ms, rel=0.15)
+    assert slow.__name__ in first["where"]
+
+
+def test_a_product_split_into_small_ones_is_the_first_line(tmp_path):
+    def splits(weights):
+        for row in range(256):
+            for _ in range(6):  # so that it outweighs a product which another program delays
+                weights[row : row + 1] @ weights
+
+    traced(tmp_path / "a.json", splits)
+    first = account.of_ranks(load.load_all([tmp_path / "a.json"]))["next"][0]
+    assert first["part"] == parts.SLOWER
+    assert first["what"].startswith("aten::mm [1, 256] [256, 256]")
+
+
+# ---- real traces
+
+NAMES = sorted(path.name for path in (SHARED / "files").glob("*"))
+
+
+@pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("include_last_step", [False, True])
+def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
+    ranks = load.load_all(sorted((SHARED / "files" / name).glob("*.json*")))
+    answer = account.of_ranks(ranks, include_last_step=include_last_step)
+    for one in answer["ranks"].values():
+        assert sum(line["sum_ns"] for line in one["parts"]) == one["step_sum_ns"]
+        for of_step in one["steps"]:
+            assert sum(of_step["sum_ns"].values()) == round(1e6 * of_step["ms"])
+    assert sum(line["ms"] for line in answer["parts"]) == pytest.approx(answer["step_ms"], rel=1e-9)
+
+
+@pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
+def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
+    ranks = load.load_all(sorted((SHARED / "files" / "modded_8xh100").glob("*.json*")))
+    answer, analysed = account.of_ranks(ranks), analysis.of_ranks(ranks)
+    for rank in answer["ranks"]:
+        ns = parts_ns(answer, rank)
+        exposed_ns = ns[parts.WAITING] + ns[parts.EXPOSED]
+        assert exposed_ns == pytest.approx(1e3 * analysed["ranks"][rank]["exposed_comm_us"], rel=1e-4)
+    late = answer["lateness"][0]
+    assert late["rank"] == 1
+    assert next(iter(late["more"])) == parts.HOST
+    assert answer["next"][0]["part"] == parts.WAITING and answer["next"][0]["rank"] == 1
+    assert answer["ranks"]["0"]["ceiling"].startswith("NVIDIA H100")
+
+
+# ---- the verb
+
+
+def test_the_verb_prints_words_or_json(tmp_path, capsys):
+    write(tmp_path / "a.json", one_step(), **H100)
+    assert verb.main([str(tmp_path / "a.json")]) == 0
+    words = capsys.readouterr().out
+    assert "Where a step of 0.10 ms goes" in words and "Where the next millisecond is" in words
+    assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
+
+
+def test_the_verb_explains_a_run_without_a_trace(finished_run, capsys):
+    assert verb.main([str(finished_run)]) == 0
+    assert "the run has no trace" in capsys.readouterr().out
+
+
+def test_a_trace_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no kernel and no operator"):
+        explained(tmp_path / "a.json", [])
+
+
+def test_the_ladder_is_named_only_where_a_record_gained():
+    assert ranking.ladder_hint(parts.OPTIMIZER, "adam", 8).startswith("r06 (13.1 min)")
+    assert ranking.ladder_hint(parts.OPTIMIZER, "adam", 1) is None
+    assert ranking.ladder_hint(parts.SLOWER, "aten::mm [64, 768] [768, 50257] bfloat16", 1).startswith("r05")
+    assert ranking.ladder_hint(parts.SLOWER, "aten::mul [64, 768] [768, 50257] bfloat16", 1) is None
+    assert ranking.ladder_hint(parts.SLOWER, "aten::mm [64, 64] [64, 64] float32", 1).startswith("r10")

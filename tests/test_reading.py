@@ -1,0 +1,150 @@
+"""bench/reading.py: what is read is a plain file of bounded size, depth and numbers, or one sentence."""
+
+import os
+import time
+from itertools import pairwise
+from typing import TypedDict
+
+import pytest
+
+from bench import reading
+from bench.memory.snapshot import pickles
+from bench.record import ledger, shape
+from bench.trace import events, source
+
+ALIASES = [(name, ",".join(f"*{before}" for _ in range(9))) for before, name in pairwise("abcdefgh")]
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{name}: &{name} [{words}]\n" for name, words in ALIASES)
+
+
+@pytest.fixture(params=["pipe", "device", "folder", "loop"])
+def odd(request, tmp_path):
+    path = tmp_path / "odd"
+    if request.param == "pipe":
+        os.mkfifo(path)
+    elif request.param == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if request.param == "device" else path)
+    return path
+
+
+def test_only_a_regular_file_is_read(odd):
+    for read in (reading.content, reading.text, reading.json_object, reading.yaml_mapping):
+        with pytest.raises(reading.Damaged, match=f"{odd}: cannot be read"):
+            read(odd)
+    with pytest.raises(reading.Damaged), reading.lines(odd):
+        pass
+
+
+def test_a_file_that_is_not_there_is_missing_and_one_that_is_too_large_is_refused(tmp_path):
+    with pytest.raises(reading.Missing):
+        reading.content(tmp_path / "none")
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(5 * 2**30)
+    with pytest.raises(reading.Damaged, match="more than 16,777,216 are not read"):
+        reading.json_object(tmp_path / "sparse")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 50_000, "nested more than 64 deep"),
+        ("[" * 66 + "]" * 66, "nested more than 64 deep"),
+        ('{"a":' * 900 + "1" + "}" * 900, "nested more than 64 deep"),
+        ('{"a": 1' + "0" * 400 + "}", "a whole number of more than 30 digits"),
+        ('{"a": [1e400]}', "a number that is not finite"),
+        ("NaN", "NaN is not a number in JSON"),
+        ('"' + '\\"' * 100_000, "not valid JSON"),
+        ('{"seed": "7"}', "x, line 3: seed: expected int, got str"),
+        ("[1]", "expected object, got array"),
+    ],
+)
+def test_json_is_bounded_and_typed_and_the_field_is_named(text, words):
+    started_s = time.monotonic()
+    with pytest.raises(reading.Damaged, match=words):
+        reading.json_value(text, "x, line 3", _Seed if "seed" in text else dict[str, object])
+    assert time.monotonic() - started_s < 5
+
+
+class _Seed(TypedDict):
+    seed: int
+
+
+def test_json_that_is_well_formed_is_kept_with_keys_that_no_type_has():
+    text = '{"seed": 7, "more": ["' + "[" * 200 + '", {"sha256": "' + "0" * 64 + '"}, 0.1]}'
+    assert reading.json_value(text, "x", _Seed) == {"seed": 7, "more": ["[" * 200, {"sha256": "0" * 64}, 0.1]}
+    assert reading.json_value('"\\udcff"', "x") == "\udcff"  # of a path that is not UTF-8, as our own records have it
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 50_000,
+        "- " * 50_000,
+        "a: &a [1]\nb: &b [*a, *a]\n<<: *b",
+        "&a [*a]",
+        "a: " + "1:" * 50_000,
+        "a: !!python/object/apply:os.system [id]",
+        "a: !!timestamp x",
+        "a: 2001-99-99",
+        "? [a]\n: b",
+        BOMB,
+    ],
+)
+def test_yaml_that_multiplies_nests_or_runs_is_refused_at_once(text):
+    started_s = time.monotonic()
+    with pytest.raises(reading.Damaged, match="config.yaml: is not valid YAML of plain settings"):
+        reading.yaml_value(text, "config.yaml")
+    assert time.monotonic() - started_s < 5
+
+
+def test_yaml_of_settings_with_an_alias_is_read():
+    assert reading.yaml_value("a: &id001 [1, 2]\nb: *id001\nc: 1e-3\n", "x") == {"a": [1, 2], "b": [1, 2], "c": "1e-3"}
+
+
+def test_what_damage_breaks_inside_is_one_sentence_with_the_place_in_the_code():
+    with (
+        pytest.raises(reading.Damaged, match=r"runs/x: the record lacks something .*KeyError.*test_reading.py:\d+"),
+        reading.of_record("runs/x"),
+    ):
+        {}["status"]
+
+
+def test_the_type_of_a_record_is_its_schema():
+    fields = shape.record().__annotations__
+    assert set(fields) == set(shape.schema()["properties"])
+    assert shape.record().__required_keys__ == set(shape.schema()["required"])
+
+
+def test_a_ledgers_last_line_without_an_end_costs_its_length_and_blank_lines_are_no_lines(tmp_path):
+    ledger.append(tmp_path, "start", run="t/1")
+    path = tmp_path / ledger.NAME
+    path.write_bytes(path.read_bytes() + b"\n\n\n")
+    ledger.append(tmp_path, "end", run="t/1", status="complete")
+    assert ledger.read(tmp_path).faults == []
+    with open(path, "ab") as file:
+        file.write(b"x" * 20_000_000)
+    started_s = time.monotonic()
+    ledger.append(tmp_path, "start", run="t/2")
+    assert time.monotonic() - started_s < 5
+    assert list(ledger.read(tmp_path).runs) == ["t/1", "t/2"]
+
+
+def test_a_string_without_an_end_and_a_moment_without_bound_are_read_in_linear_time():
+    started_s = time.monotonic()
+    assert source._end_of_array(b'{"name":"' + b'\\"' * 2_000_000) is None
+    assert source._end_of_array(b'{"name":"a\\"]"}]') == 15
+    assert time.monotonic() - started_s < 5
+    found = events._nanoseconds([1.5, 10**400])
+    assert (found[0], found[1]) == (1500, events._BAD)
+
+
+def test_a_snapshot_whose_numbers_have_no_bound_or_whose_devices_share_a_list_is_refused():
+    def refused(words, segments=(), traces=()):
+        with pytest.raises(ValueError, match=words):
+            pickles.checked({"segments": list(segments), "device_traces": list(traces)})
+
+    refused("segment 0 has no total_size", [{"total_size": 10**400, "blocks": []}])
+    refused("segment 0 has a device", [{"total_size": 1, "device": "x", "blocks": []}])
+    shared = [{"action": "alloc", "size": 1}]
+    refused("several devices share one list", traces=[shared, shared])
