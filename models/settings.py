@@ -19,6 +19,8 @@ def one_of(*names: str) -> Range:
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
 Positive = Annotated[float, ABOVE_0]
 PositiveInt = Annotated[int, ABOVE_0]
-NotNegative = Annotated[float, Range(lambda value: value >= 0, "of 0 or more")]
+NOT_NEGATIVE = Range(lambda value: value >= 0, "of 0 or more")
+NotNegative = Annotated[float, NOT_NEGATIVE]
+NotNegativeInt = Annotated[int, NOT_NEGATIVE]
 Frac = Annotated[float, Range(lambda value: 0 <= value <= 1, "from 0 to 1")]
 Momentum = Annotated[float, Range(lambda value: 0 <= value < 1, "from 0 to below 1")]

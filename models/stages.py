@@ -6,11 +6,13 @@ windows (models/base.py).  Imports no torch.
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
-from models.settings import Frac, Momentum, Positive, PositiveInt
+from models.settings import Frac, Momentum, NotNegativeInt, Positive, PositiveInt, one_of
 
 
 @dataclass(kw_only=True)
@@ -24,8 +26,10 @@ class Stage:
     # most sequences of a rank at once; null: as many tokens as hardware.micro_batch_seqs of data.seq_len are
     micro_batch_seqs: PositiveInt | None = None
     window_tokens: PositiveInt | None = None  # how far back the model's long windows reach; null: the model's own
-    # the window at the stage's first step, from where it grows to window_tokens at its end; null: it does not
-    first_window_tokens: PositiveInt | None = None
+    # the window at the stage's first step, from where it grows to window_tokens at its end, both before rounding to
+    # whole blocks of the model, of which a window has at least one; null: it does not grow
+    first_window_tokens: NotNegativeInt | None = None
+    window_rounding: Annotated[str, one_of("down", "up")] | None = None  # of a window that grows; null: down
     lr_frac: Positive | None = None  # multiplies every learning rate; null: 1
     # momentum, or beta1, of parts of the optimizer: groups of optim=groups, adamw and muon of optim=muon
     momenta: dict[str, Momentum] | None = None
@@ -72,8 +76,8 @@ class Portion:
 class Timeline:
     """The stages of a run of num_steps steps, of which each has batch_tokens, seq_len and micro_batch_seqs.
 
-    window_block: windows are multiples of it, and one that grows does so by it.  ValueError: a window is not, or the
-    stages do not go through the run in order.
+    window_block: windows are multiples of it, and one that grows does so by it.  ValueError: a window that does not
+    grow is no multiple, or the stages do not go through the run in order.
     """
 
     def __init__(self, stages: Sequence[Stage], num_steps: int, window_block: int = 1):
@@ -81,20 +85,19 @@ class Timeline:
         self.ends = ends_of(stages, num_steps)
         self._stages = list(stages)
         for index, stage in enumerate(stages):
-            for name in ("window_tokens", "first_window_tokens"):
-                check_window(f"stages[{index}].{name}", getattr(stage, name), window_block)
+            if stage.first_window_tokens is None:
+                check_window(f"stages[{index}].window_tokens", stage.window_tokens, window_block)
 
     @cached_property
     def portions(self) -> list[Portion]:
         """In order, with no step between them."""
-        found, start = [], 0
-        for stage, end in zip(self._stages, self.ends, strict=True):
-            windows = [self._window(stage, start, end, step) for step in range(start, end)]
+        found = []
+        for stage, start, end in zip(self._stages, [0, *self.ends[:-1]], self.ends, strict=True):
+            windows = [self._window(stage, done, end - start) for done in range(end - start)]
             first_step = start
             for window_tokens, steps in itertools.groupby(windows):
                 found.append(Portion(first_step, len(list(steps)), stage, window_tokens))
                 first_step += found[-1].num_steps
-            start = end
         return found
 
     @property
@@ -115,15 +118,17 @@ class Timeline:
 
     def window_after(self, steps_done: int) -> int | None:
         """The window of the step that comes next; at the end of the run, where the last stage's has grown to."""
-        return self._stages[-1].window_tokens if steps_done >= self.num_steps else self.at(steps_done).window_tokens
+        if steps_done >= self.num_steps:
+            return self._window(self._stages[-1], 1, 1)
+        return self.at(steps_done).window_tokens
 
-    def _window(self, stage, start, end, step):
-        """Linear from first_window_tokens at step start to window_tokens at step end, rounded down to blocks."""
+    def _window(self, stage, steps_done, num_steps):
+        """After steps_done of a stage's num_steps: linear from first to last, rounded to blocks, one at least."""
         if stage.first_window_tokens is None:
             return stage.window_tokens
         first, last = stage.first_window_tokens, stage.window_tokens
-        grown = first + (last - first) * (step - start) / (end - start)
-        return max(1, int(grown // self.window_block)) * self.window_block
+        num_blocks = (first + (last - first) * steps_done / num_steps) / self.window_block
+        return max(1, math.ceil(num_blocks) if stage.window_rounding == "up" else int(num_blocks)) * self.window_block
 
 
 def check_window(where: str, window_tokens: int | None, window_block: int) -> None:

@@ -204,7 +204,9 @@ def test_ideas_of_record_9_can_be_taken_out_one_at_a_time():
 CPU = [
     "track=free",
     "data.seq_len=128",
+    "data.batch_tokens=1024",
     "goal.num_steps=2",
+    "goal.val_seq_len=null",
     "goal.val_every_steps=2",
     "goal.val_tokens=1024",
     "hardware.num_threads=1",

@@ -126,6 +126,39 @@ def test_the_users_own_setting_wins_over_what_would_be_derived():
     assert one.overrides == ["experiment=r02"]
 
 
+def test_batch_sequences_and_windows_of_a_rung_are_in_proportion():
+    found = sizes.fitted([rungs.of_name(name) for name in ("r12", "r13", "r19", "r21")], sizes.SIZES["nano"], [])
+    changed = [{key: (before, after) for key, before, after in one.changed} for one in found]
+    assert [one.fault for one in found] == [None] * 4
+    for one in changed:
+        assert one["model.args.block"] == ("128", "16")  # an eighth, as 1,024 tokens of a sequence are 128
+    assert [one["data.seq_len"][1] for one in changed] == ["1024", "1024", "1024", "768"]  # not more than a step has
+    assert changed[0]["stages[0].window_tokens"] == ("1024", "128")
+    assert changed[1]["stages[0].first_window_tokens"] == ("64", "8")
+    assert changed[1]["stages[0].window_tokens"] == ("1792", "224")
+    assert "stages[0].first_window_tokens" not in changed[2]  # 0
+    assert changed[2]["stages[0].window_tokens"] == ("1728", "216")
+    assert changed[3]["data.batch_tokens"] == ("393216", "768")  # 1,024 * 393,216 / 524,288
+    assert changed[3]["goal.val_seq_len"] == ("262144", "4096")  # all of a validation
+    assert "stages=[{window_tokens:216,first_window_tokens:0,window_rounding:up}]" in found[2].overrides
+
+
+def test_stages_are_in_proportion_in_every_setting(own):
+    stages = "[{until_step: 1500, batch_tokens: 262144, seq_len: 2048, momenta: {matrices: 0.85}},"
+    stages += " {lr_frac: 1.5, momenta: {matrices: 0.9}}]"
+    own("r99", HEAD + f"stages: {stages}\n")
+    (one,) = sizes.fitted([rungs.of_name("r99")], sizes.SIZES["nano"], ["goal.num_steps=10"])
+    assert one.fault is None
+    assert one.overrides[-1] == (
+        "stages=[{until_step:5,batch_tokens:512,seq_len:256,momenta:{matrices:0.85}},"
+        "{lr_frac:1.5,momenta:{matrices:0.9}}]"
+    )
+    (one,) = sizes.fitted([rungs.of_name("stages")], sizes.SIZES["nano"], [])  # no record: in proportion to itself
+    assert one.fault is None and not any(key.startswith("stages") for key, *_ in one.changed)
+    (one,) = sizes.fitted([rungs.of_name("r12")], sizes.SIZES["nano"], ["data.batch_tokens=512", "stages=null"])
+    assert one.overrides == ["experiment=r12", "data.seq_len=512", "model.args.block=16"]  # the user's own win
+
+
 def test_a_rung_that_cannot_run_is_excluded_from_all_and_refused_by_name():
     with pytest.raises(ValueError, match="r11 cannot run at size=nano: .*use an even number"):
         request.asked(["r09", "r11", "size=nano", "model.num_layers=3"])
@@ -138,22 +171,21 @@ def test_the_size_follows_the_machine():
     assert [sizes.of_machine(num).name for num in (0, 1, 7, 8)] == ["nano", "short", "short", "record"]
 
 
-@pytest.mark.parametrize(
-    ("name", "num_gpus", "steps", "batch_tokens"),
-    [("short", 1, {400}, 131_072), ("record", 8, {19560, 9536, 6200, 5100, 4578, 3200, 3242, 3000, 3250}, 524_288)],
-)
-def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, num_gpus, steps, batch_tokens):
+@pytest.mark.parametrize(("name", "num_gpus", "batch_tokens"), [("short", 1, 131_072), ("record", 8, 524_288)])
+def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, num_gpus, batch_tokens, monkeypatch):
     """Composed and resolved for such a machine; the record's size changes nothing but how often it validates."""
-    machine, size, found = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name], set()
-    for rung in [rung for rung in rungs.known() if rung.name <= "r11" or rung.name == "simple"]:
-        config = compose.compose([*size.words, f"experiment={rung.name}"], machine)
+    machine, size = schema.Machine(num_gpus, 16, 80.0), sizes.SIZES[name]
+    monkeypatch.setattr(sizes.prepare, "this_machine", lambda: machine)
+    for rung in map(rungs.of_name, ("r01", "r04", "r11", "r12", "r13", "r20", "r21", "simple")):
+        record = compose.compose([f"experiment={rung.name}"], machine)
+        own = sizes._derived(rung, record, size, [])
+        config = compose.compose([*size.words, f"experiment={rung.name}", *own], machine)
         assert compose.deviations(config) == []
-        resolved = resolve.resolve(config, machine, 50257)
-        assert (resolved.model.width, resolved.data.batch_tokens) == (768, batch_tokens)
-        found.add(resolved.goal.num_steps)
-        changed = {key for key, *_ in sizes._changed(compose.compose([f"experiment={rung.name}"], machine), config)}
-        assert changed == {"goal.val_every_steps"} or name == "short"
-    assert found == steps
+        resolved, of_tokens = resolve.resolve(config, machine, 50257), 0.75 if rung.name == "r21" else 1
+        assert (resolved.model.width, resolved.data.batch_tokens) == (768, of_tokens * batch_tokens)
+        assert resolved.data.seq_len == record.data.seq_len and config.stages == record.stages
+        assert resolved.goal.num_steps == (400 if name == "short" else rung.num_steps)
+        assert name == "short" or {key for key, *_ in sizes._changed(record, config)} == {"goal.val_every_steps"}
 
 
 @pytest.mark.parametrize(

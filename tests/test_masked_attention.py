@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import models
-from bench.config import compose
+from bench.config import compose, resolve, schema
+from bench.data import sources
+from bench.training.build_model import build_model
 from models import masked_attention
 from models.masked_attention import NO_LIMIT, Visible
 
@@ -228,6 +230,23 @@ def test_single_ideas_can_be_taken_out():
 
 
 def test_the_experiments_have_the_records_sequences_and_documents():
-    config = compose.compose(["experiment=r20"])
-    assert (config.data.seq_len, config.data.batch_tokens) == (65536, 8 * 65536)
-    assert config.model.args == {"eos_token": 50256}
+    for rung, seq_len, val_seq_len in (("r12", 65536, None), ("r20", 65536, None), ("r21", 49152, 4 * 65536)):
+        config = compose.compose([f"experiment={rung}"])
+        assert (config.data.seq_len, config.data.batch_tokens) == (seq_len, 8 * seq_len)
+        assert config.goal.val_seq_len == val_seq_len
+        assert config.model.args == {"block": 128}
+        assert sources.chosen(config.data).eos_token == 50256
+
+
+@pytest.mark.parametrize("rung", ["r12", "r20"])
+def test_a_rung_has_the_documents_of_the_runs_data(rung):
+    words = [f"experiment={rung}", "track=free", "model/size=nano", "data.seq_len=128"]
+    machine = schema.Machine(num_gpus=0, num_cpus=1)
+    config = resolve.resolve(compose.compose(words, machine), machine, vocab_size=257)
+    assert build_model(config, torch.device("cpu"), eos_token=256).eos_token == 256
+
+
+def test_scales_of_the_8_bit_head_are_the_records_at_their_own_sequences():
+    r19, r21 = models.load("r19"), models.load("r21")
+    assert (r19.WEIGHT_SCALE, r19.GRAD_SCALE * 65536) == (2**5, 2**29)
+    assert (r21.WEIGHT_SCALE, r21.GRAD_SCALE * 49152) == (2**9, 2**19)

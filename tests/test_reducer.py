@@ -25,7 +25,12 @@ from bench.training.trainer import Trainer
 ROOT = Path(__file__).parent.parent
 SMALL = ["model=modern", "model.num_layers=3", "model.width=64", "model.num_heads=2", "data.seq_len=32"]
 BATCH = ["data.batch_tokens=512", "goal.val_tokens=512", "hardware.micro_batch_seqs=2", "hardware.num_threads=1"]
-OPTIMIZERS = ("adamw", "muon", "groups")
+OPTIMIZERS = {
+    "adamw": ["optim=adamw"],
+    "muon": ["optim=muon"],
+    "groups": ["optim=groups"],
+    "normuon": ["optim=groups", "optim.groups.matrices={name:normuon,lr:0.02,weight_decay:1.2}"],
+}
 KINDS = ("null", "plain", "shard")
 
 
@@ -75,7 +80,7 @@ ranks = distributed.start("cpu", 60)
 found = {}
 for optim in OPTIMIZERS:
     for kind in KINDS:
-        found[optim, kind] = trained(ranks, f"optim={optim}", f"hardware.reducer={kind}")
+        found[optim, kind] = trained(ranks, *OPTIMIZERS[optim], f"hardware.reducer={kind}")
 torch.save(found, f"{sys.argv[3]}/rank{ranks.rank}.pt")
 distributed.stop()
 """
@@ -111,7 +116,8 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def alone():
-    return {optim: trained(distributed.Ranks(0, 1, torch.device("cpu")), f"optim={optim}") for optim in OPTIMIZERS}
+    one = distributed.Ranks(0, 1, torch.device("cpu"))
+    return {optim: trained(one, *words) for optim, words in OPTIMIZERS.items()}
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -159,6 +165,15 @@ def test_a_rank_keeps_the_moments_of_its_share_alone(alone, ranks):
     whole = alone["adamw"]["num_state_elements"]
     assert ranks[0]["adamw", "plain"]["num_state_elements"] == whole
     assert whole <= sum(shares) <= 1.1 * whole and len(set(shares)) == 1
+
+
+def test_a_rank_keeps_the_mean_squares_of_its_share_alone(alone, ranks):
+    """NorMuon's, beside Muon's momenta: a number for each row of its matrices."""
+    whole = alone["normuon"]["num_state_elements"] - alone["groups"]["num_state_elements"]
+    for kind in KINDS:
+        held = [[one[optim, kind]["num_state_elements"] for optim in ("normuon", "groups")] for one in ranks]
+        of_ranks = [normuon - muon for normuon, muon in held]
+        assert sum(of_ranks) == whole and min(of_ranks) > 0
 
 
 def test_one_process_has_nothing_to_reduce_and_keeps_its_config_id():

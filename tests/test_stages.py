@@ -69,13 +69,46 @@ def test_a_stage_ends_where_it_says_and_the_last_one_with_the_run():
     assert [portion.num_steps for portion in timeline.portions] == [2, 5, 3]
 
 
-def test_a_window_grows_as_in_record_13():
-    """Its formula, at record 13's own sizes and at every step; the validation after the last has grown to the end."""
-    timeline = Timeline([Stage(first_window_tokens=64, window_tokens=1792)], 1750, window_block=64)
-    windows = [int(64 * ((step / 1750 * (1792 - 64) + 64) // 64)) for step in range(1751)]
-    assert [timeline.at(step).window_tokens for step in range(1750)] == windows[:-1]
-    assert [timeline.window_after(step) for step in range(1751)] == windows
-    assert len(timeline.distinct) == len(timeline.portions) == 27
+def up_to(tokens):
+    """Records 19 to 21: the next multiple of 128, from 128 on."""
+    return next(multiple for multiple in range(128, 4096, 128) if multiple >= tokens)
+
+
+# of each record: its window at step k of n, as its source works it out, and how many windows a run has
+WINDOWS = {
+    "r13": (lambda k, n: int(64 * ((k / n * (1792 - 64) + 64) // 64)), 27),
+    "r14": (lambda k, n: int(64 * ((k / n * (1792 - 64) + 64) // 64)), 27),
+    "r15": (lambda k, n: 64 * int((64 + (1792 - 64) * k / n) // 64), 27),
+    "r16": (lambda k, n: 128 * int(((1 - k / n) * 64 + k / n * 1792 + 64) // 128), 14),
+    "r17": (lambda k, n: 128 * int(((1 - k / n) * 64 + k / n * 1792 + 64) // 128), 14),
+    "r18": (lambda k, n: 128 * int(((1 - k / n) * 128 + k / n * 1856) // 128), 14),
+    "r19": (lambda k, n: up_to(1728 * k / n), 14),
+    "r20": (lambda k, n: up_to(1728 * k / n), 14),
+    "r21": (lambda k, n: up_to(1728 * k / n), 14),
+}
+
+
+@pytest.mark.parametrize("rung", WINDOWS)
+def test_a_window_grows_as_in_the_record(rung):
+    """At every step of the rung's experiment; the validation after the last has grown to the end."""
+    config, (window_at, num_windows) = compose.compose([f"experiment={rung}"], CPU), WINDOWS[rung]
+    num_steps = config.goal.num_steps
+    timeline = Timeline(config.stages, num_steps, window_block=64 if rung < "r16" else 128)
+    windows = [window_at(step, num_steps) for step in range(num_steps + 1)]
+    assert [timeline.at(step).window_tokens for step in range(num_steps)] == windows[:-1]
+    assert [timeline.window_after(step) for step in range(num_steps + 1)] == windows
+    assert len(timeline.distinct) == len(timeline.portions) == num_windows
+    assert config.goal.val_window_tokens is None  # in every one of them validation has the step's own
+
+
+def test_a_window_that_grows_is_rounded_to_blocks_and_has_one_at_least():
+    def windows(**stage):
+        timeline = Timeline([Stage(**stage)], 8, window_block=16)
+        return [timeline.window_after(step) for step in range(9)]
+
+    assert windows(first_window_tokens=0, window_tokens=40) == [16] * 7 + [32] * 2  # 35, 40 at the end
+    assert windows(first_window_tokens=0, window_tokens=40, window_rounding="up") == [16] * 4 + [32] * 3 + [48] * 2
+    assert windows(first_window_tokens=40, window_tokens=8) == [32] * 3 + [16] * 6  # 40, 36, 32, 28
 
 
 def test_what_is_the_same_is_warmed_up_once():
@@ -98,6 +131,8 @@ def test_what_is_the_same_is_warmed_up_once():
         ("stages=[{momenta:{muon:1.5}}]", r"stages\[0\].momenta.muon=1.5: use a number from 0 to below 1"),
         ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage has it"),
         ("stages=[{first_window_tokens:16}]", "give window_tokens, its end, too"),
+        ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
+        ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a window that grows is rounded"),
         ("goal.val_window_tokens=64", "goal.val_window_tokens=64: no stage has a window"),
         ("goal.val_seq_len=96", "goal.val_tokens=4096: it must be a multiple of .* = 96"),
         ("model.bfloat16_params=[embedding]", "model.bfloat16_params=.*hardware.dtype is float32"),
@@ -158,6 +193,9 @@ def test_data_without_documents_cannot_be_aligned_to_them():
 def test_stages_are_part_of_the_id_and_what_they_leave_open_is_not():
     plain, same = resolved(*SMALL), resolved(*SMALL, "data.bos_aligned=false", "stages=[]")
     assert schema.config_id(plain) == schema.config_id(same)
+    grows = "first_window_tokens:16,window_tokens:64"
+    first, second = (resolved(*SMALL, f"stages=[{{{grows}{word}}}]") for word in ("", ",window_rounding:down"))
+    assert schema.config_id(first) == schema.config_id(second)
     first, second = (resolved(*SMALL, f"stages=[{{until_step:{end},batch_tokens:512}},{{}}]") for end in (2, 3))
     assert len({schema.config_id(one) for one in (plain, first, second)}) == 3
     assert schema.build(schema.Config, schema.to_dict(first)) == first  # as a worker reads it

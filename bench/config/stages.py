@@ -16,6 +16,7 @@ INSTEAD_OF = {
     "seq_len": "data.seq_len",
     "window_tokens": "model",
     "first_window_tokens": "model",
+    "window_rounding": "model",
     "lr_frac": "optim",
     "momenta": "optim",
     "update_every_steps": "optim",
@@ -87,6 +88,11 @@ def _fill(config, stage, where, micro_batch_of):
     stage.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
     if stage.first_window_tokens is not None and stage.window_tokens is None:
         raise ValueError(f"{where}.first_window_tokens={stage.first_window_tokens}: give window_tokens, its end, too")
+    if stage.window_rounding is not None and stage.first_window_tokens is None:
+        remedy = "only a window that grows is rounded: give first_window_tokens, or remove it"
+        raise ValueError(f"{where}.window_rounding={stage.window_rounding}: {remedy}")
+    if stage.window_rounding == "down":
+        stage.window_rounding = None  # given or not, the default is one config with one id
 
 
 def _check_parts(config, stage, where):

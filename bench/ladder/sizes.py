@@ -4,6 +4,7 @@
     short    fewer than eight GPUs, of which it takes one: the records' model, data and steps of track gpt2_short
     record   eight GPUs: the records as they are, each with its own number of steps, on track gpt2_small
 
+Batch, sequences, windows and stages are in proportion: bench/ladder/scaling.py.
 No learning rate is changed at any size: those of a record are for 124M weights and steps of 524,288 tokens.
 """
 
@@ -13,13 +14,14 @@ from dataclasses import dataclass, field
 import yaml
 
 from bench.config import compose, groups, schema
-from bench.config.typed import leaves
+from bench.ladder import scaling
 from bench.ladder.rungs import GROUP, Rung
 from bench.launch import own_model, prepare
 
 NUM_GPUS_OF_RECORD = 8
 SHAPE = ("num_layers", "num_heads", "width")
-SAID = ("model.", "optim.", "goal.", "data.source", "data.seq_len", "data.batch_tokens")  # of what a size changes
+# of what a size changes
+SAID = ("model.", "optim.", "goal.", "stages", "data.source", "data.seq_len", "data.batch_tokens")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Size:
     about: str
     overrides: tuple[str, ...]  # of every rung
     shape: str | None  # conf/model/size/ of every rung; None: the record's own
+    batch_tokens: int | None  # in the place of the record's 524,288; None: nothing is scaled
+    seq_len: int | None  # in the place of the record's 1,024; None: the record's own
     guess_s: float | None  # a run with its start, where no run of the config is known; None: by the record's own time
 
     @property
@@ -46,6 +50,8 @@ SIZES = {
             ("track=free", "data=pysource", "data.seq_len=128", "data.batch_tokens=1024", "goal.num_steps=60")
             + ("goal.val_every_steps=2", "goal.val_tokens=4096"),
             "nano",
+            1024,
+            128,
             30.0,  # on two cores that others used too, 2026-11: 20 to 40 s, 12 of them before the first step
         ),
         Size(
@@ -54,9 +60,11 @@ SIZES = {
             ("track=gpt2_short", "data.batch_tokens=131072", "goal.num_steps=400")
             + ("goal.val_every_steps=20", "goal.val_tokens=2097152"),
             None,
+            131_072,
+            None,
             240.0,  # gpt2_short's 2 minutes on an H200 and as much for compilation: estimated, not measured
         ),
-        Size("record", "the records as they are", ("track=gpt2_small", "goal.val_every_steps=125"), None, None),
+        Size("record", "the records as they are", ("track=gpt2_small", "goal.val_every_steps=125"), *(None,) * 4),
     )
 }
 START_S = 150.0  # of a run of the record's size: compilation, data, 20 validations; estimated, not measured
@@ -100,37 +108,44 @@ def _fitted(rung, size, given):
     """-> Fitted, and the config that it makes; None for one that cannot be."""
     own = [f"{GROUP}={rung.name}"]
     try:
-        own += _derived(_composed([*size.words, *own, *given]), size, {word.partition("=")[0] for word in given})
+        record = _composed(own)
+        own += _derived(rung, record, size, given)
         words = [*size.words, *own, *given]
         config = prepare.prepare(words, fetch=False, say=lambda text: None, check_own=False).config
-        changed = _changed(_composed([own[0]]), _composed(words))
+        changed = _changed(record, _composed(words))
     except ValueError as error:
         return Fitted(rung, own, fault=str(error)), None
     return Fitted(rung, own, changed), config
+
+
+def _derived(rung, record, size, given):
+    """Overrides of the rung alone that it needs beside the size's."""
+    sized = _composed([*size.words, f"{GROUP}={rung.name}", *given])
+    keys, found = {word.partition("=")[0] for word in given}, {}
+    if size.batch_tokens is not None:
+        found = scaling.changes(record, sized, size.batch_tokens, size.seq_len, rung.track is not None, keys)
+    found |= _shape(sized, size, keys)
+    return [f"{key}={scaling.word(value)}" for key, value in found.items()]
 
 
 def _composed(words):
     return compose.compose(words, prepare.this_machine())
 
 
-def _derived(config: schema.Config, size: Size, given: set[str]) -> list[str]:
-    """Overrides that a rung needs beside the size's: what its yaml sets for the record's model and data alone."""
+def _shape(config: schema.Config, size: Size, given: set[str]) -> dict[str, int | None]:
+    """Of the model what a rung needs beside the size's overrides: its yaml sets it for the record's size alone."""
     if size.shape is None:
-        return []
+        return {}
     shape, model = yaml.safe_load(groups.path_of("model/size", size.shape).read_text()), config.model
     found = {key: shape[key] for key in SHAPE if getattr(model, key) != shape[key]}
     if model.vocab_size is not None:
-        found["vocab_size"] = "null"  # of other tokens than the record's: as many as the data has, padded
-    return [f"model.{key}={value}" for key, value in found.items() if f"model.{key}" not in given]
+        found["vocab_size"] = None  # of other tokens than the record's: as many as the data has, padded
+    return {f"model.{key}": value for key, value in found.items() if f"model.{key}" not in given}
 
 
 def _changed(before, after):
     """[(setting, the record's value, this size's)] of what says how a rung trains."""
-    values = [dict(leaves(schema.to_dict(config))) for config in (before, after)]
+    values = [scaling.said(config) for config in (before, after)]
     keys = [key for key in values[0] | values[1] if key.startswith(SAID)]
-    pairs = [(key, *(_word(one.get(key)) for one in values)) for key in keys]
+    pairs = [(key, *(scaling.word(one.get(key)) for one in values)) for key in keys]
     return [(key, old, new) for key, old, new in pairs if old != new]
-
-
-def _word(value):
-    return "null" if value is None else str(value)

@@ -22,6 +22,7 @@ gradients and optimizer steps of all but r01 against numbers that the record's o
   r18      3.4 min  logits within -15..15
   r19      3.1 min  8-bit head, smaller first weights, learning rates fall to a tenth
   r20      3.0 min  long and short windows, one product for q, k and v
+  r21      2.9 min  three quarters of the tokens a step, validation in sequences of 256K tokens
   simple            the portable trainer of track 3
 
 Times are the records' own, on 8x H100.  experiment=r09 is the record; `model.args.softcap=15` and the like take a
@@ -29,5 +30,5 @@ single idea out of it or change it.
 
 From r12 on a token sees its own document and a window (models/masked_attention.py): FlexAttention where
 hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of
-window_block.
+window_block, as the stages of conf/experiment/r12.yaml to r21.yaml say (docs/STAGES.md).
 """

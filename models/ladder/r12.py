@@ -3,8 +3,9 @@
 A token sees the earlier tokens of its own document, at most 1,024 of them.  So a long sequence costs no more than many
 short ones, and few documents are cut.  The record asked FlexAttention for the mask of every pair; here the blocks are
 found as its successors find them: the same mask, sooner.
-model.args: eos_token (the token that begins a document; null: each sequence is one), window (tokens), block (tokens of
-a block of the mask), and those of record 11.
+Documents are those of the run's data (LanguageModel.eos_token); without their token each sequence is one.
+model.args: window (tokens, of a run whose stages have none), block (tokens of a block of the mask), and those of
+record 11.
 B batch, T tokens, D width
 """
 

@@ -1,7 +1,7 @@
 """Record 16, 2024-12-10: 3.95 -> 3.80 minutes.  A window of whole blocks; a table of value embeddings a layer.
 
 A token sees all of the blocks that it sees, so only a diagonal block or one in which a document begins needs a mask.
-At step k of n the window is (128 + 1,728 * k / n) // 128 blocks of 128 tokens.
+At step k of n the window is (128 + 1,728 * k / n) // 128 blocks of 128 tokens: stages of conf/experiment/r16.yaml.
 """
 
 from torch import nn

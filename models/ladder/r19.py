@@ -1,7 +1,8 @@
 """Record 19, 2025-01-13: 3.4 -> 3.142 minutes.  An 8-bit head while training; smaller first weights.
 
 The cap is a sigmoid in float32: the same logits as with tanh, but for a shift that no softmax sees.  The learning rate
-falls to a tenth instead of 0 (conf/experiment/r19.yaml).
+falls to a tenth instead of 0, and the window is 1,728 * k / n tokens at step k of n, rounded up to blocks
+(conf/experiment/r19.yaml).
 model.args: fp8_head (null: where the GPU has 8-bit floats, which no test here has seen; false: nowhere), and those of
 record 18.
 """
@@ -13,11 +14,13 @@ from models.base import constant_
 from models.ladder.r02 import Linear
 from models.ladder.r18 import R18
 
-X_SCALE, WEIGHT_SCALE = 2.0, 2.0**5
-GRAD_SCALE = 2.0**13  # times the tokens of a pass, over which the loss is a mean: 2**29 for the record's 64K
+X_SCALE = 2.0
 
 
 class R19(R18):
+    WEIGHT_SCALE = 2.0**5
+    GRAD_SCALE = 2.0**13  # times the tokens of a pass, over which the loss is a mean: 2**29 for the record's 64K
+
     def __init__(
         self,
         vocab_size: int,
@@ -43,7 +46,7 @@ class R19(R18):
         in_fp8 = fp8.is_fast_on(x_BTD.device.type) if self.fp8_head is None else self.fp8_head
         if in_fp8 and self.training:
             num_tokens = x_BTD.shape[0] * x_BTD.shape[1]
-            scales = fp8.Scales(X_SCALE, WEIGHT_SCALE, GRAD_SCALE * num_tokens)
+            scales = fp8.Scales(X_SCALE, self.WEIGHT_SCALE, self.GRAD_SCALE * num_tokens)
             logits_BTV = fp8.linear(x_BTD, self.head.weight, scales)
         else:
             logits_BTV = self.head(x_BTD)
