@@ -43,7 +43,7 @@ TABLE = {
     "training units user_code utc",
     "launch.nodes": "atomic machine paths record terminal",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
-    "private record terminal training units user_code utc",
+    "private reading record terminal training units user_code utc",
     "explain": "diagnosis machine record terminal trace units",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
     "report": "reading atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",

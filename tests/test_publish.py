@@ -11,7 +11,7 @@ from pathlib import Path
 import claimed
 import pytest
 
-from bench import paths
+from bench import paths, utc
 from bench.__main__ import main as bench
 from bench.claims import publication
 from bench.cli import judge, publish, race, table
@@ -200,7 +200,7 @@ def _running(results):
     run = run_folder.read_raw(folder) | {
         "status": "running",
         "launcher": {"boot_id_hash": "another machine"},
-        "heartbeat_at": "2999-01-01T00:00:00.000Z",
+        "heartbeat_at": utc.now(),
     }
     (folder / "run.json").write_text(json.dumps(run))
     return folder

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from bench import atomic, private, utc
+from bench import atomic, private, reading, utc
 from bench.diagnosis import event_costs
 from bench.machine import environment
 from bench.paths import REPO
@@ -98,5 +98,5 @@ def _write(folder, run):
     results = folder.parent.parent
     try:
         ledger.ended(results, folder, run)
-    except OSError as error:
-        print(f"{results}: the ledger lacks the end of {folder.name} ({error.strerror})", file=sys.stderr)
+    except (OSError, reading.Damaged) as error:
+        print(f"{results}: the ledger lacks the end of {folder.name} ({error})", file=sys.stderr)
