@@ -16,12 +16,12 @@ def me(number=signal.SIGTERM):
 
 def test_one_that_comes_is_raised_with_its_name_and_the_next_are_ignored():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGHUP"), raise_interrupted():
+    with pytest.raises(Interrupted, match="SIGTERM"), raise_interrupted():
         try:
-            me(signal.SIGHUP)
-        finally:
             me(signal.SIGTERM)
+        finally:
             me(signal.SIGINT)
+            me(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
