@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def environment(results: Path | str) -> dict[str, str]:
 FACTS_MODULES = ("bench.race.arm_process", "bench.racers")  # this file's names, the newest first: a revision has one
 
 
-def facts(folder, overrides, results):
+def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
     module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
     if module is None:

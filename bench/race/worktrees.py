@@ -13,7 +13,7 @@ from bench.machine import git
 FOLDER = "speedrun-worktrees"
 
 
-def commit_of(repo, rev):
+def commit_of(repo: Path | str, rev: str) -> str:
     """What a user calls a revision -> its full commit hash.  ValueError for one that does not exist."""
     _git_folder(repo, rev)
     found = git.ask(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
