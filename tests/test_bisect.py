@@ -69,7 +69,7 @@ def test_a_commit_that_could_not_be_compared_is_undecided():
 
 @pytest.mark.slow
 def test_a_commit_that_learns_worse_is_found_by_races(tmp_path):
-    """Of three commits the second takes a tenth of AdamW's learning rate; the others change nothing that is trained."""
+    """Of three commits the second takes a tenth of AdamW's learning rate, the others change nothing that is trained."""
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(real_runs.REPO), str(clone))
     good = git(clone, "rev-parse", "HEAD")

@@ -59,8 +59,7 @@ class _Search:
         effect = None
         if len(ended.commits) == 1:
             (commit,) = ended.commits
-            before = bisect.parent(REPO, commit)
-            effect = self._change(before, commit, self._n) if before else None
+            effect = self._effect(commit, whole)
             words = f"{commit[:12]} {bisect.subject(REPO, commit)}: {effect or 'cannot be compared'} against its parent"
             say("found", words, always=True)
         else:
@@ -68,6 +67,15 @@ class _Search:
                 say("left", f"{commit[:12]} {bisect.subject(REPO, commit)}", always=True)
             say("bisect", "one of these: what lies between could not be decided; more runs (n=) may", always=True)
         return self._json(whole, ended.commits, ended.asked, effect)
+
+    def _effect(self, commit, whole):
+        """Of the commit against its parent; None: it has none, or the two cannot be compared."""
+        before = bisect.parent(REPO, commit)
+        if before is None:
+            return None
+        if (self._known(before), self._known(commit)) == (bisect.GOOD, bisect.BAD):  # that race has been run
+            return whole
+        return self._change(before, commit, self._n)
 
     def _ask(self, commit):
         known = self._known(commit)

@@ -46,7 +46,7 @@ RULES = (
     # Communication before everything that its names contain.
     Rule(COMMUNICATION, r"[nrhx]ccl|oneccl",
          "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
-    Rule(COMMUNICATION, r"deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
+    Rule(COMMUNICATION, r"(?:deep_)?ep::int(?:er|ra)node|deep_ep|notify_dispatch|notify_combine|get_dispatch_layout",
          "void deep_ep::internode::combine<false, 4, __nv_bfloat16, 16, 4, 4, 16, 24>(int4*, float*)"),
     Rule(COMMUNICATION, r"nvshmem|rocshmem|msccl|mori_shmem", "nvshmemi_proxy_barrier_kernel"),
     Rule(COMMUNICATION, r"ep(?:dispatch|combine)(?:intra|inter)node", "EpDispatchIntraNodeKernel_bf16"),  # AMD's MORI
