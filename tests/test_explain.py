@@ -210,10 +210,11 @@ def sleeps(weights):
     time.sleep(0.05)
 
 
+KEPT = [[number] for number in range(200_000)]  # what a collection has to look through
+
+
 def collects(weights):
-    garbage = [[number] for number in range(100_000)]
     gc.collect()
-    del garbage
 
 
 @pytest.mark.parametrize("slow, part", [(sleeps, parts.HOST), (collects, parts.GARBAGE)])

@@ -16,7 +16,7 @@ from models.optimizers import adamw
 
 CONF = Path(__file__).parent.parent / "conf"
 ARCHS = ["gpt2", "modern"]
-NUMBERS = (2, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20)
+NUMBERS = (2, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21)
 RUNGS = [*(f"r{number:02}" for number in NUMBERS), "simple"]  # of models/ladder/: tests/test_ladder.py
 VOCAB, SEQ_LEN = 96, 32
 TINY = {"vocab_size": VOCAB, "seq_len": SEQ_LEN, "num_layers": 2, "num_heads": 2, "width": 32}
