@@ -102,7 +102,7 @@ def of_rows(
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
         "val_loss": effects.val_loss(
-            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer
+            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer, names
         ),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
@@ -159,7 +159,7 @@ def _flags(result, started, arms, floor_pct):
         "runs-without-a-time": any(len(timed) < len(all_) for timed, all_ in zip(arms, started, strict=True)),
         "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
-        "runs-excluded": bool(result["excluded"]),
+        "runs-excluded": bool(result["excluded"]) and result["comparable"],
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": bool(plan) and (a != b or a not in plan["looks"]),
