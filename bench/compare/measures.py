@@ -65,7 +65,7 @@ def p_words(p: float | None) -> str:
 
 
 def p_sentence(p: float | None) -> str:
-    """"p = 0.011", "p < 1e-16"; "p = -" for None."""
+    """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
     words = p_words(p)
     return f"p < {words[1:]}" if words.startswith("<") else f"p = {words or '-'}"
 

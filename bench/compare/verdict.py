@@ -97,13 +97,12 @@ def of_rows(
     judged_by = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0), margin_pct, alpha
     target_val_loss = _first(target_val_loss, _common(arms, "target_val_loss"))
     margin_nats = _first(loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    judged_losses = target_val_loss, target.p_value_of(track), margin_nats
     result = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
-        "val_loss": effects.val_loss(
-            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer, names
-        ),
+        "val_loss": effects.val_loss((a_rows, b_rows), *judged_losses, identical_losses, force, answer, names),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
