@@ -37,12 +37,8 @@ def windows_of(settings: dict) -> list[Window]:
 
 
 def _window(where, values):
-    windows.check_name(f"{where}.name", values["name"])
+    windows.check(where, values)
     if values["name"].startswith(TAKEN) or "." in values["name"]:
-        raise ValueError(
-            f"{where}.name={values['name']}: file names begin with it: no dot in it, and no {TAKEN} in front"
-        )
-    for key in ("first_step", "active_steps", "max_entries"):
-        windows.check_whole(f"{where}.{key}", values[key], 1)
-    windows.check_choice(f"{where}.stacks", values["stacks"], windows.STACKS)
-    return Window(**values | {"ranks": windows.ranks_of(where, values["ranks"])})
+        remedy = f"file names begin with it: no dot in it, and no {TAKEN} in front"
+        raise ValueError(f"{where}.name={values['name']}: {remedy}")
+    return Window(**values | {"ranks": windows.ranks_of(values["ranks"])})
