@@ -9,7 +9,7 @@ import pytest
 from bench import atomic
 from bench.cli import verify
 from bench.config import schema
-from bench.record import run_folder, step_files, verification
+from bench.record import artifacts, run_folder, step_files, verification
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -42,7 +42,7 @@ def edit(folder, **changes):
 
 def listed_again(folder):
     """As a forger would: the files' hashes brought up to date, so that only the content can betray the change."""
-    edit(folder, artifacts=run_folder.artifacts(folder))
+    edit(folder, artifacts=artifacts.listed(folder))
 
 
 def replace_in(path, old, new):

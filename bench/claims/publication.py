@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import private
 from bench.paths import PUBLISHED, REPO, published_root
 from bench.race import state
-from bench.record import ledger, named, race_folder, run_folder
+from bench.record import artifacts, ledger, named, race_folder, run_folder
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
@@ -140,8 +140,8 @@ def _files(content):
 def _files_of_run(folder):
     """run.json, what it lists and what every run has; not what stays on its machine, nor pages made from the record."""
     listed = {artifact["path"] for artifact in run_folder.read_raw(folder)["artifacts"]}
-    for path in run_folder.files(folder):
-        role = run_folder.ROLES.get(path.partition("/")[0])
+    for path in artifacts.files(folder):
+        role = artifacts.ROLES.get(path.partition("/")[0])
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
         if role not in LOCAL_ROLES and (role or path in listed) and is_inside:
             yield path

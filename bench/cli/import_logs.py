@@ -14,7 +14,7 @@ from pathlib import Path
 from bench import atomic, importers
 from bench.cli import arguments
 from bench.paths import of_user, results_root
-from bench.record import run_folder, step_files
+from bench.record import artifacts, step_files
 from bench.terminal import text_table
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
@@ -115,7 +115,7 @@ def write(run, rows, results):
     try:
         folder.mkdir(parents=True)
         step_files.write(folder, rows)
-        atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.artifacts(folder)}, durable=False)
+        atomic.write_json(folder / "run.json", run | {"artifacts": artifacts.listed(folder)}, durable=False)
     except OSError as error:
         hint = "free space, or name another folder with SPEEDRUN_RESULTS"
         raise ValueError(f"{folder}: cannot be written ({error.strerror}); {hint}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import atomic, private, reading, utc
 from bench.paths import REPO
-from bench.record import run_folder, step_files
+from bench.record import artifacts, run_folder, step_files
 
 KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
@@ -174,9 +174,9 @@ def write_launcher_killed(folder: Path | str) -> None:
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
-        run["artifacts"] = run_folder.artifacts(folder)
+        run["artifacts"] = artifacts.listed(folder)
         atomic.write_json(folder / "run.json", run)
-        run_folder.remove_temporary(folder)
+        artifacts.remove_temporary(folder)
 
 
 def _report(path):

@@ -12,7 +12,6 @@ A new version gets a line here, a function in UPGRADERS and a kept example in te
 import contextlib
 import itertools
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -29,30 +28,6 @@ UPGRADERS = {}  # version -> function from a record of that version to one of th
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 MAX_CLOCK_SKEW_S = 600.0  # between two machines that share a results folder (assumed)
-ROLES = {
-    "config.yaml": "config",
-    "overrides.yaml": "overrides",
-    "steps.csv": "steps",
-    "steps_by_rank.csv": "steps",
-    "telemetry.csv": "telemetry",
-    "events.jsonl": "events",
-    "environment.json": "environment",
-    "code": "code",
-    "logs": "log",
-    "traces": "trace",
-    "memory": "memory",
-    "work": "work",
-}
-OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
-OUTPUT_ROLES = (
-    "steps",
-    "telemetry",
-    "events",
-    "log",
-    "trace",
-    "memory",
-    "work",
-)  # written by the workers, the rest before
 
 
 # ---- where records are
@@ -223,54 +198,7 @@ def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_co
     return {"kind": kind, **where, "message": message, "hint": hint}
 
 
-# ---- what is in a folder
-
-
-def artifacts(folder: Path | str) -> list[dict]:
-    """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
-    import hashlib
-
-    found = []
-    for path in files(folder):
-        with open(Path(folder) / path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        num_bytes = (Path(folder) / path).stat().st_size
-        found.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
-    return found
-
-
-def _role(path):
-    name = OF_NODE.sub("", path)
-    return ROLES.get(name, ROLES.get(name.partition("/")[0], "other"))
-
-
-def files(folder: Path | str) -> list[str]:
-    """Sorted paths, relative and with "/", of what belongs into artifacts."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _is_temporary(path.name)]
-    names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    return [name for name in names if name != "run.json"]
-
-
 def progress(folder: Path | str) -> dict:
     """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
     found = atomic.read_json(Path(folder) / PROGRESS, {})
     return found if isinstance(found, dict) and type(found.get("step")) in (int, type(None)) else {}
-
-
-def remove_outputs(folder: Path | str) -> None:
-    """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
-    remove_temporary(folder)
-    for path in files(folder):
-        if _role(path) in OUTPUT_ROLES:
-            (Path(folder) / path).unlink()
-
-
-def remove_temporary(folder: Path | str) -> None:
-    """Deletes the run's temporary files and the reserve."""
-    for path in Path(folder).iterdir():
-        if _is_temporary(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _is_temporary(name):
-    return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import private, reading
 from bench.config import schema, stages
 from bench.paths import REPO
-from bench.record import run_folder, script_rules, shape, step_files
+from bench.record import artifacts, run_folder, script_rules, shape, step_files
 from bench.record.metrics import metrics
 
 RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order of operations may differ
@@ -130,7 +130,7 @@ def nothing_is_unrecorded(folder: Path, run: dict) -> tuple[bool, str]:
     listed = {artifact["path"] for artifact in run["artifacts"]}
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
     missing = needed - listed
-    unlisted = [path for path in run_folder.files(folder) if path not in listed and not _is_derived(path)]
+    unlisted = [path for path in artifacts.files(folder) if path not in listed and not _is_derived(path)]
     words = [f"{path} is not listed" for path in unlisted + sorted(missing)]
     return not words, "; ".join(words) or f"{len(listed)} listed"
 
