@@ -105,7 +105,11 @@ def summary(claim):
     for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
         if rows:
-            cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
+            values = [[row[column] for column in COLUMNS] for row in rows]
+            cells = [
+                ["" if one is None else f"{one:.4f}" if isinstance(one, float) else str(one) for one in row]
+                for row in values
+            ]
             table = text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")
             parts += [f"{part}, {len(rows)} runs: {_means(rows)}", table]
     for race in claim.races:
@@ -127,10 +131,6 @@ def _others(claim):
     ordered = sorted(by_arm.items(), key=lambda item: (item[0] not in baselines, item[0]))
     heads = {True: "raced against", False: "another arm of the race"}
     return [(f"{heads[name in baselines]}, {name}: {about.get(name, '')}", runs) for name, runs in ordered]
-
-
-def _cell(value):
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _means(rows):

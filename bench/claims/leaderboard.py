@@ -158,9 +158,9 @@ def _order(entries, track_rules, races):
     def order(entry):
         row = (entry.counted or entry.rows)[: track_rules.repeats][-1]
         race_id = row["race_id"]
-        return (
-            (begun[race_id], row["arm"] != baselines.get(race_id)) if race_id in begun else (row["started_at"], False)
-        )
+        if race_id not in begun:
+            return row["started_at"], False
+        return begun[race_id], row["arm"] != baselines.get(race_id)
 
     return order
 

@@ -2,9 +2,10 @@
 
 import argparse
 import difflib
+import inspect
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
@@ -14,8 +15,13 @@ LACKS = "the following arguments are required: "
 class Parser(argparse.ArgumentParser):
     """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit; its texts keep their lines."""
 
-    def __init__(self, *args, formatter_class=argparse.RawDescriptionHelpFormatter, **options):
-        super().__init__(*args, formatter_class=formatter_class, **options)
+    def __init__(self, *args, main: Callable | None = None, **options):
+        """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""
+        if main:
+            options.setdefault("description", main.__globals__["__doc__"])
+            parts = (options.get("epilog"), inspect.getdoc(main))
+            options["epilog"] = "\n\n".join(filter(None, parts))
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """As argparse's; the words are kept for error().  args: None: the program's own."""

@@ -77,7 +77,7 @@ def _interval(row):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh bench-self", description=__doc__.splitlines()[0])
+    parser = arguments.Parser("./run.sh bench-self", main=main)
     parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
     parser.add_argument("--rehearse", action="store_true", help="part gpu at nano size on a CPU: all but its figures")
     parser.add_argument("--json", action="store_true")

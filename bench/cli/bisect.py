@@ -146,11 +146,7 @@ class _Search:
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh bisect",
-        description=__doc__,
-        epilog="exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use",
-    )
+    parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
     parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
     parser.add_argument(

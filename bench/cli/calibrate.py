@@ -149,11 +149,7 @@ def _needed(pct, n):
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh calibrate",
-        description=__doc__.partition("\n")[0],
-        epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
-    )
+    parser = arguments.Parser("./run.sh calibrate", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")

@@ -114,11 +114,11 @@ def _condition(word):
 def _parser():
     parser = arguments.Parser(
         "./run.sh compare",
+        main=main,
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, (part of) the id of runs, RACE:ARM, logs.\n"
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
-        "RACE:ARM alone that one.\n\n"
-        "exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable",
+        "RACE:ARM alone that one.",
     )
     parser.add_argument(
         "runs", nargs="+", metavar="A B", help="the baseline first; several B are judged together (Holm)"

@@ -60,7 +60,7 @@ def _line(one):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh dashboard", description=__doc__)
+    parser = arguments.Parser("./run.sh dashboard", main=main)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")
     parser.add_argument("--to", required=True, metavar="NAMES", help=", ".join(dashboards.names()))
     parser.add_argument(

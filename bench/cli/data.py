@@ -1,6 +1,6 @@
 """./run.sh data fetch NAME | make NAME | show [NAME | FILE.bin ...]      NAME is a file of conf/data without .yaml
 
-Settings follow as data.KEY=VALUE.  Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use.
+Settings follow as data.KEY=VALUE.
 """
 
 import json
@@ -22,7 +22,7 @@ COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
 def main(argv):
-    """Exit code; what is wrong goes to stderr in one line."""
+    """Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use."""
     args = _parser().parse_args(argv)
     names = [word for word in args.words if not word.startswith("data.")]
     overrides = [word for word in args.words if word.startswith("data.")]
@@ -60,7 +60,7 @@ def data_config(name, overrides=()):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh data", description=__doc__)
+    parser = arguments.Parser("./run.sh data", main=main)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, about in (
         ("fetch", "download what is missing, and check all of it"),

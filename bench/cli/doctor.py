@@ -62,11 +62,7 @@ def driver(env):
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh doctor",
-        description="Is this machine fit to measure?  A table of checks, each failure with its remedy.",
-        epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use.",
-    )
+    parser = arguments.Parser("./run.sh doctor", main=main)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware=cpu hardware.num_processes=4"
     )

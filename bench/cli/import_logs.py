@@ -123,7 +123,7 @@ def write(run, rows, results):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh import", description=__doc__)
+    parser = arguments.Parser("./run.sh import", main=main)
     parser.add_argument("format", choices=importers.FORMATS)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
     parser.add_argument("--json", action="store_true", help="the counts, for programs")

@@ -72,11 +72,7 @@ def text(verdict):
 
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
-    parser = arguments.Parser(
-        "./run.sh judge",
-        description=__doc__,
-        epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
-    )
+    parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     parser.add_argument("--replayed", action="store_true", help="demand that ./run.sh replay has certified each run")

@@ -76,9 +76,7 @@ def _ended(args, results) -> Path | None:
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh ladder", description=__doc__, epilog="exit codes: 0 ended, 1 interrupted or abandoned, 2 wrong use"
-    )
+    parser = arguments.Parser("./run.sh ladder", main=main)
     parser.add_argument(
         "words",
         nargs="*",

@@ -96,7 +96,7 @@ def _snapshots(word):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh memory", description=__doc__)
+    parser = arguments.Parser("./run.sh memory", main=main)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
     parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
     parser.add_argument("--json", action="store_true", help="print the facts instead of writing pages")

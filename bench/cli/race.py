@@ -100,11 +100,7 @@ def _chosen(results, word):
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh race",
-        description=__doc__,
-        epilog="exit codes: 0 ended, 1 interrupted or abandoned, 2 wrong use or not comparable",
-    )
+    parser = arguments.Parser("./run.sh race", main=main)
     parser.add_argument(
         "words",
         nargs="*",

@@ -30,6 +30,7 @@ SHOWN_FIELDS = 8
 
 
 def main(argv):
+    """Exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again."""
     args = _parser().parse_args(argv)
     folders = _folders(args)
     found = []
@@ -109,11 +110,7 @@ def _say(args, what, words):
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh replay",
-        description=__doc__,
-        epilog="exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again",
-    )
+    parser = arguments.Parser("./run.sh replay", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
     parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
     parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")

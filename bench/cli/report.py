@@ -154,7 +154,7 @@ def _progress(done, total):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh report", description=__doc__)
+    parser = arguments.Parser("./run.sh report", main=main)
     parser.add_argument(
         "words",
         nargs="*",

@@ -1,7 +1,4 @@
-"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
-
-Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
-"""
+"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]"""
 
 import json
 
@@ -22,7 +19,7 @@ from bench.units import format_bytes
 
 
 def main(argv):
-    """Make the track's repeats with fresh seeds and judge them."""
+    """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use."""
     if (explained := settings.asked_for(argv)) is not None:
         print(explained)
         return 0
@@ -111,7 +108,7 @@ def fresh_seeds(job, overrides):
 
 
 def _parser():
-    parser = arguments.Parser("./speedrun.sh", description=__doc__)
+    parser = arguments.Parser("./speedrun.sh", main=main)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)

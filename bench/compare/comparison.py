@@ -1,5 +1,6 @@
 """Arms of runs -> comparisons: the verdict with its differences, the session's noise floor, and where the time went."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -89,21 +90,18 @@ def _facts(arm):
 
 
 def _facts_of_run(run, folder):
-    config = folder and _read(reading.yaml_mapping, folder, "config.yaml")
-    environment = folder and _read(reading.json_object, folder, "environment.json")
-    return differences.facts(run, config and versions.upgraded(config), environment)
+    config = environment = None
+    if folder:
+        with contextlib.suppress(reading.Damaged):  # verify says so; what it held is unknown here
+            config = versions.upgraded(reading.yaml_mapping(f"{folder}/config.yaml"))
+        with contextlib.suppress(reading.Damaged):
+            environment = reading.json_object(f"{folder}/environment.json")
+    return differences.facts(run, config, environment)
 
 
 def differing_folders(a: str, b: str) -> list[dict]:
     """Two run folders -> what differs, [{"kind", "what", "a", "b"}].  ValueError for one that cannot be read."""
     return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
-
-
-def _read(read, folder, name):
-    try:
-        return read(f"{folder}/{name}")
-    except reading.Damaged:  # verify says so; what it held is unknown here
-        return None
 
 
 def _with_steps(arm):

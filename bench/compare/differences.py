@@ -35,7 +35,8 @@ def facts(run, config=None, environment=None):
     return {
         "config": _flat(config),
         "code": {"identity_version": code.get("identity_version", 1)} | known_as,
-        "data": {"source": data.get("source")} | {split: _shards(data.get(split)) for split in ("train", "val")},
+        "data": {"source": data.get("source")}
+        | {split: [file["sha256"] for file in data.get(split) or ()] or None for split in ("train", "val")},
         "environment": _flat(used | gpus | protocol | machine),
     }
 
@@ -65,11 +66,6 @@ def _alike(gpus):
         values = [gpu.get(name) for gpu in gpus]
         found[name] = values[0] if values.count(values[0]) == len(values) else values
     return found
-
-
-def _shards(files):
-    """A list of shards as one value: how many, and the hash of each."""
-    return None if not files else [file["sha256"] for file in files]
 
 
 def _flat(values, prefix=""):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench import stats
 from bench.compare import order
 from bench.record.rows import Row
-from bench.terminal.text_table import counted
+from bench.terminal.text_table import counted, some
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
 NAMES = {
@@ -49,12 +49,7 @@ class Answer(NamedTuple):
 
 def is_timed(row: Row) -> bool:
     """Whether the run has a time that may count."""
-    return (
-        row["status"] == "complete"
-        and row["validity"] != "invalid"
-        and row["train_s"] is not None
-        and row["train_s"] > 0
-    )
+    return row["status"] == "complete" and row["validity"] != "invalid" and (row["train_s"] or 0) > 0
 
 
 def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = ("A", "B")) -> Answer:
@@ -116,11 +111,8 @@ def identity(row):
 def settings_that_differ(rows: Sequence[Row]) -> list[str]:
     """Keys of NAMES of which the rows know two values or more."""
     settings = [json.loads(text) for text in sorted({row["setting"] for row in rows})]
-    return [
-        key
-        for key in NAMES
-        if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
-    ]
+    known = {key: {json.dumps(one[key]) for one in settings if one.get(key) is not None} for key in NAMES}
+    return [key for key, values in known.items() if len(values) > 1]
 
 
 def index_of_runs(rows: Sequence[Row]) -> list[int]:
@@ -176,10 +168,8 @@ def _setting(a, b, names):
         yield "of losses", f"{_differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
-        lacking = [
-            NAMES[key] for key in NAMES if key in settings[0] and any(setting.get(key) is None for setting in settings)
-        ]
-        if lacking:
+        asked = [key for key in NAMES if key in settings[0]]
+        if lacking := [NAMES[key] for key in asked if any(setting.get(key) is None for setting in settings)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
@@ -207,41 +197,32 @@ def _session(a, b, names):
 
 def _finish_line(a, b, names):
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
-    targets = {row["target_val_loss"] for row in a + b}
-    steps, tokens = ([_known(row[key] for row in rows) for rows in (a, b)] for key in ("num_steps", "batch_tokens"))
-    if len(set.union(*steps)) > 1:
-        ran = "a run of {} is {} steps and one of {} {}"  # true of a run that has not begun, too
-        ran, mark = ran.format(names[0], _some(steps[0]), names[1], _some(steps[1])), "steps-differ"
-    elif len(set.union(*tokens)) > 1:
-        ran = "a step of {} is {} tokens and one of {} {}"
-        ran, mark = ran.format(names[0], _some(tokens[0]), names[1], _some(tokens[1])), "tokens-differ"
-    else:
-        return
-    if len(targets) != 1 or None in targets:
+    for column, of, unit in (("num_steps", "run", "steps"), ("batch_tokens", "step", "tokens")):
+        amounts = [_known(row[column] for row in rows) for rows in (a, b)]
+        if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too
+            ran = f"a {of} of {names[0]} is {_some(amounts[0])} {unit} and one of {names[1]} {_some(amounts[1])}"
+            refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
+            remark = f"{ran}: the times to the same target are compared, milliseconds a step are not"
+            yield from refusals or [("flag", f"{unit}-differ"), ("remark", remark)]
+            return
+
+
+def _no_way_to_target(arms, names, ran):
+    """Why runs of different amounts of training are not ways to one target: sentences."""
+    both = [*arms[0], *arms[1]]
+    (target, *others) = {row["target_val_loss"] for row in both}
+    if others or target is None:
         why = "times over different amounts of training are not comparable"
-        yield "refusal", f"{ran}, and they have no common target: {why}"
+        yield f"{ran}, and they have no common target: {why}"
         return
-    (target,) = targets
-    if all(row["stop_at_target"] for row in a + b):
-        missed = [row["run_id"] for row in a + b if not row["target_reached"]]
-        if missed:
-            runs = f"{counted(len(missed), 'run')} did not reach the target"
-            yield "refusal", f"{ran}, and {runs} {target:g}: {missed[0]}"
-            return
-    else:
-        refusals = list(_on_the_way((a, b), names, steps, target, ran))
-        if refusals:
-            yield from (("refusal", sentence) for sentence in refusals)
-            return
-    yield "flag", mark
-    yield "remark", f"{ran}: the times to the same target are compared, milliseconds a step are not"
-
-
-def _on_the_way(arms, names, steps, target, ran):
-    """Why runs of fixed, different numbers of steps are not two ways to one target."""
-    for name, rows, of_arm in zip(names, arms, steps, strict=True):
-        if len(of_arm) > 1:
-            yield f"{name} mixes runs of {_some(of_arm)} steps"
+    if all(row["stop_at_target"] for row in both):
+        if missed := [row["run_id"] for row in both if not row["target_reached"]]:
+            yield f"{ran}, and {counted(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
+        return
+    for name, rows in zip(names, arms, strict=True):
+        steps = _known(row["num_steps"] for row in rows)
+        if len(steps) > 1:
+            yield f"{name} mixes runs of {_some(steps)} steps"
         losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
@@ -267,7 +248,13 @@ def _words(values):
         value = json.loads(text)
         if isinstance(value, list):
             kinds = {str(item): value.count(item) for item in value}
-            value = ", ".join(f"{count} x " * (count > 1) + _short(kind) for kind, count in kinds.items()) or "none"
+            value = (
+                ", ".join(
+                    f"{count} x " * (count > 1) + (kind[:12] if len(kind) == 64 else kind)
+                    for kind, count in kinds.items()
+                )
+                or "none"
+            )
         shown.append("unknown" if value is None else str(value))
     return " and ".join(shown)
 
@@ -278,10 +265,5 @@ def _differ(keys):
     return f"{' and '.join(NAMES[key] for key in keys)} {verb}"
 
 
-def _short(text):
-    return text[:12] if len(text) == 64 else text  # a sha256
-
-
-def _some(values, num_shown=3):
-    words = [str(value) for value in sorted(values)]
-    return ", ".join(words[:num_shown]) + (f" and {len(words) - num_shown} more" if len(words) > num_shown else "")
+def _some(values):
+    return some(list(map(str, sorted(values))))

@@ -41,19 +41,17 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
                 if race.events("start"):  # resumed: planning has not just asked
                     foreseen.agree_on_machine(found, anyway)
                 if show:
-                    _announce_look(race, results)
+                    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
+                    words = (
+                        "every run's numbers are shown: an interim look that is not planned, and the ledger keeps it"
+                    )
+                    say("race", words, always=True)
                 status, why = _run_all(race, folders, results, show)
         except Interrupted as error:
             why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
             say("race", why, always=True)
             return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
         return finish(folder, results, status, why)
-
-
-def _announce_look(race, results):
-    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
-    words = "every run's numbers are shown: an interim look that is not planned, and the ledger keeps it"
-    say("race", words, always=True)
 
 
 def _introduce(race):
@@ -182,9 +180,7 @@ def result_of(race, results):
     of_race = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     folders = {name: [Path(results) / run for run in race.runs(name)] for name in race.plan["arms"]}
     about = race_folder.about(race.plan["arms"])
-    arms = [
-        selection.of_folders(name, paths, in_race=(name, about[name]), **of_race) for name, paths in folders.items()
-    ]
+    arms = [selection.of_folders(name, folders[name], in_race=(name, about[name]), **of_race) for name in folders]
     return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
 
 

@@ -190,16 +190,10 @@ def locked(folder: str | Path) -> Iterator[None]:
 
 def as_json(state, status, why, ended_at, result) -> race_folder.Race:
     """race.json: what became of the plan."""
-    known = state.plan
-    arms = {
-        name: facts
-        | {
-            "runs": state.runs(name),
-            "warm_up_runs": state.runs(name, True),
-            "interrupted_runs": state.interrupted(name),
-        }
-        for name, facts in known["arms"].items()
-    }
+    known, arms = state.plan, {}
+    for name, facts in known["arms"].items():
+        runs = {"runs": state.runs(name), "warm_up_runs": state.runs(name, True)}
+        arms[name] = facts | runs | {"interrupted_runs": state.interrupted(name)}
     keys = ("position", "arm", "seed", "discarded", "run", "status")
     return {
         "schema_version": plan.SCHEMA_VERSION,

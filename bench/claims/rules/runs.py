@@ -4,7 +4,7 @@ from bench.compare import eligibility, target
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
-from bench.terminal.text_table import counted
+from bench.terminal.text_table import counted, some
 
 MAX_FILES = 8  # named of each other code
 
@@ -77,8 +77,8 @@ def there_are_enough_runs(claim):
     wanted, judged = claim.num_runs, claim.track_rules.rules.judged
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
     num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
-    evidence = f"{num_valid} {' or '.join(count)} of {counted(len(claim.runs), 'run')}" + (
-        f", the track needs {wanted}" if wanted else ", the track needs none"
+    evidence = (
+        f"{num_valid} {' or '.join(count)} of {counted(len(claim.runs), 'run')}, the track needs {wanted or 'none'}"
     )
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
     doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
@@ -129,8 +129,7 @@ def _other_code(claim, config, source, names):
     files = code_state.differing_files(ours, claim.code_of(source, names) or {"identity_version": version})
     if not files:
         return f"{words} (no folder says which files differ)"
-    more = f" and {len(files) - MAX_FILES} more" if len(files) > MAX_FILES else ""
-    return f"{words} (differing: {', '.join(files[:MAX_FILES])}{more})"
+    return f"{words} (differing: {some(files, MAX_FILES)})"
 
 
 def the_target_is_reached(claim):
