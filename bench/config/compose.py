@@ -41,9 +41,7 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     return schema.build(schema.Config, composed)
 
 
-def origins(
-    overrides: list[str], machine: schema.Machine | None = None
-) -> tuple[dict[str, str], list[tuple[str, str]]]:
+def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
     groups, lists, settings = _split(overrides, machine)
     chosen = _whole(groups, own_folders(), config_name()).hydra.runtime.choices
@@ -84,9 +82,6 @@ def deviations(config: schema.Config) -> list[str]:
 
 def _is_in(key, group):
     return f"{key}.".startswith(f"{group}.")
-
-
-# ---- one override
 
 
 def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
@@ -190,9 +185,6 @@ def _merged(old, new):
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
-# ---- the groups
-
-
 @functools.cache
 def _whole(groups, folders, name):
     """What Hydra makes of some group=name, its own node included; folders: own_folders(); name: of the root."""
@@ -213,7 +205,7 @@ def _composed(groups, folders, name):
 
 
 def _of_track(name):
-    """The composed values of a run on the track that changes nothing."""
+    """The composed values of a run that changes nothing on the track."""
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
@@ -246,8 +238,7 @@ def _check_settings(group, chosen):
     """The yaml of an instrument or exporter is its schema; settings that are not named are added in place."""
     for name, settings in chosen.items():
         if name not in choices(group):
-            names = ", ".join(choices(group))
-            raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {names}")
+            raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {', '.join(choices(group))}")
         fill_like(_settings_of(path_of(group, name))[name], f"{group}.{name}", settings)
 
 

@@ -94,7 +94,9 @@ def introduction() -> str | None:
     lines = []
     for folder in own_folders():
         added = [f"{group}={name}" for group in GROUPS for name in _names(folder, group)]
-        lines.append(f"{_shown(folder)} adds {', '.join(added) or 'nothing yet'}")
+        here = working_folder()
+        shown = f"{folder.relative_to(here)}/" if folder.is_relative_to(here) else folder
+        lines.append(f"{shown} adds {', '.join(added) or 'nothing yet'}")
     return "; ".join(lines) or None
 
 
@@ -127,9 +129,8 @@ def _own_folders(conf, named):
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
-            raise ValueError(
-                f"--config-dir {named}: it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
-            )
+            words = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
+            raise ValueError(f"--config-dir {named}: {words}")
         found.append(named)
     found += _installed()
     return tuple(dict.fromkeys(found))
@@ -150,12 +151,7 @@ def _installed():
         folders = [Path(start, *rest) for start in (spec and spec.submodule_search_locations) or ()]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
-            raise ValueError(
-                f"entry point {ENTRY_POINTS}: {point.name} = {point.value} is no folder of an installed package"
-            )
+            words = f"{point.name} = {point.value} is not a folder of an installed package"
+            raise ValueError(f"entry point {ENTRY_POINTS}: {words}")
         found.append(folder)
     return found
-
-
-def _shown(folder):
-    return f"{folder.relative_to(working_folder())}/" if folder.is_relative_to(working_folder()) else str(folder)

@@ -118,7 +118,6 @@ def varied(rows: Iterable[Mapping]) -> list[str]:
             counts[key] = counts.get(key, 0) + 1
     for key in keys({"config": config} for config in configs):
         order[key] = len(order)
-    differing = (
-        key for key, found in values.items() if len(found) > 1 or (found == {"true"} and counts[key] < len(configs))
-    )
+    is_switch = {key: found == {"true"} and counts[key] < len(configs) for key, found in values.items()}
+    differing = [key for key, found in values.items() if len(found) > 1 or is_switch[key]]
     return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.get)

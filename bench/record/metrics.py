@@ -82,9 +82,8 @@ def timed(train_s, steps, num_untimed_steps=0):
 
 def _flagged(steps, num_untimed_steps):
     """Rows of timed steps that an instrument disturbed."""
-    return [
-        row for row in steps if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
-    ]
+    timed_rows = (row for row in steps if row["step"] > num_untimed_steps and row.get("step_ms") is not None)
+    return [row for row in timed_rows if row.get("flags")]
 
 
 def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:

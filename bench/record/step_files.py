@@ -13,13 +13,8 @@ from bench import atomic, reading
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
-INT_COLUMNS = (
-    "step",
-    "tokens",
-    "t_ns",
-    "line_t_ns",
-    "val_line_t_ns",
-)  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+# t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+INT_COLUMNS = ("step", "tokens", "t_ns", "line_t_ns", "val_line_t_ns")
 BY_RANK = "steps_by_rank.csv"
 
 
@@ -84,9 +79,8 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
             row = {column: _value(column, cell) for column, cell in zip(columns, line.split(","), strict=True)}
             if strict and row["step"] in rows:
                 raise ValueError
-            rows.setdefault(row["step"], row).update(
-                {name: value for name, value in row.items() if value not in (None, "")}
-            )
+            known = {name: value for name, value in row.items() if value not in (None, "")}
+            rows.setdefault(row["step"], row).update(known)
         except (ValueError, KeyError):
             if strict:
                 raise ValueError(f"{path}: line {number} is damaged or repeated: {line[:60]!r}") from None

@@ -5,6 +5,7 @@ A rule is a function (folder, record) -> (passed, evidence); its name and docstr
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -18,8 +19,9 @@ RELATIVE = 1e-9  # metrics are recomputed from the same floats; only the order o
 # Not in the first records: absent there, checked where recorded.
 LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
-# By ./run.sh analyze, report and replay: anyone can make them again.
-DERIVED = ("analysis.json", "summary.md", "report.html", "certificate.json")
+# By ./run.sh analyze, report, replay, memory and dashboard: anyone can make them again.
+DERIVED = r"analysis\.json|summary\.md|report\.html|certificate\.json|(memory|traces)/.*\.html|(plots|dashboards)/.*"
+DERIVED = re.compile(DERIVED, re.S)
 LOCAL_ROLES = ("log", "trace", "memory", "work")  # folders that git ignores: a clone lacks them as a whole
 
 
@@ -128,14 +130,9 @@ def nothing_is_unrecorded(folder: Path, run: dict) -> tuple[bool, str]:
     listed = {artifact["path"] for artifact in run["artifacts"]}
     needed = {"config.yaml", "steps.csv"} if run["status"] == "complete" else {"config.yaml"}  # it may have had no step
     missing = needed - listed
-    unlisted = [path for path in artifacts.files(folder) if path not in listed and not _is_derived(path)]
+    unlisted = [path for path in artifacts.files(folder) if path not in listed and not DERIVED.fullmatch(path)]
     words = [f"{path} is not listed" for path in unlisted + sorted(missing)]
     return not words, "; ".join(words) or f"{len(listed)} listed"
-
-
-def _is_derived(path):
-    page = path.startswith(("memory/", "traces/")) and path.endswith(".html")  # ./run.sh memory
-    return path in DERIVED or page or path.startswith(("plots/", "dashboards/"))
 
 
 def metrics_follow_from_the_facts(folder: Path, run: dict) -> tuple[bool, str]:

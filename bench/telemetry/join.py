@@ -109,7 +109,11 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
         "energy_agrees": None if apart_pct is None else apart_pct <= MAX_DISAGREEMENT_PCT,
         "mean_power_w": train_j / train_s if train_j is not None and train_s else None,
         "num_timed_samples": len(timed),
-        **{f"mean_{column}": _mean_of_devices(timed_rows.values(), column) for column in MEANS},
+        # every device counts alike, also one that was lost early or not sampled as often
+        **{
+            f"mean_{column}": mean([{column: mean(rows, column)} for rows in timed_rows.values()], column)
+            for column in MEANS
+        },
         "max_temp_c": max((row["temp_c"] for row in timed if row.get("temp_c") is not None), default=None),
         "throttle_frac": reason_shares(timed),
         "by_device": {name: _of_device(rows) for name, rows in timed_rows.items()},
@@ -150,12 +154,6 @@ def warnings(joined: dict, report: dict) -> list[str]:
             if device.get(f"new_{column}"):
                 found.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
     return found
-
-
-def _mean_of_devices(rows_of_each, column):
-    """Every device counts alike, also one that was lost early or not sampled as often."""
-    means = [found for rows in rows_of_each if (found := mean(rows, column)) is not None]
-    return sum(means) / len(means) if means else None
 
 
 def _of_device(rows):
