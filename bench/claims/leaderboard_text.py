@@ -15,10 +15,7 @@ RECORDS = ("record", "since", "entry", "config_id", "train_s", "change", "measur
 
 
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
-    """The leaderboard of results/, or of these folders, in Markdown (github) or for a terminal (simple).
-
-    folders: words of the user.  A run that cannot be read is skipped and reported to on_error(message).
-    """
+    """Of these folders, words of the user (none: results/); form: github, or simple for a terminal."""
     paths = [named.folder(word) for word in folders] or [results_root()]
     found = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []

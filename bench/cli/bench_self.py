@@ -57,10 +57,7 @@ def show(rows, as_json=False):
 
 
 def verdict(row):
-    """met, MISSED, or unclear where the interval has the target in it: the machine is too busy to decide.
-
-    "" without a target.
-    """
+    """met, MISSED, or unclear where the interval holds the target: too busy a machine to decide.  "": no target."""
     if row["target"] is None:
         return ""
     low, high = row["ci95"] or (row["measured"], row["measured"])

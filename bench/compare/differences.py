@@ -13,10 +13,7 @@ OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of ol
 
 
 def facts(run, config=None, environment=None):
-    """A record, its config.yaml and environment.json as dicts -> {kind: {dotted name: value}}.
-
-    Without config.yaml (None) what the record knows of the config.
-    """
+    """A record, its config.yaml and environment.json (None: unknown) as dicts -> {kind: {dotted name: value}}."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}

@@ -84,10 +84,7 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
 
 
 def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, stats.Welch | None]:
-    """Two lists of positive numbers -> (Change, the Welch test of their logarithms or None).
-
-    The change is that of the geometric means, which is what a difference of mean logarithms is.
-    """
+    """Two lists of positive numbers -> (Change of the geometric means, the Welch test of their logarithms or None)."""
     logs = [[math.log(value) for value in group] for group in values]
     test = stats.welch(*logs) if all(logs) else None
     sds, ns = [stats.sd(group) for group in logs], [len(group) for group in values]

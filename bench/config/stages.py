@@ -58,10 +58,7 @@ def val_seq_len(config: schema.Config) -> int:
 
 
 def resolve(config: schema.Config, micro_batch_of: Callable[[int, int], int]) -> None:
-    """In place: each stage gets its batch; the whole list null where it is empty.  Raises ValueError.
-
-    micro_batch_of: (seq_len, sequences of a rank in a step) -> how many of them at once.
-    """
+    """In place.  micro_batch_of: (seq_len, sequences of a rank in a step) -> how many at once.  Raises ValueError."""
     if not config.stages:
         if config.goal.val_window_tokens is not None:
             remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"

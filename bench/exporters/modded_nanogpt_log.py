@@ -74,10 +74,7 @@ def _num_planned(folder, run, rows):
 
 
 def _step_lines(rows, total, imported, train_s=None):
-    """One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS.
-
-    train_s: of our own complete run, None of others.
-    """
+    """A line a step and one a validation; step_avg as the log had it.  train_s: of our own complete run."""
     meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
     untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
     for row in rows:

@@ -23,10 +23,7 @@ def _unknown():
 
 
 def of_run(run, path, form, facts, part_of=None):
-    """Run -> (record, rows of steps.csv).
-
-    path: of the log; facts: of the file, as importers.read has them; part_of: the folder that it was under, or None.
-    """
+    """Run -> (record, rows of steps.csv).  path: of the log; facts: as importers.read has; part_of: its folder."""
     track, name = _track_and_name(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))

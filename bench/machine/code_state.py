@@ -56,10 +56,7 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 def raced_files(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
-    """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted.
-
-    own: classes.sources() of the run, the files of the user's own classes, which are raced too.
-    """
+    """{path from repo: sha256 of what counts of the file} of RACED and of own (classes.sources() of a run), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     found = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
     return {name: _sha256_of(path.read_bytes(), path.suffix == ".py") for name, path in sorted(found.items())}
@@ -126,10 +123,7 @@ def diff(repo: Path | str = REPO) -> str:
 
 
 def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN, found: dict | None = None) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/ with the sources that git does not know, and own/.
-
-    found: state(repo, own), where it is known.
-    """
+    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  found: state(repo, own), where known."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     found = found or state(repo, own)

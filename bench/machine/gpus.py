@@ -107,10 +107,7 @@ def call(nvml, what: str, handle, *args):
 
 
 def asked_devices(nvml) -> str | None:
-    """CUDA_VISIBLE_DEVICES, None where it is not set.
-
-    A MIG slice is given as the GPU it is part of (CUDA shows a process one slice only).
-    """
+    """CUDA_VISIBLE_DEVICES, None where it is not set; of a MIG slice the GPU that it is part of."""
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (asked or "").startswith("MIG-"):
         return asked

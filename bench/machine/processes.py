@@ -142,10 +142,7 @@ def die_with_parent() -> None:
 
 
 def boot_id_hash() -> str | None:
-    """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process.
-
-    None where the system is not Linux.
-    """
+    """Hash of this boot and this container's process numbers: with it a pid means one process.  None: not Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))

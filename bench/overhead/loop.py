@@ -41,10 +41,7 @@ def measure(num_block_steps: int = 2) -> list[tuple]:
 
 
 class Loops:
-    """One trainer, stepped by three loops: each block does the same number of steps and returns its seconds.
-
-    instrumented and plain: what train() takes; tokens: the first training shard, uint16.
-    """
+    """One trainer, stepped by three loops of the same steps.  instrumented, plain: what train() takes."""
 
     def __init__(self, overrides: list[str], num_block_steps: int):
         job = prepare(overrides)

@@ -13,10 +13,7 @@ from bench.units import ms_from_s, s_from_ms
 
 
 def metrics(run: dict, steps: list[dict]) -> dict:
-    """run: a record with "measured", "model", "environment", "world_size", "data" and perhaps "goal".
-
-    steps: rows of steps.csv.  Row k is after k optimizer steps.
-    """
+    """run: "measured", "model", "environment", "world_size", "data", perhaps "goal"; steps: rows of steps.csv."""
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
     val_loss = last_val_loss(steps)

@@ -46,10 +46,7 @@ class Named:
 
     @property
     def holders(self) -> list[Path]:
-        """What runs are looked for in: the paths; of a race or its arm the folders of the runs that count.
-
-        ValueError: the race has no such arm, or none of its runs is there.
-        """
+        """The paths; of a race or its arm the folders of the runs that count.  ValueError: no such arm, or no run."""
         if self.sweep is not None:
             return _runs_of_sweep(self.word, self.sweep)
         return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)

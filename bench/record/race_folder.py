@@ -117,8 +117,6 @@ def _name_arms(comparison, baseline, candidate):
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:
-    """Where a run "<track>/<run_id>" of the race lies: relative to results/ as the race found it, or beside the race
-    when it was moved.  None: it is not there.
-    """
+    """Where a run "<track>/<run_id>" lies: in results/, or beside the race where it was moved; None: nowhere."""
     bases = (folder.parent.parent, results_root(), folder, REPO)
     return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)

@@ -122,10 +122,7 @@ def read(
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> dict:
-    """A run folder -> its record as written, upgraded to the newest version.  ValueError names an invalid one.
-
-    checked=False: also one whose fields are missing or of other kinds, for who says what is wrong with it.
-    """
+    """A run folder -> its record, upgraded; ValueError.  checked=False: also with fields missing or of other kinds."""
     path = os.path.join(folder, "run.json")
     run = reading.json_object(path)
     version = run.get("schema_version")

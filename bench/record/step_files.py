@@ -150,10 +150,7 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
 
 
 def append_event(folder: Path | str, event: dict) -> None:
-    """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows.
-
-    OSError where there is no space: nothing is written.
-    """
+    """A line of events.jsonl: t_ns (time.perf_counter_ns), utc, event (a name), more.  OSError: nothing is written."""
     _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 

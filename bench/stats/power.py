@@ -18,10 +18,7 @@ MAX_N = 1_000_000
 
 
 def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
-    """Probability that the test gives p < alpha if the means differ by difference; sds and ns are pairs.
-
-    None where there is no test (n < 2, or no spread at all).
-    """
+    """Probability that the test gives p < alpha where the means differ so; None: no test (n < 2, no spread)."""
     se, df = _se_and_df(sds, ns)
     return None if df is None else _power(difference / se, df, student_t_quantile(1 - alpha / 2, df))
 

@@ -121,10 +121,7 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
 
 
 def of_all_nodes(summaries: list[dict]) -> dict:
-    """whole() of each node -> of the run: the first node's, energies and powers added up, all in by_node.
-
-    A sum is None where a node does not know its part.
-    """
+    """whole() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
     total = dict(summaries[0])
     for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
         parts = [summary.get(name) for summary in summaries]

@@ -136,10 +136,7 @@ class Gpu:
         return row
 
     def _without_fields(self, columns, code):
-        """Ask these fields no more, if that is what the error says.  Returns whether it does.
-
-        A field or scope that this driver does not know is an invalid argument to it.
-        """
+        """Ask these fields no more where the error says so (of an unknown one: invalid argument) -> whether it does."""
         nvml = self.nvml
         names = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
         unsupported = code in [getattr(nvml, f"NVML_ERROR_{name}") for name in names]

@@ -12,10 +12,7 @@ MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
 
 
 def read(path: Path | str) -> list[dict]:
-    """telemetry.csv -> rows, numbers as numbers and empty cells as None; a line that was cut is skipped.
-
-    read_ns is when the device was read: t_ns of its tick and late_ms.
-    """
+    """telemetry.csv -> rows, empty cells None, cut lines skipped; read_ns: when the device was read, with late_ms."""
     rows = []
     with reading.lines(path) as lines:
         for cells in csv.DictReader(lines):

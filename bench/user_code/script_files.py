@@ -19,9 +19,7 @@ MAX_DEPTH = 4
 
 
 def sources(script: Path) -> dict[str, Path]:
-    """{"script/train_gpt.py": its path} of the sources beside the script and below, sorted, the script itself first of
-    all found.  Excluded are: EXCLUDED.
-    """
+    """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
     found = {script.name: script}
     for parent, folders, names in os.walk(script.parent):
         below = Path(parent).relative_to(script.parent)

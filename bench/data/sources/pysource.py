@@ -63,14 +63,9 @@ def read_packages(packages):
 
 def installed_versions(packages):
     """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
-    found = []
-    for requirement in packages.values():
-        name = requirement.split("==")[0]
-        try:
-            found.append(f"{name}=={importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} of unknown version")
-    return found
+    names = [requirement.split("==")[0] for requirement in packages.values()]
+    known = {dist.name: dist.version for dist in importlib.metadata.distributions()}
+    return [f"{name}=={known[name]}" if name in known else f"{name} of unknown version" for name in names]
 
 
 def ordered(documents):
@@ -92,7 +87,5 @@ def as_tokens(documents):
     """Bytes of documents -> uint16, token 256 before each."""
     import numpy as np  # not where a launcher only checks what was made before
 
-    mark = np.array([DOCUMENT], np.uint16)
-    return np.concatenate(
-        [piece for text in documents for piece in (mark, np.frombuffer(text, np.uint8))], dtype=np.uint16
-    )
+    pieces = [piece for text in documents for piece in ([DOCUMENT], np.frombuffer(text, np.uint8))]
+    return np.concatenate(pieces, dtype=np.uint16, casting="unsafe")
