@@ -108,10 +108,8 @@ class Claim:
 
     def _is_baseline(self, race):
         """Whether the ledger's plan of another race has this arm as what others are compared with."""
-        plans = [
-            line for line in self.ledger.lines if line["event"] == "plan" and line.get("race_id") == race["race_id"]
-        ]
-        return any(line.get("baseline") == race.get("arm") for line in plans)
+        of_race = [line for line in self.ledger.lines if line.get("race_id") == race["race_id"]]
+        return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in of_race)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""

@@ -60,6 +60,11 @@ class Parser(argparse.ArgumentParser):
         return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"
 
 
+def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:
+    """An option that may name a race: None without it, "" for the latest."""
+    parser.add_argument(option, nargs="?", const="", metavar="RACE", help=about)
+
+
 def guess(word: str, names: Iterable[str]) -> str:
     """The question whether a near name was meant, and a space; nothing where none is near."""
     near = difflib.get_close_matches(word, names, n=1) or [name for name in names if word and name.startswith(word)][:1]

@@ -42,9 +42,8 @@ class _Search:
         self._words = [word for word in args.words if not word.startswith("n=")]
         asked = request.parse(args.words)
         if asked["arms"]:
-            raise ValueError(
-                "GOOD and the commits between are the arms: give settings for all of them, without A= and B="
-            )
+            words = "give settings for all of them, without A= and B="
+            raise ValueError(f"GOOD and the commits between are the arms: {words}")
         self._n = asked.get("n", DEFAULT_N)
         self._facts, self._races = {}, []
 
@@ -149,9 +148,8 @@ def _parser():
     parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
     parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="settings of the runs, and n=, looks=, seed= of the races"
-    )
+    words_help = "settings of the runs, and n=, looks=, seed= of the races"
+    parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)

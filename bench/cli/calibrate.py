@@ -60,10 +60,8 @@ def _end(found, path):
     session = found["session_id"]
     used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
     margin_pct = target.margin_pct_of(found["track"])
-    coarse = (
-        f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing is"
-    )
-    coarse += " called equivalent; a quieter machine or more runs help"
+    coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing"
+    coarse += " is called equivalent; a quieter machine or more runs help"
     return f"kept in {path}: {used}" + coarse * (found["floor_pct"] > margin_pct)
 
 
@@ -153,9 +151,7 @@ def _parser():
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
-    parser.add_argument(
-        "--resolution", type=_pct, metavar="PCT", help="also print how many runs show a change of PCT %%"
-    )
+    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also how many runs show a change of PCT %%")
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
     form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")

@@ -120,9 +120,7 @@ def _parser():
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
         "RACE:ARM alone that one.",
     )
-    parser.add_argument(
-        "runs", nargs="+", metavar="A B", help="the baseline first; several B are judged together (Holm)"
-    )
+    parser.add_argument("runs", nargs="+", metavar="A B", help="the baseline first; several B are judged by Holm")
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -136,9 +134,7 @@ def _parser():
         choices=("possible", "shown"),
         help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="print numbers even if the runs are not comparable; never a verdict"
-    )
+    parser.add_argument("--force", action="store_true", help="numbers even if not comparable; never a verdict")
     parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
     parser.add_argument(
         "--margin",
@@ -154,7 +150,5 @@ def _parser():
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
     form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
-    form.add_argument(
-        "--html", metavar="PATH", help="a page with the verdict's picture and the curves, one file to send"
-    )
+    form.add_argument("--html", metavar="PATH", help="a page with the verdict and the curves, one file to send")
     return parser

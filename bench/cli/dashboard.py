@@ -63,8 +63,7 @@ def _parser():
     parser = arguments.Parser("./run.sh dashboard", main=main)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")
     parser.add_argument("--to", required=True, metavar="NAMES", help=", ".join(dashboards.names()))
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the exporter, e.g. project=mine"
-    )
+    set_help = "a setting of the exporter, e.g. project=mine"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
     parser.add_argument("--json", action="store_true", help="print run_id, exporter, error and facts of each as JSON")
     return parser

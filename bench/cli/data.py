@@ -85,9 +85,8 @@ def _get(verb, name, overrides, as_json):
 
 def _show(names, overrides, as_json):
     if overrides and not names:
-        raise ValueError(
-            f"data show {' '.join(overrides)}: name the data that these settings are for: one of {', '.join(known())}"
-        )
+        words = f"name the data that these settings are for: one of {', '.join(known())}"
+        raise ValueError(f"data show {' '.join(overrides)}: {words}")
     shown = [_shown(name, overrides) for name in names] or [_listed(name) for name in known()]
     if as_json:
         print(json.dumps(shown, indent=1))

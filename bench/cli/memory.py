@@ -6,7 +6,6 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 
 import json
 import os
-import sys
 
 from bench import atomic
 from bench.cli import arguments
@@ -37,8 +36,7 @@ def main(argv):
             print(_words(os.path.relpath(out), facts))
         summaries.append({"snapshot": os.path.relpath(path), **facts})
     if args.json:
-        json.dump(summaries, sys.stdout, indent=1)
-        print()
+        print(json.dumps(summaries, indent=1))
     return 0
 
 
@@ -89,9 +87,8 @@ def _snapshots(word):
     for path in named.find([word])[0].holders:
         paths += [path] if path.is_file() else snapshot_files.in_folder(path)
     if not paths:
-        raise ValueError(
-            f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"
-        )
+        remedy = "record one with instruments=[regions,memory_history], on a GPU"
+        raise ValueError(f"{word}: it holds no memory snapshot; {remedy}")
     return paths
 
 

@@ -115,9 +115,7 @@ def _parser():
     parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
     parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
     parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
-    parser.add_argument(
-        "--keep-env", action="store_true", help="with this shell's variables (OMP_..., ONEDNN_...), not its"
-    )
+    parser.add_argument("--keep-env", action="store_true", help="with this shell's OMP_..., ONEDNN_..., not its own")
     parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
     parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
     return parser

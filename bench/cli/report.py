@@ -130,10 +130,8 @@ def _site(folder, out, args):
 
 def _is_results(folder):
     """Whether it is a folder that runs are written, published or claimed into, or lies in this project's."""
-    folder = folder.resolve()
-    return (folder / ledger.NAME).is_file() or any(
-        folder.is_relative_to(root.resolve()) for root in (results_root(), published_root())
-    )
+    folder, roots = folder.resolve(), (results_root().resolve(), published_root().resolve())
+    return (folder / ledger.NAME).is_file() or any(map(folder.is_relative_to, roots))
 
 
 def _ask(folder, paged, out):
@@ -155,26 +153,15 @@ def _progress(done, total):
 
 def _parser():
     parser = arguments.Parser("./run.sh report", main=main)
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="WORD",
-        help="a run, a race or a folder of many runs; default results/; several: curves",
-    )
+    words_help = "a run, a race or a folder of many runs; default results/; several: curves"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words_help)
     parser.add_argument("--curves", action="store_true", help="the curves of what is named in one chart")
-    parser.add_argument(
-        "--out", metavar="PATH", help="file of the page (run, race), or folder of the site or the pictures"
-    )
+    parser.add_argument("--out", metavar="PATH", help="the page (run, race), or folder of the site or the pictures")
     parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
-    form.add_argument(
-        "--json", action="store_true", help='print {"page": PATH}, {"site": PATH} or {"pictures": [PATH]}'
-    )
-    parser.add_argument(
-        "--pages", type=int, metavar="N", help="how many runs of a folder get a page, the newest first (default 1000)"
-    )
-    parser.add_argument(
-        "--anyway", action="store_true", help=f"more than {MAX_UNASKED} pages of a folder that is no results folder"
-    )
+    form.add_argument("--json", action="store_true", help='{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}')
+    parser.add_argument("--pages", type=int, metavar="N", help="how many runs of a folder get a page (default 1000)")
+    anyway_help = f"more than {MAX_UNASKED} pages of a folder that is not a results folder"
+    parser.add_argument("--anyway", action="store_true", help=anyway_help)
     return parser

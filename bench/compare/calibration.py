@@ -51,10 +51,8 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     if not aa["comparable"]:
         raise ValueError(f"these runs cannot be used to calibrate: {aa['reasons'][0]}")
     excluded = {run["run_id"] for run in aa["excluded"]}
-    groups = [
-        [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in excluded]
-        for rows in (a_rows, b_rows)
-    ]
+    timed = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
+    groups = [[row for row in rows if row["run_id"] not in excluded] for rows in timed]
     ns, rows = [len(group) for group in groups], groups[0] + groups[1]
     if min(ns) < 2:
         raise ValueError(f"{ns[0]} and {ns[1]} runs have a time, and 2 a side are needed: give more runs, n=5")

@@ -248,13 +248,8 @@ def _words(values):
         value = json.loads(text)
         if isinstance(value, list):
             kinds = {str(item): value.count(item) for item in value}
-            value = (
-                ", ".join(
-                    f"{count} x " * (count > 1) + (kind[:12] if len(kind) == 64 else kind)
-                    for kind, count in kinds.items()
-                )
-                or "none"
-            )
+            words = [f"{num} x " * (num > 1) + (kind[:12] if len(kind) == 64 else kind) for kind, num in kinds.items()]
+            value = ", ".join(words) or "none"
         shown.append("unknown" if value is None else str(value))
     return " and ".join(shown)
 

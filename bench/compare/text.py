@@ -106,10 +106,8 @@ def _differences(result, is_md):
     found = result["differences"]
     if not found:
         return "what differs: nothing in the records"
-    cells = [
-        [one["kind"], one["what"], *(" | ".join(map(_value, one[arm])) for arm in "ab")]
-        for one in found[:MAX_DIFFERENCES]
-    ]
+    shown = found[:MAX_DIFFERENCES]
+    cells = [[one["kind"], one["what"], *(" | ".join(map(_value, one[arm])) for arm in "ab")] for one in shown]
     more = len(found) - len(cells)
     table = text_table.render(["what differs", "", *result["arms"]], cells, [False] * 4, FORMS[is_md])
     return table + (f"\nand {more} more differences: --json has all" if more else "")

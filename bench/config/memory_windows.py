@@ -30,9 +30,8 @@ def windows_of(settings: dict) -> list[Window]:
     names = [window.name for window in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(
-                f"{where}.windows: two windows are called {name} and would write the same files: rename one"
-            )
+            words = f"two windows are called {name} and would write the same files: rename one"
+            raise ValueError(f"{where}.windows: {words}")
     return found
 
 

@@ -113,9 +113,8 @@ def kempner_window(settings: dict) -> Window | None:
     where, start_step, end_step = "instruments.window", settings["start_step"], settings["end_step"]
     windows.check(where, settings)
     if end_step <= start_step:
-        raise ValueError(
-            f"{where}.end_step={end_step}: end_step must be greater than start_step, which is {start_step}"
-        )
+        remedy = f"end_step must be greater than start_step, which is {start_step}"
+        raise ValueError(f"{where}.end_step={end_step}: {remedy}")
     if not settings["enable"]:
         return None
     return Window(

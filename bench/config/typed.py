@@ -93,9 +93,9 @@ def _is_like(known, value):
 def variants(cls: type) -> list[str]:
     """Names of the files in the PACKAGE of a dataclass, sorted; [] where it has none."""
     package = getattr(cls, "PACKAGE", None)
-    return (
-        sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__)) if package else []
-    )
+    if not package:
+        return []
+    return sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
 def variant(cls: type, name: str) -> type:

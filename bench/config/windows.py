@@ -26,10 +26,6 @@ def _is_mib(value):
     return value is None or type(value) in (int, float) and value > 0
 
 
-def _is_path(value):
-    return not value or all(map(NAME.fullmatch, value.split("/")))
-
-
 _PATH = "it becomes part of a file's name inside the run: use letters, digits, '-', '_' and '.'"
 # {setting: (whether a value can be, what to do about one that cannot)}: a name means the same in every instrument
 RULES = {
@@ -41,7 +37,7 @@ RULES = {
     "stacks": _one_of("python", "all"),
     "classifier": _one_of("fixed", "kempner_v0"),
     "name": (lambda value: isinstance(value, str) and NAME.fullmatch(value), _PATH),
-    "trace_dir": (_is_path, _PATH),
+    "trace_dir": (lambda value: not value or all(map(NAME.fullmatch, value.split("/"))), _PATH),
     "max_mib": (_is_mib, "use a number of MiB above 0, or null for no limit"),
     "ranks": _list_of(_whole(0)[0], "give a list of ranks, e.g. [0], or null for all"),
     "activities": _list_of(

@@ -50,9 +50,8 @@ class Loops:
         torch.set_num_threads(config.hardware.num_threads)
         ranks = distributed.start(config.hardware.device, 60)
         self.device, self._marks = ranks.device, marks_for(ranks.device.type)
-        train_shards, val_shards = (
-            [shards.check(file.path) for file in files] for files in (job.dataset.train, job.dataset.val)
-        )
+        files = (job.dataset.train, job.dataset.val)
+        train_shards, val_shards = ([shards.check(file.path) for file in split] for split in files)
         self.trainer, self.tokens = Trainer(config, ranks, train_shards, val_shards), train_shards[0].tokens()
         self._folder = tempfile.TemporaryDirectory()
         folder, device = Path(self._folder.name), ranks.device

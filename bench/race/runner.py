@@ -42,9 +42,7 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
                     foreseen.agree_on_machine(found, anyway)
                 if show:
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
-                    words = (
-                        "every run's numbers are shown: an interim look that is not planned, and the ledger keeps it"
-                    )
+                    words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
                     say("race", words, always=True)
                 status, why = _run_all(race, folders, results, show)
         except Interrupted as error:

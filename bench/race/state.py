@@ -124,9 +124,8 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(found["order"])]
         arms = {slot.arm for slot in slots}
         if arms != set(found["arms"]) or found["baseline"] not in arms or found["n"] != max(found["looks"]):
-            raise ValueError(
-                "is not a race's plan: its arms, baseline, n and looks disagree: restore it, or race again"
-            )
+            words = "its arms, baseline, n and looks disagree: restore it, or race again"
+            raise ValueError(f"is not a race's plan: {words}")
     lines = (book or ledger.read(results)).of_race(found["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(found)]:

@@ -189,9 +189,8 @@ def setting(run):
     env, protocol, data = run["environment"], run.get("timing_protocol") or {}, run["data"]
     gpus = env.get("gpus") or ()
     is_log = run.get("provenance") == "imported"
-    meaning = (run.get("imported") or run.get("script") or {}).get(
-        "step_avg_meaning"
-    )  # says which steps train_s counts
+    # what its own step_avg divides by says which steps a log's time counts
+    meaning = (run.get("imported") or run.get("script") or {}).get("step_avg_meaning")
     cpu = {} if gpus else {name: env.get(name) for name in ("cpu_model", "num_cpus", "num_threads")}
     return {
         "gpus": sorted(str(gpu.get("name")) for gpu in gpus) if gpus or not is_log else None,  # [] is a CPU

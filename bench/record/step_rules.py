@@ -70,9 +70,8 @@ def steps_fit_into_the_time(folder: Path, run: dict) -> tuple[bool, str]:
     wrong = []
     for row in rows:
         times_ms = [of_rank[row["step"]] for of_rank in by_rank if row["step"] in of_rank]
-        if (
-            row["step_ms"] is not None and times_ms and abs(row["step_ms"] - max(times_ms)) >= 0.001
-        ):  # as the file keeps
+        # to the microsecond that steps_by_rank.csv keeps
+        if row["step_ms"] is not None and times_ms and abs(row["step_ms"] - max(times_ms)) >= 0.001:
             wrong.append(row["step"])
     return not wrong, f"not the slowest rank's at steps {wrong[:5]}" if wrong else f"on each of {len(by_rank)} ranks"
 

@@ -77,9 +77,8 @@ def there_are_enough_runs(claim):
     wanted, judged = claim.num_runs, claim.track_rules.rules.judged
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
     num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
-    evidence = (
-        f"{num_valid} {' or '.join(count)} of {counted(len(claim.runs), 'run')}, the track needs {wanted or 'none'}"
-    )
+    runs = counted(len(claim.runs), "run")
+    evidence = f"{num_valid} {' or '.join(count)} of {runs}, the track needs {wanted or 'none'}"
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
     doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
     return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
