@@ -155,7 +155,12 @@ def start_ticks(pid: int) -> int | None:
     if not isinstance(pid, int):  # of a foreign record: no part of a path
         return None
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may hold spaces
+        fields = stat_fields(pid)
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces.  OSError: it is gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -9,7 +9,6 @@ Each run that a sweep starts says so in run.json["sweep"]; one that was complete
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from bench import atomic, reading, utc
 from bench.paths import results_root
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
-ID = re.compile(r"sweep-[0-9a-f]{8}")
 SCHEMA_VERSION = 1
 WORDS = {"null": None, "true": True, "false": False}
 

@@ -64,22 +64,22 @@ def columns(samples: list[dict], steps: dict[int, tuple[int, int]], joined: dict
     step in which heat or hardware held the clocks of the worst device down, 0 to 1.
     """
     found = {}
-    of_power = curves(samples, "power_w") if joined["energy_j"] is not None else []
-    joules = {row: [curve.integral(*span) for curve in of_power] for row, span in steps.items()}
-    joules = {row: sum(each) for row, each in joules.items() if each and None not in each}
-    if joules and len(joules) == len(steps) and sum(joules.values()) > 0:
-        scale = joined["energy_j"] / sum(joules.values())
-        found["energy_j"] = {row: scale * energy_j for row, energy_j in joules.items()}
+    if joined["energy_j"] is not None:
+        joules = _by_row(samples, "power_w", steps, Curve.integral, sum)
+        if len(joules) == len(steps) and (total_j := sum(joules.values())) > 0:
+            found["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
     for column in ("sm_clock_mhz", "cpu_freq_mhz"):
-        of_clock = curves(samples, column)
-        means = {row: [curve.mean(*span) for curve in of_clock] for row, span in steps.items()}
-        means = {row: round(sum(each) / len(each), 3) for row, each in means.items() if each and None not in each}
-        if means:
-            found[column] = means
-    slowed = curves([row | {"slowed": slows(row)} for row in samples], "slowed")
-    shares = {row: [curve.mean(*span) for curve in slowed] for row, span in steps.items()}
-    shares = {row: round(max(each), 3) for row, each in shares.items() if each and None not in each}
-    return found | ({"slowed_frac": shares} if shares else {})
+        found[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
+    slowed = [row | {"slowed": slows(row)} for row in samples]
+    found["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
+    return {column: values for column, values in found.items() if values}
+
+
+def _by_row(samples, column, steps, of_curve, reduced):
+    """{row: one figure of all devices}, of the steps in which each has one."""
+    of_each = curves(samples, column)
+    found = {row: [of_curve(curve, *span) for curve in of_each] for row, span in steps.items()}
+    return {row: reduced(each) for row, each in found.items() if each and None not in each}
 
 
 def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict, stopped: dict) -> dict:
