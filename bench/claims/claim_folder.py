@@ -66,7 +66,7 @@ def _is_of(path, track, arm):
 
 
 def write(folder: str | Path, claim: claims.Claim) -> None:
-    """Make the claim's folder.  Raises ValueError where something else is in the way."""
+    """Make the claim's folder.  Raises ValueError where the folder is not empty."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
         words = "where the copies would be counted as runs: name a folder outside"

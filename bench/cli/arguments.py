@@ -13,7 +13,7 @@ LACKS = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit; its texts keep their lines."""
+    """Raises ValueError, which bench/__main__.py prints, instead of usage and exit; its texts keep their lines."""
 
     def __init__(self, *args, main: Callable | None = None, **options):
         """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""

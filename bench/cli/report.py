@@ -135,7 +135,7 @@ def _is_results(folder):
 
 
 def _ask(folder, paged, out):
-    """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
+    """Many pages, of a folder that may hold anything.  ValueError: declined, or there is no terminal to ask at."""
     from bench.report.site import packed_pages
 
     size = format_bytes(packed_pages.estimated_bytes(paged))

@@ -141,7 +141,7 @@ def _disturbed(a, b, names):
 
 
 def _trusted(a, b, names):
-    """What a script prints of itself is a claim: where what was seen of it contradicts that, it is no measurement."""
+    """What a script prints of itself is a claim: where what was observed contradicts it, it is not a measurement."""
     for name, rows in zip(names, (a, b), strict=True):
         doubted = [row["script_doubt"] for row in rows if row["script_doubt"]]
         if doubted:

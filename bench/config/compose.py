@@ -76,7 +76,7 @@ def deviations(config: schema.Config) -> list[str]:
             found.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, words in stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            found.append(f"{words} in the place of {key}, which the track fixes")
+            found.append(f"{words} instead of {key}, which the track fixes")
     return found
 
 
@@ -221,7 +221,7 @@ def _check_track(track):
 
 
 def _check_script(composed, overrides):
-    """Without a script there are no settings of one; with one, in place, no model and no optimizer of ours."""
+    """Without a script there are no settings of one; with one no model and optimizer of ours."""
     if composed["script"]["path"] is None:
         given = next((word for word in overrides if word.startswith("script.")), None)
         if given:

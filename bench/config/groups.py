@@ -29,7 +29,7 @@ NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
 # __main__ takes these two
 OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
-NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, in the place of conf/config.yaml"}
+NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, instead of conf/config.yaml"}
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 

@@ -156,7 +156,7 @@ def _quiet(of_hydra):
 
 @contextlib.contextmanager
 def _of_plugin(launcher, runner) -> Iterator[None]:
-    """What somebody else's launcher could not do, as a line of the user's: no SLURM here, a job that was killed."""
+    """A failure of another package's launcher as a refusal in one line: no SLURM here, a job that was killed."""
     from hydra.errors import HydraException
 
     runner.handed_over(launcher)

@@ -29,7 +29,7 @@ CONFIG_ID_CHARS = 8
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
 # found where one that it names is not installed.  Telemetry's are paces of a process of its own.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
-REPEATS = 3  # hashed in the place of track.repeats, which changes no run: what every track had when ids began
+REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 
 # The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
 
@@ -57,7 +57,7 @@ class DataConfig:
     batch_tokens: PositiveInt
     # every sequence begins at a document, and what lies between them is skipped; null: the stream without gaps
     bos_aligned: bool | None = None
-    # the token before each document; null: the source knows, of your own shards nobody does; source shards
+    # the token before each document; null: the source knows, but not of your own shards; source shards
     eos_token: Annotated[int, between(0, 65535)] | None = None
     train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
     val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
@@ -145,7 +145,7 @@ class HardwareConfig:
 
 @dataclass(kw_only=True)
 class ScriptConfig:
-    path: str | None = None  # somebody's own training program, script=train_gpt.py; null: train a model of ours
+    path: str | None = None  # a training script of anybody's, script=train_gpt.py; null: train a model of ours
     args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
     python: str | None = None  # the interpreter that runs it; null: this program's own
     env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
@@ -159,7 +159,7 @@ class Config:
     name: Name | None = None  # for people, in the run's id; null: arch-optim
     # of the initial weights and of torch's random numbers
     seed: Annotated[int, Range(lambda value: 0 <= value < 2**63, "of 0 or more, below 2**63")] = 0
-    script: ScriptConfig | None = None  # somebody's own training script in the place of ours; null: ours
+    script: ScriptConfig | None = None  # a training script instead of our training loop; null: ours
     model: ModelConfig | None  # what is trained; null: a script's own
     data: DataConfig  # what it is trained on, and in which portions
     optim: optimizers.Config | None  # how weights are updated; null: a script's own way

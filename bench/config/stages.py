@@ -10,7 +10,7 @@ from bench.config import schema
 from models import stages
 from models.stages import Stage
 
-# A setting of a stage: the setting of a run that it is in the place of, for which a track may have a rule.
+# A setting of a stage: the setting of a run that it replaces, for which a track may have a rule.
 INSTEAD_OF = {
     "batch_tokens": "data.batch_tokens",
     "seq_len": "data.seq_len",
@@ -109,7 +109,7 @@ def _check_parts(config, stage, where):
 
 
 def _check_together(config):
-    """What one stage sets and another leaves to nobody."""
+    """What one stage sets and another does not."""
     for setting in ALL_OR_NONE:
         given = [getattr(stage, setting) is not None for stage in config.stages]
         if any(given) and not all(given):

@@ -89,7 +89,7 @@ def check(where: str, values: dict) -> None:
 
 
 def check_whole(where: str, value: object, least: int) -> None:
-    """where: the setting's dotted key.  Raises ValueError for what is no whole number of least or more."""
+    """where: the setting's dotted key.  Raises ValueError for what is not a whole number of at least least."""
     holds, remedy = _whole(least)
     if not holds(value):
         raise ValueError(f"{where}={value!r}: {remedy}")

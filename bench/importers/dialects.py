@@ -3,7 +3,7 @@
 A yaml of patterns:
     step: 'iter (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_s>\\S+)'
     val: 'eval at (?P<step>\\d+): (?P<val_loss>\\S+)'
-    first_step: 0          # what it calls its first optimizer step; 1 where the line is left out
+    first_step: 0          # what it calls its first optimizer step; 1 where the line is missing
 Groups: step, total, train_loss, val_loss, lr, grad_norm; train_time_ms or train_time_s, the time of training so far;
 step_ms or step_s, of that step.  A pattern is searched in every line; step alone is needed in each.
 """

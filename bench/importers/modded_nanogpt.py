@@ -73,7 +73,7 @@ def _split(metrics):
 
 
 def _drop_copies(metrics, text):
-    """A run whose lines, its last too, are all in the one before is no new run: a driver's summary of its log."""
+    """A run whose lines, its last too, are all in the one before is not a new run: a driver's summary of its log."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
         old, new = metrics.line_numbers[before], metrics.line_numbers[after]

@@ -40,7 +40,7 @@ def child(
     """
     process = None
     try:
-        with held():  # a signal between fork and here would leave a child that nobody knows
+        with held():  # a signal between fork and here would leave a child without an owner
             process = subprocess.Popen(
                 words,
                 cwd=cwd,

@@ -1,4 +1,4 @@
-"""The processes of one run, found again whoever started them: by a mark in their environment, and by the sessions that
+"""The processes of one run, found by a mark in their environment, and by the sessions that
 a marked process leads.
 
 Linux only: elsewhere nothing is found.  Imports nothing heavy: what guards a run uses it.

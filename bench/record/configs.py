@@ -20,7 +20,7 @@ OF_THE_ROW = ("name", "seed")  # columns of every row already
 SWITCHES = ("instruments", "exporters")  # groups whose settings' groups are on by being there
 GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter begins a group
 ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
-# Settings that differ with what is shown anyway, or that hang on others: no column unless one is asked for
+# Settings that differ with what is shown anyway, or that follow from others: no column unless one is asked for
 IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
 MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remembered while a folder is read
 
@@ -34,7 +34,7 @@ def read(folder: str) -> Config:
 
 
 def of_text(text: str) -> Config:
-    """What config.yaml says, of any version.  ValueError where it is no yaml of settings."""
+    """What config.yaml says, of any version.  ValueError where it is not a yaml of settings."""
     before, _, after = text.partition("\nseed: ")  # a column of its own: without it repeats have one text
     _, _, rest = after.partition("\n")
     return _of_text(f"{before}\n{rest}")

@@ -62,7 +62,7 @@ class Line(TypedDict):
     planned: NotRequired[bool]
 
 
-START = {"config_id": None, "source_sha256": None, "race": None}  # where somebody else's line does not say
+START = {"config_id": None, "source_sha256": None, "race": None}  # what a line of another program may lack
 END = {"status": "aborted"}
 
 

@@ -180,7 +180,7 @@ def effective(
         age_s = (time.time() if now_s is None else now_s) - utc.seconds(run.get("heartbeat_at") or run["started_at"])
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
         if age_s < -MAX_CLOCK_SKEW_S:
-            gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, by a clock that nobody can trust"
+            gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
     if not gone:
         return run
     found = failure("launcher_killed", f"run.json says running, but {why}", "run it again")

@@ -62,7 +62,7 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
     Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
-    with strict it is a ValueError naming the file and the line.  A byte that is no text always is one.
+    with strict it is a ValueError naming the file and the line.  A byte that is not text always is one.
     """
     path = Path(folder) / "steps.csv"
     try:

@@ -1,7 +1,7 @@
-"""The files of somebody's own training script: those that are its identity, and what may lie beside it.
+"""The files of a user's training script: those that are its identity, and what may lie beside it.
 
 The sources in the script's folder and below are read, hashed and kept; everything else there (data, pictures, large
-files) the script finds by a link, and it is no part of the identity.
+files) the script finds by a link, and it is not part of the identity.
 """
 
 import os

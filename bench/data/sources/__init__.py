@@ -51,7 +51,7 @@ class Dataset:
 
 
 def chosen(data) -> Source:
-    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is no Source."""
+    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is not a Source."""
     if classes.is_import_path(data.source):
         own = classes.load("data.source", data.source)
         if not issubclass(own, Source):

@@ -154,7 +154,7 @@ class Made(Source):
             with contextlib.suppress(OSError):  # another process made the same in the meantime: it will do
                 made.rename(folder)
         if not (folder / MANIFEST).exists():
-            raise CheckFailed(f"{folder} is in the way of data={self.name}: move or delete that folder")
+            raise CheckFailed(f"{folder} is where data={self.name} belongs: move or delete that folder")
 
     def remedy(self, path):
         return f"delete {self.folder()} and make it again: ./run.sh data make {self.name}"
@@ -167,8 +167,8 @@ class Made(Source):
             if promised is not None and digests != [promised]:
                 raise CheckFailed(self.broken_promise(f"data.{split}_sha256", promised, ", ".join(digests)))
 
-    def broken_promise(self, knob, promised, found):
-        return f"{knob}={promised}: the made file hashes to {found}"
+    def broken_promise(self, key, promised, found):
+        return f"{key}={promised}: the made file hashes to {found}"
 
 
 def _expected(folder, digests):
