@@ -22,6 +22,10 @@ class Run:
     folder: Path
     record: dict
 
+    @classmethod
+    def read(cls, book: ledger.Ledger, folder: Path) -> "Run":
+        return cls(ledger.name_of(book.results, folder), folder, run_folder.read(folder))
+
     @property
     def race_id(self) -> str | None:
         return (self.record.get("race") or {}).get("race_id")
@@ -129,7 +133,7 @@ def of_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None)
     """
     folders = [Path(folder).absolute() for folder in folders]
     book = book or ledger.read(ledger.home(folders))
-    runs = [run for run in (_run(book, folder) for folder in folders) if not run.is_discarded]
+    runs = [run for run in (Run.read(book, folder) for folder in folders) if not run.is_discarded]
     if not runs:
         raise ValueError(f"{folders[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
     tracks = {run.record["track"] for run in runs}
@@ -150,8 +154,8 @@ def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
     return of_folders(there, book)
 
 
-def tracks():
-    """Names of the tracks that conf/ has."""
+def tracks() -> list[str]:
+    """Those that conf/ has."""
     return compose.choices("track")
 
 
@@ -174,10 +178,6 @@ def has_target(track) -> bool:
     return goal.target_val_loss is not None or goal.target_gap_nats is not None
 
 
-def _run(book, folder):
-    return Run(ledger.name_of(book.results, folder), folder, run_folder.read(folder))
-
-
 def _add_race(claim, race_id, arm):
     results = claim.ledger.results
     try:
@@ -196,7 +196,7 @@ def _add_race(claim, race_id, arm):
             if run in claim.names:
                 continue
             try:
-                found = _run(claim.ledger, results / run)
+                found = Run.read(claim.ledger, results / run)
             except ValueError:
                 claim.missing.append(run)
                 continue

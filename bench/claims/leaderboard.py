@@ -172,16 +172,13 @@ def _why_no_record(entry, track_rules, before, judge):
         return f"too few runs, {num_counted} of {num_runs}" + f" ({num_suspect} suspect)" * bool(num_suspect)
     if entry.losses["passed"] is False:
         return "target not reached"
-    if before is not None and _setting(entry) == _setting(before):
+    same_setting = before is not None and entry.first["comparability_id"] == before.first["comparability_id"]
+    if same_setting and entry.kind == before.kind:
         return "repeats the record"
     if before is not None and entry.score >= before.score:
         return "no fewer steps than the record" if entry.judged == "steps" else "slower than the record"
     failed = judge(entry)
     return f"refused: {failed}" if failed else ""
-
-
-def _setting(entry):
-    return *entry.kind, entry.first["comparability_id"]
 
 
 def failed_rule(entry: Entry) -> str | None:

@@ -98,9 +98,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
 
 def _refuse_unfinished(content):
     for name in content.runs:
-        status = run_folder.read(content.results / name)["status"]
-        if status == "running":
-            raise ValueError(f"{name}: status={status}: wait for its end, then publish it")
+        if run_folder.read(content.results / name)["status"] == "running":
+            raise ValueError(f"{name}: status=running: wait for its end, then publish it")
     for race_id in content.race_ids:
         folder = race_folder.of(content.results, race_id)
         if folder.is_dir() and not (folder / "race.json").is_file():

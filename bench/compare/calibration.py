@@ -6,6 +6,7 @@ faster or slower.  A calibration whose runs the machine disturbed says how busy 
 not kept, and one that was kept before is not used.
 """
 
+import contextlib
 import math
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -60,8 +61,9 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     spread = stats.sd([math.log(time_s) for time_s in times_s])
     if not spread:
         raise ValueError(f"{len(rows)} identical times: not measured? give runs with times of their own")
+    mdes_pct = {n: _pct(stats.smallest_difference((spread, spread), (n, n))) for n in NS}
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    first = rows[0]
+    first, flags = rows[0], [flag for flag in aa["flags"] if flag != "uncalibrated"]
     changes = sorted({*CHANGES_PCT, *([resolution_pct] if resolution_pct else [])})
     return {
         "schema_version": SCHEMA_VERSION,
@@ -75,12 +77,9 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
         "cv_pct": stats.cv_pct(times_s),
         "mean_s": stats.mean(times_s),
         "val_loss_sd": stats.sd(losses),
-        "aa": aa["time"]
-        | {"verdict": aa["verdict"], "flags": [flag for flag in aa["flags"] if flag != "uncalibrated"]},
+        "aa": aa["time"] | {"verdict": aa["verdict"], "flags": flags},
         # no verdict says faster or slower within the least floor, however many runs there are
-        "smallest_change_pct": {
-            str(n): max(MIN_FLOOR_PCT, _pct(stats.smallest_difference((spread, spread), (n, n)))) for n in NS
-        },
+        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, mde_pct) for n, mde_pct in mdes_pct.items()},
         "needed_n": {
             f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread)
             for change in changes
@@ -138,12 +137,10 @@ def find(session_id, comparability_id=None):
 def _of_session(session_id, comparability_id):
     found = []
     for path in sorted(folder().glob("*.json")):
-        try:
+        with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
             kept = reading.json_object(path, Kept)
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
                 found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
-        except ValueError:
-            continue  # not a calibration, or a damaged one
     return found
 
 

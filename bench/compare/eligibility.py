@@ -233,7 +233,7 @@ def _no_way_to_target(arms, names, ran):
 
 
 def _known(values):
-    return {value for value in values if value is not None}
+    return set(values) - {None}
 
 
 def _values(rows, key):

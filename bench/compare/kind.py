@@ -83,4 +83,4 @@ def _each(steps):
 
 
 def _known(rows, column):
-    return {row[column] for row in rows if row[column] is not None}
+    return {row[column] for row in rows} - {None}

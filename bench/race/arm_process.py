@@ -53,7 +53,7 @@ def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> 
 
 
 def last_line(text: str) -> dict:
-    """The JSON of the last line that print_facts() printed."""
+    """The JSON that print_facts() printed last."""
     return json.loads(text.splitlines()[-1])
 
 
@@ -66,13 +66,11 @@ def print_facts(overrides):
 
     try:
         job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
+        if disturbing := instruments.flagging(job.config.instruments):
+            words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+            raise ValueError(f"instruments.{disturbing[0]}: {words}")
     except ValueError as error:
         print(f"race: {error}", file=sys.stderr)
-        return 2
-    disturbing = instruments.flagging(job.config.instruments)
-    if disturbing:
-        words = "the steps that it disturbs have no time that counts: race without it, and use it in a run of its own"
-        print(f"race: instruments.{disturbing[0]}: {words}", file=sys.stderr)
         return 2
     run = initial_record.record_of(job, machine.environment(), command=())
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}

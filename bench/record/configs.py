@@ -111,13 +111,12 @@ def varied(rows: Iterable[Mapping]) -> list[str]:
     if len(configs) < 2:
         return []
     shared = set.intersection(*map(set, configs))
-    values, counts, order = {}, {}, {}
+    values, counts = {}, {}
     for config in configs:
         for key, value in settings(text for text in config if text not in shared).items():
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
             counts[key] = counts.get(key, 0) + 1
-    for key in keys({"config": config} for config in configs):
-        order[key] = len(order)
+    order = keys({"config": config} for config in configs)
     is_switch = {key: found == {"true"} and counts[key] < len(configs) for key, found in values.items()}
     differing = [key for key, found in values.items() if len(found) > 1 or is_switch[key]]
-    return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.get)
+    return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.index)

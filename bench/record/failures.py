@@ -72,7 +72,7 @@ def write(folder: Path | str, rank: int, step: int | None, error: BaseException)
     try:
         path.write_text(json.dumps(found))
     except OSError:
-        atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
+        atomic.release(folder)  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
     if kind == "non_finite_loss":
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind}

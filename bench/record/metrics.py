@@ -20,9 +20,8 @@ def metrics(run: dict, steps: list[dict]) -> dict:
     train_s = max(measured.get("train_s_by_rank") or (), default=None)  # the slowest rank's clock
     num_untimed_steps = measured.get("num_untimed_steps") or 0
     timed_s, num_timed_steps = timed(train_s, steps, num_untimed_steps)
-    num_flagged_steps = None
-    if num_timed_steps is not None:
-        num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps
+    is_timed = num_timed_steps is not None
+    num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps if is_timed else None
     floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
     gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))

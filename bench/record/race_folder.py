@@ -76,10 +76,8 @@ def about(arms: Mapping[str, dict]) -> dict[str, str]:
     """{name: what() of the arm}, without the overrides that all arms share."""
     words = {name: arm.get("overrides") or [] for name, arm in arms.items()}
     shared = set.intersection(*map(set, words.values()))
-    return {
-        name: what(arm | {"overrides": [word for word in words[name] if word not in shared]})
-        for name, arm in arms.items()
-    }
+    own = {name: [word for word in words[name] if word not in shared] for name in arms}
+    return {name: what(arm | {"overrides": own[name]}) for name, arm in arms.items()}
 
 
 def read(folder: Path | str) -> Race:

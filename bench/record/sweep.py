@@ -54,8 +54,7 @@ class Point:
 
 def id_of(words: Iterable[str], source_sha256: str) -> str:
     """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep."""
-    text = json.dumps([sorted(words), source_sha256])
-    return f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"sweep-{hashlib.sha256(json.dumps([sorted(words), source_sha256]).encode()).hexdigest()[:8]}"
 
 
 def begin(
@@ -64,9 +63,9 @@ def begin(
     """sweep.json of a sweep that starts or goes on -> its folder, absolute."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, "command": list(command)}
-    facts |= {"points": [list(words) for words in points], "budget_s": budget_s}
-    atomic.write_json(folder / NAME, facts | {"started_at": utc.now(), "ended_at": None, "why": None})
+    asked = {"command": list(command), "points": [list(words) for words in points], "budget_s": budget_s}
+    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, **asked, "started_at": utc.now()}
+    atomic.write_json(folder / NAME, facts | {"ended_at": None, "why": None})
     return folder
 
 
@@ -86,8 +85,7 @@ def end(folder: Path, why: str | None = None) -> None:
 
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
-    path = Path(folder) / NAME
-    return reading.json_object(path, Facts)
+    return reading.json_object(Path(folder) / NAME, Facts)
 
 
 def points(folder: Path | str) -> list[Point]:
