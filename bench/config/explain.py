@@ -55,10 +55,9 @@ def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     found = {}
     for one in [*_of_class(schema.Config, ""), *_of_lists()]:
-        before = found.get(one.key)
-        if before is not None:
-            one = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
-        found[one.key] = one
+        before = found.setdefault(one.key, one)
+        if before is not one:
+            found[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
     return found
 
 
@@ -153,10 +152,8 @@ def _within(path, place, key):
 
 def shown(path: Path) -> str:
     """conf/optim/adamw.yaml, of this program or of the user's project; the whole path of a yaml that lies elsewhere."""
-    for folder in (CONF.parent, project_folder()):
-        if path.is_relative_to(folder):
-            return path.relative_to(folder).as_posix()
-    return str(path)
+    homes = [folder for folder in (CONF.parent, project_folder()) if path.is_relative_to(folder)]
+    return path.relative_to(homes[0]).as_posix() if homes else str(path)
 
 
 def commented(config: schema.Config, origins: Origins) -> str:

@@ -59,10 +59,10 @@ def val_seq_len(config: schema.Config) -> int:
 
 def resolve(config: schema.Config, micro_batch_of: Callable[[int, int], int]) -> None:
     """In place.  micro_batch_of: (seq_len, sequences of a rank in a step) -> how many at once.  Raises ValueError."""
+    if config.goal.val_window_tokens is not None and not (config.stages and config.stages[0].window_tokens):
+        remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
+        raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: {remedy}")
     if not config.stages:
-        if config.goal.val_window_tokens is not None:
-            remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
-            raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: {remedy}")
         config.stages = None
         return
     stages.ends_of(config.stages, config.goal.num_steps)
@@ -114,8 +114,6 @@ def _check_together(config):
         given = [getattr(stage, setting) is not None for stage in config.stages]
         if any(given) and not all(given):
             raise ValueError(f"stages[{given.index(False)}].{setting}=null: another stage has it: give it in each")
-    if config.goal.val_window_tokens is not None and config.stages[0].window_tokens is None:
-        raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: no stage has window_tokens")
     names = {name for stage in config.stages for name in stage.momenta or ()}
     for index, stage in enumerate(config.stages):
         for name in sorted(names - set(stage.momenta or ())):
