@@ -65,6 +65,12 @@ def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:
     parser.add_argument(option, nargs="?", const="", metavar="RACE", help=about)
 
 
+def count_up(done: int, total: int, unit: str) -> None:
+    """One line on a terminal, written over and over: 3 of 20 files."""
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
 def guess(word: str, names: Iterable[str]) -> str:
     """The question whether a near name was meant, and a space; nothing where none is near."""
     near = difflib.get_close_matches(word, names, n=1) or [name for name in names if word and name.startswith(word)][:1]

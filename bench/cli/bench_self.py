@@ -51,7 +51,11 @@ def show(rows, as_json=False):
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        cells = [[row["what"], f"{row['measured']:.4g}", _interval(row), _target(row), verdict(row)] for row in rows]
+        cells = []
+        for row in rows:
+            interval = "{:.4g} to {:.4g}".format(*row["ci95"]) if row["ci95"] else ""
+            target = "" if row["target"] is None else f"{row['sign']} {row['target']}"
+            cells.append([row["what"], f"{row['measured']:.4g}", interval, target, verdict(row)])
         print(text_table.render(["what", "measured", "95 %", "target", ""], cells, [False, True, False, False, False]))
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
@@ -63,14 +67,6 @@ def verdict(row):
     low, high = row["ci95"] or (row["measured"], row["measured"])
     is_met = [value <= row["target"] if row["sign"] == "<=" else value >= row["target"] for value in (low, high)]
     return "met" if all(is_met) else "unclear" if any(is_met) else "MISSED"
-
-
-def _target(row):
-    return "" if row["target"] is None else f"{row['sign']} {row['target']}"
-
-
-def _interval(row):
-    return "" if row["ci95"] is None else "{:.4g} to {:.4g}".format(*row["ci95"])
 
 
 def _parser():

@@ -45,11 +45,8 @@ def main(argv):
     found = calibration.of_rows(a_rows, b_rows, args.resolution)
     found |= {"made_at": utc.now(), "warm_up_run": warm_up}
     path = None if found["doubts"] else keep(found)
-    if args.json:
-        print(json.dumps(found | {"file": path and path.name}, indent=1))
-    else:
-        print(text(found, "github" if args.md else "simple"))
-        print(f"\n{_end(found, path)}")
+    as_text = f"{text(found, 'github' if args.md else 'simple')}\n\n{_end(found, path)}"
+    print(json.dumps(found | {"file": path and path.name}, indent=1) if args.json else as_text)
     return 0 if path else 1
 
 
@@ -127,7 +124,8 @@ def text(found, form="simple"):
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
     runs = f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'})"
     mdes = [[n, measures.mde_words(pct)] for n, pct in found["smallest_change_pct"].items()]
-    needed = [[f"{pct} %", _needed(pct, n)] for pct, n in found["needed_n"].items()]
+    never = {True: "none can", False: "too many"}
+    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in found["needed_n"].items()]
     lines = [
         f"{runs} on {found['device']}, mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",
@@ -138,12 +136,6 @@ def text(found, form="simple"):
         text_table.render(["to show a change of", "runs a side"], needed, [True, True], form),
     ]
     return "\n".join(lines)
-
-
-def _needed(pct, n):
-    if n is not None:
-        return str(n)
-    return "none can" if float(pct) < MIN_FLOOR_PCT else "too many"
 
 
 def _parser():

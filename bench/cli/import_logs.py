@@ -31,9 +31,7 @@ def main(argv):
     summary, report = dict.fromkeys(COUNTS, 0), {kind: [] for kind in REPORTED}
     seen, file_of, num_written = set(), {}, 0  # sha256 of files; same_run_id: the first file with that run
     for done, (path, part_of) in enumerate(files, 1):
-        if sys.stderr.isatty():
-            end = "\n" if done == len(files) else ""
-            print(f"\r{done} of {len(files)} files", end=end, file=sys.stderr, flush=True)
+        arguments.count_up(done, len(files), "files")
         try:
             runs, facts = importers.read(path, args.format, part_of)
         except ValueError as error:

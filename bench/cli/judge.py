@@ -18,8 +18,13 @@ from bench.terminal import screen, text_table
 def main(argv):
     """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
     args = _parser().parse_args(argv)
-    found = [(name, claim, rules.check(claim, args.replayed)) for name, claim in _claims(args.runs)]
-    verdicts = [_verdict(name, claim, checked) for name, claim, checked in found]
+    found = _claims(args.runs)
+    verdicts = []
+    for name, claim in found:
+        checked = rules.check(claim, args.replayed)
+        accepted = all(rule["passed"] is not False for rule in checked)
+        about = {"claim": name, "track": claim.track, "n": len(claim.runs)}
+        verdicts.append(about | {"accepted": accepted, "rules": checked})
     if args.json:
         print(json.dumps(verdicts[0] if len(verdicts) == 1 else verdicts, indent=1))
     else:
@@ -55,11 +60,6 @@ def _of_race(folder, arm):
         raise ValueError(f"{folder.name}:{arm}: not an arm of this race; choose from {', '.join(race.plan['arms'])}")
     arms = [arm] if arm else [name for name in race.plan["arms"] if name != race.plan["baseline"]]
     return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
-
-
-def _verdict(name, claim, checked):
-    refused = [rule["rule"] for rule in checked if rule["passed"] is False]
-    return {"claim": name, "track": claim.track, "n": len(claim.runs), "accepted": not refused, "rules": checked}
 
 
 def text(verdict):

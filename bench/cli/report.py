@@ -122,7 +122,11 @@ def _site(folder, out, args):
     except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
         fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
     try:
-        return {"site": os.path.abspath(site.write(results, out, boards, fault, _progress, num_pages))}
+        return {
+            "site": os.path.abspath(
+                site.write(results, out, boards, fault, lambda *counts: arguments.count_up(*counts, "pages"), num_pages)
+            )
+        }
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
@@ -144,11 +148,6 @@ def _ask(folder, paged, out):
         raise ValueError(f"{words}: add --anyway, or name a folder of results")
     if input(f"{words}. Write them? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError("nothing was written")
-
-
-def _progress(done, total):
-    if sys.stderr.isatty():
-        print(f"\r{done} of {total} pages", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def _parser():

@@ -20,18 +20,15 @@ def main(argv):
             for folder in named.runs([word]):
                 reports.append(verification.report(folder))
                 if not args.json:
-                    print(_as_text(reports[-1]))
+                    found = reports[-1]["rules"]
+                    print(text_table.printable(reports[-1]["run_id"]), rule_lines.text(found), sep="\n")
+                    print(f"{'verify':>8}  {rule_lines.count(found)}")
         except ValueError as error:
             num_unreadable += 1
             print(f"verify: {error}", file=sys.stderr)
     if args.json:
         print(json.dumps(reports, indent=1))
     return 2 if num_unreadable else 0 if all(one["passed"] for one in reports) else 1
-
-
-def _as_text(found):
-    last = f"{'verify':>8}  {rule_lines.count(found['rules'])}"
-    return "\n".join([text_table.printable(found["run_id"]), rule_lines.text(found["rules"]), last])
 
 
 def _parser():

@@ -163,11 +163,10 @@ def rows_of(run: Run) -> list[dict]:
 
 def _track_and_name(path, part_of):
     parts = list(path.resolve().parts)
-    for track in TARGETS:
-        if track in parts:
-            rest = parts[parts.index(track) + 1 : -1]
-            rest = rest[1:] if rest[:1] == ["results"] else rest
-            return track, _word("-".join(rest) or path.stem)
+    if track := next((track for track in TARGETS if track in parts), None):
+        rest = parts[parts.index(track) + 1 : -1]
+        rest = rest[1:] if rest[:1] == ["results"] else rest
+        return track, _word("-".join(rest) or path.stem)
     return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
 
 
@@ -178,9 +177,8 @@ def _word(text):
 def _shown(path, part_of):
     """The file as the record names it: below the folder that was given, never a home folder."""
     parts = path.resolve().parts
-    for track in TARGETS:
-        if track in parts:
-            return "/".join(parts[parts.index(track) :])
+    if track := next((track for track in TARGETS if track in parts), None):
+        return "/".join(parts[parts.index(track) :])
     return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name
 
 

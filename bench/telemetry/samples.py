@@ -17,19 +17,13 @@ def read(path: Path | str) -> list[dict]:
     with reading.lines(path) as lines:
         for cells in csv.DictReader(lines):
             try:
-                row = {name: _cell(name, text) for name, text in cells.items()}
+                row = {name: (text if name in TEXT else float(text)) if text else None for name, text in cells.items()}
                 row["t_ns"] = int(cells["t_ns"])
                 row["read_ns"] = row["t_ns"] + round(1e6 * (row.get("late_ms") or 0.0))
                 rows.append(row)
             except (TypeError, ValueError, KeyError, OverflowError):
                 continue
     return rows
-
-
-def _cell(name, text):
-    if not text:
-        return None
-    return text if name in TEXT else float(text)
 
 
 def by_device(samples: list[dict]) -> dict[str, list[dict]]:
