@@ -10,9 +10,8 @@ Each run that a sweep starts says so in run.json["sweep"]; one that was complete
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from bench import atomic, reading, utc
 from bench.paths import results_root
@@ -43,8 +42,7 @@ class Kept(TypedDict):
     folder: str
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One run of a sweep.  folder: where its record is, None: it has none."""
 
     number: int
