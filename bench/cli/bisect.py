@@ -7,6 +7,7 @@ with twice the runs, and then skipped.  At the end the commit found races its pa
 races stay in results/races/.
 """
 
+import contextlib
 import json
 
 from bench.cli import arguments
@@ -97,18 +98,12 @@ class _Search:
 
     def _known(self, commit):
         """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
-        try:
+        with contextlib.suppress(ValueError):
             own = self._identity(commit)
-        except ValueError:
-            return None
-        return next(
-            (
-                word
-                for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad))
-                if own == self._identity(other)
-            ),
-            None,
-        )
+            for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad)):
+                if own == self._identity(other):
+                    return word
+        return None
 
     def _identity(self, commit):
         if commit not in self._facts:
@@ -131,17 +126,9 @@ class _Search:
         return bisect.change_of(race, self._args.on)
 
     def _json(self, whole, commits, asked, effect):
-        changes = {"whole": whole, "effect": effect}
-        shown = {name: vars(change) if change else None for name, change in changes.items()}
-        return {
-            "on": self._args.on,
-            "good": self._good,
-            "bad": self._bad,
-            **shown,
-            "commits": commits,
-            "asked": asked,
-            "races": self._races,
-        }
+        changes = {"whole": whole and vars(whole), "effect": effect and vars(effect)}
+        ends = {"on": self._args.on, "good": self._good, "bad": self._bad}
+        return ends | changes | {"commits": commits, "asked": asked, "races": self._races}
 
 
 def _parser():

@@ -4,10 +4,12 @@ The rules of the verdict are here and nowhere else: bench/compare/eligibility.py
 bench/compare/effects.py gives the numbers.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from bench import stats
 from bench.compare import effects, eligibility, kind, sentences, target
+from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
 
@@ -65,17 +67,17 @@ def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
 
 
 def of_rows(
-    a_rows,
-    b_rows,
-    floor_pct=None,
-    plan=None,
-    identical_losses=None,
-    target_val_loss=None,
-    loss_margin_nats=None,
-    force=False,
-    differing=(),
-    unplanned_look=False,
-    names=("A", "B"),
+    a_rows: Sequence[Row],
+    b_rows: Sequence[Row],
+    floor_pct: float | None = None,
+    plan: Mapping | None = None,
+    identical_losses: bool | None = None,
+    target_val_loss: float | None = None,
+    loss_margin_nats: float | None = None,
+    force: bool = False,
+    differing: Sequence[dict] = (),
+    unplanned_look: bool = False,
+    names: Sequence[str] = ("A", "B"),
 ) -> Comparison:
     """Rows (bench/record/rows.py) of all started runs; names: what the baseline and the candidate are called.
 
@@ -97,13 +99,12 @@ def of_rows(
     judged_by = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0), margin_pct, alpha
     target_val_loss = _first(target_val_loss, _common(arms, "target_val_loss"))
     margin_nats = _first(loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    of_loss = target_val_loss, target.p_value_of(track), margin_nats
     result = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
-        "val_loss": effects.val_loss(
-            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer
-        ),
+        "val_loss": effects.val_loss((a_rows, b_rows), *of_loss, identical_losses, force, answer),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
@@ -117,15 +118,10 @@ def of_rows(
         "differences": list(differing),
     }
     result["flags"] += _flags(result, (a_rows, b_rows), arms, floor_pct) + ["unplanned-look"] * bool(unplanned_look)
-    result["kind"], result["kind_words"] = kind.of(
-        counted,
-        names,
-        target_val_loss,
-        target.judged_of(track),
-        has_times=result["comparable"],
-        has_losses=result["val_loss"]["verdict"] != "unknown" or None not in result["val_loss"]["mean"],
-        margin_pct=margin_pct,
-    )
+    loss, has_times = result["val_loss"], result["comparable"]
+    has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
+    asked = (target_val_loss, target.judged_of(track), has_times, has_losses, margin_pct)
+    result["kind"], result["kind_words"] = kind.of(counted, names, *asked)
     _decide(result)
     return result
 
@@ -138,12 +134,8 @@ def _without_disturbed_runs(arms, names):
     kept = [[row for row in rows if not row["machine_doubts"]] for rows in arms]
     if kept == arms or min(map(len, kept)) < 2:
         return arms, []
-    return kept, [
-        {"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]}
-        for name, rows in zip(names, arms, strict=True)
-        for row in rows
-        if row["machine_doubts"]
-    ]
+    disturbed = [(name, row) for name, rows in zip(names, arms) for row in rows if row["machine_doubts"]]
+    return kept, [{"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]} for name, row in disturbed]
 
 
 def _flags(result, started, arms, floor_pct):

@@ -25,10 +25,8 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
     with state.locked(folder):
         for other in state.unfinished(results):
             if other != folder and state.is_running(other):
-                raise ValueError(
-                    f"{other.name}: is running at this moment, and two races at once disturb each other: "
-                    f"wait for its end, then ./run.sh race --resume {folder.name}"
-                )
+                words = "is running at this moment, and two races at once disturb each other: wait for its end"
+                raise ValueError(f"{other.name}: {words}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
             raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
@@ -74,15 +72,11 @@ def _refuse_changes(race, folders, results):
         found = all_found[name] = planning.facts(name, folders[name], arm["overrides"], results)
         for key in ("config_id", "source_sha256"):
             if found[key] != arm[key]:
-                raise ValueError(
-                    f"{name}: its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned: "
-                    "put the code back as it was, or begin a new race"
-                )
+                both = f"its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned"
+                raise ValueError(f"{name}: {both}: put the code back as it was, or begin a new race")
         if found["session_id"] != race.plan["session_id"]:
-            raise ValueError(
-                f"{race.race_id}: it began in another session (a boot, a set of GPUs, installed packages), and times "
-                "of two sessions are not comparable: begin a new race"
-            )
+            words = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
+            raise ValueError(f"{race.race_id}: {words} are not comparable: begin a new race")
     return all_found
 
 
@@ -95,11 +89,11 @@ def _run_all(race, folders, results, show):
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
-                raise ValueError(
-                    f"{slot.arm}: what is raced (models, training, data, config, instruments) changed while the race "
-                    f"was running: put it back and ./run.sh race --resume {race.race_id}, "
-                    f"or race revisions ({slot.arm}.rev=HEAD)"
+                what = "what is raced (models, training, data, config, instruments) changed while the race was running"
+                remedy = (
+                    f"put it back and ./run.sh race --resume {race.race_id}, or race revisions ({slot.arm}.rev=HEAD)"
                 )
+                raise ValueError(f"{slot.arm}: {what}: {remedy}")
             race = _run_one(race, slot, folders[slot.arm], results, show, series)
             done = race.slots[slot.position]
             why = _spoilt(race, done, arm, results)
