@@ -3,39 +3,17 @@
 What is known to differ is refused; what is unknown, as in imported logs, is marked and never taken for equal.
 """
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench import stats
-from bench.compare import order
+from bench.compare import order, settings
 from bench.record.rows import Row
 from bench.terminal.text_table import counted, some
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
-NAMES = {
-    "gpus": "GPUs",
-    "power_limits_w": "power limits (W)",
-    "cpu_model": "CPU",
-    "num_cpus": "CPU cores",
-    "num_threads": "threads a process",
-    "driver": "driver",
-    "cuda": "CUDA",
-    "nccl": "NCCL",
-    "torch": "torch",
-    "timing_protocol": "timing protocol",
-    "timed_steps": "timed steps",
-    "instruments": "instruments",
-    "train_data": "training data",
-    "val_data": "validation data",
-    "world_size": "world size",
-    "beside": "runs at a time",
-}
-
 BESIDE = '"beside":'  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
-OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
-SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
 
 
@@ -108,13 +86,6 @@ def identity(row):
     return row["log_id"] or row["run_id"]
 
 
-def settings_that_differ(rows: Sequence[Row]) -> list[str]:
-    """Keys of NAMES of which the rows know two values or more."""
-    settings = [json.loads(text) for text in sorted({row["setting"] for row in rows})]
-    known = {key: {json.dumps(one[key]) for one in settings if one.get(key) is not None} for key in NAMES}
-    return [key for key, values in known.items() if len(values) > 1]
-
-
 def index_of_runs(rows: Sequence[Row]) -> list[int]:
     """Indices of rows, in order, each run once: of several files of one run the one that knows most, or the first."""
     by_run = {}
@@ -150,26 +121,25 @@ def _trusted(a, b, names):
 
 def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
-    texts = {row["setting"] for row in a + b}
-    settings = [json.loads(text) for text in sorted(texts)]
+    known = settings.of_rows(a + b)
     found = {
-        key: f"{_differ([key])}: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
-        for key in settings_that_differ(a + b)
+        key: f"{settings.differ([key])}: {settings.words(a, key)} in {names[0]}, {settings.words(b, key)} in {names[1]}"
+        for key in settings.differing(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not found:
         found = {None: f"comparability_id differs: {_some(ids)}"}
-    if all(str(setting["timing_protocol"]).startswith("script-") for setting in settings):
-        own = [found.pop(key) for key in OF_A_SCRIPT if key in found]
+    if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
+        own = [found.pop(key) for key in settings.OF_A_SCRIPT if key in found]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
     yield from (("of time", sentence) for sentence in found.values())
     if of_losses := [key for key in CHANGE_LOSSES if key in found]:
-        yield "of losses", f"{_differ(of_losses)}, which may change losses"
+        yield "of losses", f"{settings.differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
-        asked = [key for key in NAMES if key in settings[0]]
-        if lacking := [NAMES[key] for key in asked if any(setting.get(key) is None for setting in settings)]:
+        asked = {key: name for key, name in settings.NAMES.items() if key in known[0]}
+        if lacking := [name for key, name in asked.items() if any(one.get(key) is None for one in known)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
@@ -229,35 +199,8 @@ def _no_way_to_target(arms, names, ran):
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
 
 
-# ---- words
-
-
 def _known(values):
     return set(values) - {None}
-
-
-def _values(rows, key):
-    texts = {row["setting"] for row in rows}
-    return sorted({json.dumps(json.loads(text).get(key)) for text in texts})
-
-
-def _words(values):
-    """JSON texts of one key -> what a person reads."""
-    shown = []
-    for text in values:
-        value = json.loads(text)
-        if isinstance(value, list):
-            kinds = {str(item): value.count(item) for item in value}
-            words = [f"{num} x " * (num > 1) + (kind[:12] if len(kind) == 64 else kind) for kind, num in kinds.items()]
-            value = ", ".join(words) or "none"
-        shown.append("unknown" if value is None else str(value))
-    return " and ".join(shown)
-
-
-def _differ(keys):
-    """Keys of NAMES -> "torch differs", "torch and GPUs differ"."""
-    verb = "differs" if len(keys) == 1 and keys[0] in SINGULAR else "differ"
-    return f"{' and '.join(NAMES[key] for key in keys)} {verb}"
 
 
 def _some(values):

@@ -1,6 +1,6 @@
 """Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
-from bench.compare import eligibility, target
+from bench.compare import settings, target
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
@@ -34,8 +34,8 @@ def the_runs_share_one_setting(claim):
     if len(found) == 1 or None in found:
         return None not in found, evidence
     rows = [row_of(run.record) for run in own + others]
-    keys = eligibility.settings_that_differ(rows)
-    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(eligibility.OF_A_SCRIPT)
+    keys = settings.differing(rows)
+    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(settings.OF_A_SCRIPT)
     of_one_arm = len({run.record["comparability_id"] for run in own}) == 1
     passed = of_one_arm and of_scripts and bool(keys)
     return passed, f"{evidence}; {', '.join(keys) or 'nothing known'} differ" + ", part of what is raced" * passed
