@@ -77,8 +77,7 @@ def _get(verb, name, overrides, as_json):
     data = data_config(name, overrides)
     if verb == "make" and data.source == "hub":
         raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
-    dataset = sources.prepare(data, fetch=verb == "fetch", say=_say)
-    facts = _facts(dataset) | {"name": name}
+    facts = _facts(name, sources.prepare(data, fetch=verb == "fetch", say=_say))
     print(json.dumps(facts, indent=1) if as_json else _lines(facts))
     return 0
 
@@ -97,7 +96,7 @@ def _show(names, overrides, as_json):
 
 def _shown(name, overrides):
     if not (name.endswith(".bin") or os.sep in name):
-        return _named_facts(name, overrides)
+        return _facts(name, sources.find(data_config(name, overrides), _say))
     if not of_user(name).exists():
         raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(known())}")
     return _file_facts(of_user(name))
@@ -106,21 +105,17 @@ def _shown(name, overrides):
 def _listed(name):
     """A row of the list of all data: there, or what to do about it."""
     try:
-        return {"there": True} | _named_facts(name, ())
+        return {"there": True} | _shown(name, ())
     except ValueError as error:
         return {"name": name, "there": False, "why": str(error)}
 
 
-def _named_facts(name, overrides):
-    return _facts(sources.find(data_config(name, overrides), _say)) | {"name": name}
-
-
-def _facts(dataset):
-    def row(file):
-        return {"file": str(file.path)} | {key: getattr(file, key) for key in COLUMNS}
-
-    files = {split: [row(file) for file in getattr(dataset, split)] for split in ("train", "val")}
-    return {"name": dataset.name, "vocab_size": dataset.vocab_size} | files
+def _facts(name, dataset):
+    facts = {"name": name, "vocab_size": dataset.vocab_size}
+    for split in ("train", "val"):
+        files = getattr(dataset, split)
+        facts[split] = [{"file": str(one.path)} | {key: getattr(one, key) for key in COLUMNS} for one in files]
+    return facts
 
 
 def _file_facts(path):

@@ -8,6 +8,7 @@ as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
 import difflib
 import functools
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Iterable
@@ -51,12 +52,8 @@ def config_name() -> str:
 
 def _roots():
     """{name: path} of the yamls that are in no group, ours first."""
-    found = {}
-    for folder in (CONF, *own_folders()):
-        for path in sorted(folder.glob("*.yaml")):
-            if path.name != MARK:
-                found.setdefault(path.stem, path)
-    return found
+    paths = [path for folder in (*reversed(own_folders()), CONF) for path in folder.glob("*.yaml")]
+    return {path.stem: path for path in paths if path.name != MARK}
 
 
 def own_folders() -> tuple[Path, ...]:
@@ -108,13 +105,11 @@ def _files():
 def _by_group(folders):
     """{group: {name: path}}.  ValueError: two folders have the same name."""
     found = {group: {} for group in GROUPS}
-    for folder in folders:
-        for group in GROUPS:
-            for name in _names(folder, group):
-                path = folder / group / f"{name}.yaml"
-                other = found[group].setdefault(name, path)
-                if other != path:
-                    raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
+    for folder, group in itertools.product(folders, GROUPS):
+        for name in _names(folder, group):
+            path = folder / group / f"{name}.yaml"
+            if (other := found[group].setdefault(name, path)) != path:
+                raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
     return found
 
 

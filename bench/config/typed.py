@@ -85,7 +85,7 @@ def fill_like(known, where, settings):
 
 def _is_like(known, value):
     """Whether value has the type that the yaml's own has; a whole number is a float too, and true is not a number."""
-    if isinstance(value, bool) or isinstance(known, bool):
+    if bool in (type(value), type(known)):
         return type(value) is type(known)
     return isinstance(value, (int, float) if isinstance(known, float) else type(known))
 
