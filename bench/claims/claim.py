@@ -180,24 +180,19 @@ def has_target(track) -> bool:
 
 def _add_race(claim, race_id, arm):
     results = claim.ledger.results
+    claimed = ClaimedRace(race_id, arm, None, None, None)
+    claim.races.append(claimed)
     try:
         folder = race_folder.of(results, race_id)
-        race = state.read(folder, results, claim.ledger)
+        claimed.state = state.read(folder, results, claim.ledger)
     except ValueError as error:
-        claim.races.append(ClaimedRace(race_id, arm, None, str(error), None))
+        claimed.fault = str(error)
         return
-    try:
-        result = race_folder.read(folder)
-    except ValueError:
-        result = None
-    claim.races.append(ClaimedRace(race_id, arm, race, None, result))
-    for name in race.plan["arms"]:
-        for run in race.runs(name):
-            if run in claim.names:
-                continue
-            try:
-                found = Run.read(claim.ledger, results / run)
-            except ValueError:
-                claim.missing.append(run)
-                continue
-            (claim.runs if name == arm else claim.others).append(found)  # it was planned: no claim may exclude it
+    with contextlib.suppress(ValueError):
+        claimed.result = race_folder.read(folder)
+    of_arms = [(name, run) for name in claimed.state.plan["arms"] for run in claimed.state.runs(name)]
+    for name, run in [one for one in of_arms if one[1] not in claim.names]:
+        try:  # it was planned: no claim may exclude it
+            (claim.runs if name == arm else claim.others).append(Run.read(claim.ledger, results / run))
+        except ValueError:
+            claim.missing.append(run)

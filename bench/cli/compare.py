@@ -85,17 +85,16 @@ def _failure(result, kind, limit_pct, shown):
     if kind == "inconclusive":
         return sentences.alone(result) if result["verdict"] == "inconclusive" else None
     if kind == "loss":
-        failed = loss["verdict"] == "worse" if shown else loss["verdict"] not in ("waived", "not_worse")
-        what, interval, unit = f"a rise of {b}'s val_loss", loss["ci95_nats"], " nats"
-        what += "" if shown else f" by {loss['margin_nats']:g} nats"
+        verdict, edges = loss["verdict"], measures.interval(loss["ci95_nats"], 5, " nats")
+        failed = verdict == "worse" if shown else verdict not in ("waived", "not_worse")
+        what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"
-        is_excluded = interval[1] <= limit_pct and "not-at-a-planned-look" not in result["flags"]
-        failed = result["verdict"] == "slower" and interval[0] > limit_pct if shown else not is_excluded
-    edges = measures.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
-    said = loss["verdict"] if kind == "loss" else result["verdict"]
-    end = f"95 % interval {edges}, verdict {said.replace('_', ' ')}"
+        verdict, (low, high), edges = result["verdict"], time["ci95_pct"], measures.interval(time["ci95_pct"], 2, " %")
+        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in result["flags"]
+        failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
+        what = f"a slowdown of {b} by more than {limit_pct:g} %"
+    end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
 
 

@@ -41,16 +41,9 @@ def child(
     process = None
     try:
         with held():  # a signal between fork and here would leave a child without an owner
-            process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            own = {"start_new_session": True, "preexec_fn": die_with_parent}
+            process = subprocess.Popen(words, cwd=cwd, env=env, **pipes, **own)
         yield process
     finally:
         if process is not None and process.poll() is None:
@@ -121,10 +114,8 @@ def has_ended(pid: int, within_s: float | None) -> bool:
 def _exists(pid):
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -133,12 +124,10 @@ def die_with_parent() -> None:
 
     Between fork and exec, or as the program's first act: then it sees to it that its parent is still there.
     """
-    try:
-        import ctypes
+    import ctypes
 
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
-    except (OSError, AttributeError):
-        pass
 
 
 def boot_id_hash() -> str | None:
