@@ -6,6 +6,8 @@ arm whose own runs differ shows several values.
 
 import json
 
+from bench.config.typed import leaves
+
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
 NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are not part of config_id
@@ -65,12 +67,6 @@ def _alike(gpus):
     return found
 
 
-def _flat(values, prefix=""):
+def _flat(values):
     """{"a": {"b": 1}} -> {"a.b": 1}"""
-    found = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
+    return {name: value for name, value in leaves(values) if value != {}}

@@ -34,12 +34,23 @@ def summed(by_step: dict[int, dict], untimed: int) -> None:
             by_step[step]["train_time_ms"] = total_ms
 
 
-class NanoGpt:
+class Summed:
+    """The clock is the sum of the steps' times, where every step was printed."""
+
+    meaning = "sum of the steps' times"
+
+    def clock(self, by_step):
+        summed(by_step, untimed=0)
+        return self.meaning, 0
+
+
+class NanoGpt(Summed):
     """train.py: "iter 10: loss 5.9123, time 210.50ms, mfu 12.30%", "step 250: train loss 4.1000, val loss 4.2000".
 
     An iteration's time is from the end of the one before it: one after a validation holds the validation, flagged.
     """
 
+    meaning = "sum of the iterations' times, validations included"
     looks_like = re.compile(r"^\s*(?:iter|step) \d+:")
     step = re.compile(rf"iter (\d+): loss {FLOAT}, time {FLOAT}ms")
     val = re.compile(rf"step (\d+): train loss {FLOAT}, val loss {FLOAT}")
@@ -59,8 +70,7 @@ class NanoGpt:
         """The iterations' sum where every one was printed; validations are in it."""
         for step in [step for step, row in by_step.items() if "val_loss" in row]:
             by_step.get(step + 1, {})["flags"] = "validation"
-        summed(by_step, untimed=0)
-        return "sum of the iterations' times, validations included", 0
+        return super().clock(by_step)
 
 
 class NanoChat:
@@ -107,12 +117,13 @@ class NanoChat:
         return f"time of the steps, the first {untimed} untimed", untimed
 
 
-class KempnerForge:
+class KempnerForge(Summed):
     """format_metrics: "[step 10] loss=7.1 | lr=3.00e-04 | grad_norm=1.200 | tok/s=51,200 | mfu=31.2% | mem=71.2/80GB |
     step_time=0.64s", "[step 100] eval/loss=2.3400 | eval/perplexity=10.3812"; a line of other keys is understood and
     not kept.
     """
 
+    meaning = "sum of the steps' times, printed in hundredths of a second"
     looks_like = re.compile(r"\[step \d+\].*=")
     line = re.compile(r"\[step (\d+)\] (\S+=.*)$")
     facts = {
@@ -140,13 +151,8 @@ class KempnerForge:
                 row["peak_mib"] = 1024 * as_number(text.split("/")[0])
         return row
 
-    def clock(self, by_step):
-        """Their sum, where every step was printed (log_interval 1); in hundredths of a second each."""
-        summed(by_step, untimed=0)
-        return "sum of the steps' times, printed in hundredths of a second", 0
 
-
-class LlmC:
+class LlmC(Summed):
     """train_gpt2.py: "step    1/19560 | train loss 10.9 | norm 15.1 | lr 2.57e-06 | (812.3 ms | 645280 tok/s)", before
     it "val loss 10.9", which names no step: it is of the weights after the last step that was printed.
     """
@@ -170,11 +176,6 @@ class LlmC:
         if match := self.val.search(line):
             return {"step": self._latest, "val_loss": as_number(match[1])}
         return None
-
-    def clock(self, by_step):
-        """Their sum, where every step was printed."""
-        summed(by_step, untimed=0)
-        return "sum of the steps' times", 0
 
 
 FORMS = {"nanogpt": NanoGpt, "nanochat": NanoChat, "kempnerforge": KempnerForge, "llm.c": LlmC}
