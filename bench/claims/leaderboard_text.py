@@ -21,14 +21,11 @@ def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[
     found = list(index.read_rows([path for path in paths if path.is_dir()], on_error))
     parts = []
     for board in boards(found, paths):
-        judged = board.track_rules.rules.judged
-        parts += [_heading(board, form), _standing(board.entries, judged, form), _records(board.records, judged, form)]
+        judged, about = board.track_rules.rules.judged, f"{board.track_rules.about}. {board.needed}"
+        is_md = form == "github"
+        parts.append(f"### {board.track}\n\n{about}" if is_md else f"{board.track}: {about.replace('`', '')}")
+        parts += [_standing(board.entries, judged, form), _records(board.records, judged, form)]
     return "\n\n".join(parts) or uncounted.words([row for _, row in found], paths)
-
-
-def _heading(board, form):
-    about = f"{board.track_rules.about}. {board.needed}"
-    return f"### {board.track}\n\n{about}" if form == "github" else f"{board.track}: {about.replace('`', '')}"
 
 
 def _standing(ordered, judged, form):

@@ -38,7 +38,9 @@ def main(argv):
             report["unread"].append(str(error))
             continue
         is_duplicate = facts["sha256"] in seen
-        _count(summary, runs, facts, is_duplicate)
+        num_complete = sum(run["status"] == "complete" for run, _ in runs)
+        new = (1, len(runs), num_complete, len(runs) - num_complete, not runs, len(facts["unmatched"]), is_duplicate)
+        summary = {name: summary[name] + number for name, number in zip(COUNTS, new, strict=True)}
         _report(report, path, runs, facts, {} if is_duplicate else file_of)
         if not args.dry_run and not is_duplicate:
             num_written += sum(write(run, rows, results_root()) for run, rows in runs)
@@ -54,13 +56,6 @@ def main(argv):
         written = f"{text_table.counted(num_written, 'new run folder')} in {results_root()}; ./run.sh table shows them"
         print("nothing was written" if args.dry_run else written)
     return 1 if report["unmatched"] or report["unread"] else 0
-
-
-def _count(summary, runs, facts, is_duplicate):
-    num_complete = sum(run["status"] == "complete" for run, _ in runs)
-    new = (1, len(runs), num_complete, len(runs) - num_complete, not runs, len(facts["unmatched"]), is_duplicate)
-    for name, number in zip(COUNTS, new):
-        summary[name] += number
 
 
 def _report(report, path, runs, facts, file_of):

@@ -114,7 +114,9 @@ def _site(folder, out, args):
 
     results = run_rows.read(folder)
     num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
-    if not args.anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
+    roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
+    is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
+    if not args.anyway and results.num_runs > MAX_UNASKED and not is_results:
         _ask(folder, packed_pages.chosen(results.runs, (), num_pages), out)
     boards, fault = [], None
     try:
@@ -130,12 +132,6 @@ def _site(folder, out, args):
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
-
-
-def _is_results(folder):
-    """Whether it is a folder that runs are written, published or claimed into, or lies in this project's."""
-    folder, roots = folder.resolve(), (results_root().resolve(), published_root().resolve())
-    return (folder / ledger.NAME).is_file() or any(map(folder.is_relative_to, roots))
 
 
 def _ask(folder, paged, out):

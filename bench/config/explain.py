@@ -70,22 +70,17 @@ def _of_class(cls, path, brought_by=(), known=()):
             continue
         if not dataclasses.is_dataclass(hint):
             yield Setting(key, comments[one.name], allowed(hints[one.name]), default_of(one), brought_by)
-            if row_class(hints[one.name]):
-                yield from _of_table(row_class(hints[one.name]), key, brought_by)
+            if row := row_class(hints[one.name]):  # of a table: the rows that it has in the yaml which brings it
+                group, _, choice = brought_by[0].partition("=")
+                rows = yaml.safe_load(compose.path_of(group, choice).read_text())[one.name]
+                for name, values in rows.items():
+                    yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
             continue
         yield from _of_class(hint, f"{key}.")
         shared = {field.name for field in dataclasses.fields(hint)}
         for name in variants(hint):
             choice = f"{key.replace('.', '/')}={name}"
             yield from _of_class(variant(hint, name), f"{key}.", (choice,), shared)
-
-
-def _of_table(row, key, brought_by):
-    """Of the rows that the table has in the yaml of the choice which brings it."""
-    group, _, choice = brought_by[0].partition("=")
-    rows = yaml.safe_load(compose.path_of(group, choice).read_text())[key.rpartition(".")[2]]
-    for name, values in rows.items():
-        yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
 
 
 def _of_lists():

@@ -58,7 +58,9 @@ class Task:
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
     of_hydra, mine = overrides.of_sweep(words)
-    of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
+    given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
+    quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
+    of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
     with hydra_app.refusals(words), _importable():
         config, _ = _checked(of_hydra, mine, machine)
         launcher = config.hydra.runtime.choices["hydra/launcher"]
@@ -147,11 +149,6 @@ def _checked(of_hydra, mine, machine):
                 f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
             )
     return config, stored
-
-
-def _quiet(of_hydra):
-    given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
-    return [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
 
 
 @contextlib.contextmanager

@@ -26,11 +26,13 @@ def of_run(run, path, form, facts, part_of=None):
     """Run -> (record, rows of steps.csv).  path: of the log; facts: as importers.read has; part_of: its folder."""
     track, name = _track_and_name(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
+    digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
+    stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
     record = _unknown() | {
         "schema_version": SCHEMA_VERSION,
-        "run_id": _run_id(run.facts.get("started_at"), name, facts["sha256"], run.number),
+        "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
         "imported": _imported(run, form, facts, _shown(Path(path), part_of)),
         "name": name,
@@ -180,9 +182,3 @@ def _shown(path, part_of):
     if track := next((track for track in TARGETS if track in parts), None):
         return "/".join(parts[parts.index(track) :])
     return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name
-
-
-def _run_id(started_at, name, data_sha256, number):
-    digits = re.sub(r"\D", "", started_at or "")
-    stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
-    return f"{stamp}-{name[:80]}-{data_sha256[:8]}-r{number}"

@@ -67,7 +67,10 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
     hardware = next(iter(jobs.values())).config.hardware
     torch.set_num_threads(hardware.num_threads)
     ranks = distributed.start(hardware.device, distributed.WARMUP_TIMEOUT_S, int(world_size))
-    trainers = {name: _trainer(job, ranks) for name, job in jobs.items()}
+    trainers = {}
+    for name, job in jobs.items():
+        files = ([shards.check(file.path) for file in split] for split in (job.dataset.train, job.dataset.val))
+        trainers[name] = Trainer(job.config, ranks, *files)
     for name, trainer in trainers.items():
         started_s = time.perf_counter()
         _block_s(trainer)
@@ -86,11 +89,6 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
     for trainer in trainers.values():
         trainer.close()
     distributed.stop()
-
-
-def _trainer(job, ranks):
-    files = ([shards.check(file.path) for file in split] for split in (job.dataset.train, job.dataset.val))
-    return Trainer(job.config, ranks, *files)
 
 
 def _block_s(trainer):

@@ -137,7 +137,8 @@ def row_of(run: dict, config: configs.Config = ()) -> Row:
 def _size(run, config, complete) -> Size:
     data, settings = run["data"], configs.group(config, "model")
     layers, width = settings.get("model.num_layers"), settings.get("model.width")
-    shards, telemetry = data.get("train") or (), _telemetry(run) if complete else {}
+    shards, summaries = data.get("train") or (), run.get("instrument_summaries") if complete else None
+    telemetry = (summaries or {}).get("telemetry") or {}
     devices = (telemetry.get("by_device") or {}).values()
     slowed = [one["slowed_frac"] for one in devices if one.get("slowed_frac") is not None]
     power_w, energy_j = ((run["metrics"] if complete else {}).get(name) for name in ("mean_power_w", "energy_j"))
@@ -213,10 +214,6 @@ def setting(run):
         "world_size": run.get("world_size"),
         **({"beside": run["beside"]["num_slots"]} if run.get("beside") else {}),
     }
-
-
-def _telemetry(run):
-    return (run.get("instrument_summaries") or {}).get("telemetry") or {}
 
 
 def _target(goal, floor_nats):
