@@ -125,10 +125,7 @@ def _without_copies(groups):
 
 
 def progression(entries, track_rules, races=(), judge=None):
-    """Entries of one track -> [(entry, the record before it at the same place or None, comparison())], oldest first.
-
-    Gives every entry its status.  judge(entry) is a rule that it fails, or None.
-    """
+    """Entries of a track -> [(entry, record before it or None, comparison())], oldest first; each gets its status."""
     best, records = {}, []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):

@@ -124,11 +124,7 @@ def folder() -> Path:
 
 
 def find(session_id, comparability_id=None):
-    """The newest calibration of this session, one of the same comparability_id before any other; None without one.
-
-    Returns the kept dict with "file" (its name) and "exact" (whether it was made with comparable runs).  Suspect ones
-    are passed over.
-    """
+    """The newest calibration of the session, comparable ones first, none suspect; with "file" and "exact"; or None."""
     found = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
     exact = [kept for kept in found if kept["exact"]]
     return (exact or found or [None])[-1]

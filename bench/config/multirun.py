@@ -88,8 +88,7 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
 
 
 def stored(words: list[str]) -> tuple[str | None, list[str]]:
-    """Of the yamls that one run's words choose: hydra.mode (MULTIRUN makes a sweep without -m; None: not said), and the
-    sweep that they store as words, [] without one.  Raises ValueError."""
+    """(hydra.mode of the yamls chosen, or None; the sweep that they store, as words).  ValueError.  MULTIRUN: as -m."""
     mode, params = compose.of_hydra(words)
     return mode, _words(params)
 

@@ -122,9 +122,7 @@ def read_yaml(path: str, where: str) -> Console:
 
 
 def edge(path: str) -> tuple[str, int]:
-    """Of a yaml of patterns that can be read: the pattern of a step's line, its number the first group, and what is to
-    be added to it.
-    """
+    """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
     found = reading.yaml_mapping(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", found["step"]), 1 - found.get("first_step", 1)
 

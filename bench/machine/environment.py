@@ -108,10 +108,7 @@ def session_id(env: dict) -> str | None:
 
 
 def comparability_id(run: dict) -> str:
-    """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size.
-
-    On a CPU the model, its usable cores and the threads of each process stand for the GPUs.
-    """
+    """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size."""
     env, protocol = run["environment"], run["timing_protocol"]
     software = [env[key] for key in ("driver", "cuda", "nccl", "torch")]
     data = [file["sha256"] for split in ("train", "val") for file in run["data"][split]]

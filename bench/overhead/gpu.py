@@ -53,10 +53,7 @@ class Size:
 
 
 def measure(rehearse: bool = False) -> list[tuple]:
-    """Rows for bench-self: (what, measured, sign, target, 95 % interval); sign and target None where nothing is asked.
-
-    [] where this machine shows no NVIDIA GPU and nothing is rehearsed.
-    """
+    """Rows for bench-self: (what, measured, sign, target, interval).  [] without an NVIDIA GPU and a rehearsal."""
     gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)

@@ -108,10 +108,7 @@ def add(rows: Iterable[MutableMapping], names: Sequence[str]) -> None:
 
 
 def varied(rows: Iterable[Mapping]) -> list[str]:
-    """The settings in which the rows differ, in the order of config.yaml, without those that are IMPLIED.
-
-    Rows without a config do not count.  A setting that only some have (muon's momentum) differs where those differ.
-    """
+    """Settings in which rows with a config differ, in its order, without IMPLIED; of muon's own those of muon alone."""
     configs = [config for config in dict.fromkeys(row["config"] for row in rows) if config]
     if len(configs) < 2:
         return []

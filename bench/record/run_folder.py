@@ -41,17 +41,14 @@ def run_id(moment, name, config_id, seed):
 def new_folder(
     results: Path | str, track: str, name: str, config_id: str, seed: int, moment: datetime | None = None
 ) -> Path:
-    """Makes a new folder, -2, -3, ... appended where the name is taken; mkdir is atomic, so two never share one.
-
-    moment: the start, in UTC; None is now.
-    """
+    """Makes a new folder, -2, -3, ... appended where the name is taken.  moment: the start in UTC; None is now."""
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = parent / (wanted if number == 1 else f"{wanted}-{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir()
+            folder.mkdir()  # atomic: two never share one
             return folder
 
 
@@ -112,10 +109,7 @@ def read(
     boot: str | None = None,
     start_ticks_of: Callable[[int], int | None] | None = None,
 ) -> dict:
-    """A run folder -> its record, newest version; one whose launcher is gone is shown as aborted, nothing is written.
-
-    now_s, boot and start_ticks_of(pid) stand for the clock and this machine, so that a test can hold them.
-    """
+    """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
     run = read_raw(folder)
     with reading.of_record(folder):
         return effective(run, now_s, boot, start_ticks_of)
