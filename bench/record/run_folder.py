@@ -103,16 +103,11 @@ def _stat_of_run(folder):
 # ---- run.json
 
 
-def read(
-    folder: Path | str,
-    now_s: float | None = None,
-    boot: str | None = None,
-    start_ticks_of: Callable[[int], int | None] | None = None,
-) -> dict:
+def read(folder: Path | str) -> dict:
     """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
     run = read_raw(folder)
     with reading.of_record(folder):
-        return effective(run, now_s, boot, start_ticks_of)
+        return effective(run)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> dict:

@@ -156,10 +156,9 @@ def find(word: str, known: Iterable[str] = ()) -> str:
     return found[0]
 
 
-def members(sweep_id: str, results: Path | str | None = None) -> set[str]:
+def members(sweep_id: str) -> set[str]:
     """The ids of the runs that points.jsonl names; records that bear the sweep's id are its runs as well."""
-    folder = Path(results or results_root()) / FOLDER / sweep_id
-    return {Path(line["folder"]).name for line in _lines(folder / POINTS)}
+    return {Path(line["folder"]).name for line in _lines(results_root() / FOLDER / sweep_id / POINTS)}
 
 
 def chosen(rows: Sequence[Mapping], word: str) -> list[Mapping]:

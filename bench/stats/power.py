@@ -32,10 +32,8 @@ def smallest_difference(
     return None if df is None else _shift(df, alpha, wanted_power) * se
 
 
-def needed_n(
-    difference: float, sd: float | None, alpha: float = ALPHA, wanted_power: float = WANTED_POWER
-) -> int | None:
-    """Runs a side, at least 2, that find a difference with the wanted power where both spreads are sd.
+def needed_n(difference: float, sd: float | None) -> int | None:
+    """Runs a side, at least 2, that find a difference with WANTED_POWER where both spreads are sd.
 
     None where even a million would not do, a difference of 0 among them, and where sd is None.
     """
@@ -45,7 +43,7 @@ def needed_n(
         return 2
 
     def enough(n):
-        return power(difference, (sd, sd), (n, n), alpha) >= wanted_power
+        return power(difference, (sd, sd), (n, n)) >= WANTED_POWER
 
     high = 2
     while not enough(high):
