@@ -110,10 +110,10 @@ def by_track(found):
 
 def _without_copies(groups):
     """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
-    kept, of_thing = {}, {}
+    kept, of_kind = {}, {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        *thing, _, comparability_id = key
-        larger = of_thing.setdefault((*thing, comparability_id), [])
+        *kind, _, comparability_id = key
+        larger = of_kind.setdefault((*kind, comparability_id), [])
         run_ids = {row["run_id"] for row, _ in members}
         if not any(run_ids <= other for other in larger):
             larger.append(run_ids)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from bench import reading, utc
-from bench.record import turns
+from bench.record import lock_file
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
@@ -77,8 +77,8 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    with turns.taken(path.parent / TURN), open(path, "a+b", buffering=0) as file:
-        with contextlib.suppress(OSError):  # a file system without locks; revisions from before turns know this alone
+    with lock_file.locked(path.parent / TURN), open(path, "a+b", buffering=0) as file:
+        with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
             fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         last = _last_line(file, size)

@@ -38,13 +38,13 @@ class PySource(Made):
         shards.write(folder / "val_000000.bin", as_tokens(val))
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
-    def broken_promise(self, key, promised, found):
+    def wrong_hash(self, key, expected, found):
         versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
             cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
-        return f"{super().broken_promise(key, promised, found)}: {cause}"
+        return f"{super().wrong_hash(key, expected, found)}: {cause}"
 
 
 def read_packages(packages):

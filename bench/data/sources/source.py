@@ -134,7 +134,7 @@ class Made(Source):
             raise CheckFailed(f"data={self.name} is not made yet: ./run.sh data make {self.name}") from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckFailed(f"{folder / MANIFEST}: cannot be read ({error}): {self.remedy(folder)}") from error
-        self._check_promise(files)
+        self._check_hashes(files)
         return files
 
     def obtain(self, fetch, say):
@@ -149,7 +149,7 @@ class Made(Source):
             self.make(made, say)
             files = {split: sorted(made.glob(f"{split}_*.bin")) for split in ("train", "val")}
             digests = {split: {path.name: shards.sha256(path) for path in files[split]} for split in files}
-            self._check_promise(_expected(made, digests))
+            self._check_hashes(_expected(made, digests))
             atomic.write_json(made / MANIFEST, digests | {"recipe": self.recipe()})
             with contextlib.suppress(OSError):  # another process made the same in the meantime: it will do
                 made.rename(folder)
@@ -159,16 +159,16 @@ class Made(Source):
     def remedy(self, path):
         return f"delete {self.folder()} and make it again: ./run.sh data make {self.name}"
 
-    def _check_promise(self, files):
+    def _check_hashes(self, files):
         """The settings may say what the files must hash to."""
         for split, found in files.items():
-            promised = getattr(self.data, f"{split}_sha256")
+            wanted = getattr(self.data, f"{split}_sha256")
             digests = [file.sha256 for file in found]
-            if promised is not None and digests != [promised]:
-                raise CheckFailed(self.broken_promise(f"data.{split}_sha256", promised, ", ".join(digests)))
+            if wanted is not None and digests != [wanted]:
+                raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
-    def broken_promise(self, key, promised, found):
-        return f"{key}={promised}: the made file hashes to {found}"
+    def wrong_hash(self, key, wanted, found):
+        return f"{key}={wanted}: the made file hashes to {found}"
 
 
 def _expected(folder, digests):

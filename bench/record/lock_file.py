@@ -1,7 +1,7 @@
-"""Launchers of several nodes take turns: whoever makes a file has the turn, and removes it at the end.
+"""A lock that launchers on several nodes share: who makes the file holds it, and removes it at the end.
 
 NFS knows no flock everywhere, and appends of two nodes overwrite each other there; that one of two makes a file is sure
-(open(2), O_EXCL).  One that its maker left behind, by the file system's own clock, is taken away.
+(open(2), O_EXCL).  A stale one, by the file system's own clock, is removed.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOOK_EVERY_S = 0.02
-STALE_S = 15.0  # what is done in a turn takes milliseconds
+STALE_S = 15.0  # it is held for milliseconds
 
 
 @contextlib.contextmanager
-def taken(path: Path) -> Iterator[None]:
-    """In this block the turn is ours."""
+def locked(path: Path) -> Iterator[None]:
+    """In this block no other process holds the lock."""
     own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     while True:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             break
         except FileExistsError:
-            _end_stale(path, own)
+            _remove_stale(path, own)
             time.sleep(LOOK_EVERY_S)
     try:
         yield
@@ -31,8 +31,8 @@ def taken(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _end_stale(path, own):
-    with contextlib.suppress(OSError):  # it has just gone, or another process takes it away
+def _remove_stale(path, own):
+    with contextlib.suppress(OSError):  # it has just gone, or another process removes it
         made_s = path.stat().st_mtime
         own.touch()
         now_s = own.stat().st_mtime
