@@ -63,9 +63,14 @@ def read_packages(packages):
 
 def installed_versions(packages):
     """Requirements as they are installed, e.g. ["hydra-core==1.3.2"]."""
-    names = [requirement.split("==")[0] for requirement in packages.values()]
-    known = {dist.name: dist.version for dist in importlib.metadata.distributions()}
-    return [f"{name}=={known[name]}" if name in known else f"{name} of unknown version" for name in names]
+    found = []
+    for requirement in packages.values():
+        name = requirement.split("==")[0]
+        try:
+            found.append(f"{name}=={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} of unknown version")
+    return found
 
 
 def ordered(documents):
