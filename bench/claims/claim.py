@@ -160,19 +160,19 @@ def tracks() -> list[str]:
 
 
 @functools.cache
-def standard(track):
+def standard(track: str) -> schema.Config:
     """A run on this track with nothing changed, as conf/ has it now.  ValueError for a track that it does not have."""
     if track not in tracks():
         raise ValueError(f"track={track}: unknown track; choose from {', '.join(tracks())}")
     return compose.compose([f"track={track}"])
 
 
-def track_rules(track) -> schema.TrackConfig:
+def track_rules(track: str) -> schema.TrackConfig:
     """What conf/track/ says now."""
     return standard(track).track
 
 
-def has_target(track) -> bool:
+def has_target(track: str) -> bool:
     """Whether there is a loss to reach, so that there are records."""
     goal = standard(track).goal
     return goal.target_val_loss is not None or goal.target_gap_nats is not None

@@ -97,7 +97,7 @@ def content(folder: Path) -> publication.Content:
     return publication.Content(ledger.read(folder), runs, races, folder.resolve().name, texts)
 
 
-def summary(claim):
+def summary(claim: claims.Claim) -> str:
     """The generated block: every run with its numbers, means, and what it was raced against."""
     parts = []
     for part, runs in (("claimed", claim.runs), *_others(claim)):

@@ -6,7 +6,7 @@ races and the ledger alone; what would be a record is judged first (bench/claims
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Boar
     return made
 
 
-def by_track(found):
+def by_track(found: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
     known = set(claims.tracks())
     groups, lost, seen, homes = {}, {}, set(), {}
@@ -186,7 +186,7 @@ def failed_rule(entry: Entry) -> str | None:
         return str(error)
 
 
-def races_of(paths):
+def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
     """race.json of all races that have a verdict, in these results folders or folders of publications."""
     found = []
     for path in map(Path, paths):
@@ -197,7 +197,7 @@ def races_of(paths):
     return found
 
 
-def comparison(before, entry, races):
+def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> dict:
     """{"change_pct", "measured"}: of a race of the two in one session if there was one, else of the means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}

@@ -97,7 +97,7 @@ def _doubts(rows, flags):
     return doubts
 
 
-def floor_pct(spread, df, n):
+def floor_pct(spread: float, df: int, n: int) -> float:
     """95 % prediction band of the difference between two groups of n runs of the same code: t * sd * sqrt(2 / n).
 
     spread: sd of log run times, estimated with df degrees of freedom.
@@ -123,7 +123,7 @@ def folder() -> Path:
     return results_root() / FOLDER
 
 
-def find(session_id, comparability_id=None):
+def find(session_id: str | None, comparability_id: str | None = None) -> dict | None:
     """The newest calibration of the session, comparable ones first, none suspect; with "file" and "exact"; or None."""
     found = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
     exact = [kept for kept in found if kept["exact"]]

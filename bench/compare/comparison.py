@@ -106,7 +106,7 @@ def _with_steps(arm):
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def identical_losses(a, b):
+def identical_losses(a: Arm, b: Arm) -> bool | None:
     """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
 
     None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.

@@ -14,7 +14,7 @@ NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are not par
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 
-def facts(run, config=None, environment=None):
+def facts(run: dict, config: dict | None = None, environment: dict | None = None) -> dict[str, dict]:
     """A record, its config.yaml and environment.json (None: unknown) as dicts -> {kind: {dotted name: value}}."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
@@ -40,7 +40,7 @@ def facts(run, config=None, environment=None):
     }
 
 
-def of_facts(a_facts, b_facts):
+def of_facts(a_facts: list[dict], b_facts: list[dict]) -> list[dict]:
     """facts() of some runs of A and of B -> [difference], by kind, then by name."""
     found = []
     for kind in KINDS:

@@ -105,7 +105,7 @@ def _pct_interval(test, confidence):
     return found and [100 * math.expm1(edge) for edge in found]
 
 
-def secondary(arms, alpha):
+def secondary(arms: Sequence[Sequence[Row]], alpha: float) -> dict[str, Change]:
     """Energy, memory, compile time -> {name: Change}; no verdict of their own."""
     found = {}
     for name, (column, mean_name) in SECONDARY.items():

@@ -81,7 +81,7 @@ def _code(a, b, names):
         yield "remark", f"{words}: whether it is the same is unknown"
 
 
-def identity(row):
+def identity(row: Row) -> str:
     """What makes two rows one run: its id, or for a log its content, because logs are copied under other names."""
     return row["log_id"] or row["run_id"]
 

@@ -45,7 +45,7 @@ class Comparison(TypedDict, total=False):
     diagnosis: dict  # bench/diagnosis/between_runs.py
 
 
-def adjusted(against):
+def adjusted(against: dict) -> dict:
     """{name: Comparison} of several candidates with one baseline -> the same, decided by Holm's adjusted p."""
     if len(against) < 2:
         return against

@@ -60,7 +60,7 @@ class Metrics:
         self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
 
 
-def plain(data):
+def plain(data: bytes) -> bytes:
     """The bytes of a log without what a terminal, an editor or a launcher put around its lines."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         data = data.decode("utf-16", "replace").encode()
@@ -74,7 +74,7 @@ def plain(data):
     return data
 
 
-def first(data):
+def first(data: bytes) -> int:
     """Where the first metric line begins; the length of the data if there is none."""
     if IS_METRIC.match(data):
         return 0
@@ -82,7 +82,7 @@ def first(data):
     return len(data) if match is None else match.start() + 1
 
 
-def read(data):
+def read(data: bytes) -> tuple[Metrics, Text, np.ndarray]:
     """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
     text = Text(data)
     by_layout = tables.read(text)

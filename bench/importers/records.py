@@ -22,7 +22,7 @@ def _unknown():
     return record | {"data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []}}
 
 
-def of_run(run, path, form, facts, part_of=None):
+def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = None) -> tuple[dict, list[dict]]:
     """Run -> (record, rows of steps.csv).  path: of the log; facts: as importers.read has; part_of: its folder."""
     track, name = _track_and_name(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])

@@ -7,7 +7,7 @@ POWER_SLACK_W = 1.0  # the driver rounds
 UNKNOWN = "unknown: the driver does not say"
 
 
-def checks(gpus):
+def checks(gpus: list[dict]) -> list[Check]:
     """Facts of the GPUs that a run uses -> list of Check."""
     return [idle(gpus), alike(gpus), persistent(gpus), power_limit(gpus), slowed(gpus), ecc(gpus), pcie(gpus)]
 

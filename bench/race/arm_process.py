@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def last_line(text: str) -> dict:
     return json.loads(text.splitlines()[-1])
 
 
-def print_facts(overrides):
+def print_facts(overrides: Sequence[str]) -> int:
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
     from bench import instruments
     from bench.launch import initial_record, ready
@@ -93,7 +93,7 @@ def best_row(job, run):
     return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
 
 
-def source_sha256(folder, own=()):
+def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
     """The identity of the code in this folder with the user's own classes of these import paths."""
     return code_state.source_sha256(folder, own=classes.sources(own))
 
@@ -115,7 +115,7 @@ def start(folder, overrides, results, tag, show=False, tick=lambda: None):
         return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def record_of(results, run):
+def record_of(results: Path | str, run: str) -> dict | None:
     """The record of "<track>/<run_id>", or None where it was never written."""
     try:
         return run_folder.read(Path(results) / run)

@@ -8,7 +8,7 @@ from bench.machine.preflight import Check
 from bench.record.rows import COLUMNS
 
 
-def refuse(found, anyway):
+def refuse(found: dict[str, dict], anyway: bool) -> None:
     """found: {arm: arm_process.facts()}, the baseline first.  Raises ValueError unless anyway."""
     if not anyway:
         _refuse_identical(found)
@@ -16,7 +16,7 @@ def refuse(found, anyway):
     agree_on_machine(found, anyway)
 
 
-def agree_on_machine(found, anyway):
+def agree_on_machine(found: dict[str, dict], anyway: bool) -> None:
     """As each arm's own code sees it.  Raises ValueError where the race is not to go on."""
     checks = [Check(**check) for one in found.values() for check in one.get("preflight", ())]
     ready.agree(checks, anyway, "the verdict")

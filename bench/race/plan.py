@@ -72,7 +72,7 @@ def _check(arms, n, asked):
             raise ValueError(f"{what}={value}: {remedy}")
 
 
-def order(names, n, first_seed=0, order_seed=0):
+def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict]:
     """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
 
     A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
@@ -92,7 +92,7 @@ def sha256(plan: dict) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def look_after(plan, position):
+def look_after(plan: dict, position: int) -> int | None:
     """The planned look that is due when the run at this position has ended: its number of runs an arm, or None."""
     started = dict.fromkeys(plan["arms"], 0)
     for slot in plan["order"][: position + 1]:

@@ -167,7 +167,7 @@ def _decided_at_look(race, done, results):
     return decided
 
 
-def result_of(race, results):
+def result_of(race: state.State, results: Path | str) -> dict:
     """{"baseline", "against": {name: Comparison}} of the runs so far."""
     of_race = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     folders = {name: [Path(results) / run for run in race.runs(name)] for name in race.plan["arms"]}

@@ -158,7 +158,7 @@ def unfinished(results: str | Path) -> list[Path]:
     return [folder for folder in folders if folder.name not in ended]
 
 
-def is_running(folder):
+def is_running(folder: Path | str) -> bool:
     """Whether a process holds the race's lock."""
     try:
         with open(Path(folder) / LOCK) as file:
@@ -187,7 +187,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         yield
 
 
-def as_json(state, status, why, ended_at, result) -> race_folder.Race:
+def as_json(state: State, status: str, why: str | None, ended_at: str, result: dict | None) -> race_folder.Race:
     """race.json: what became of the plan."""
     known, arms = state.plan, {}
     for name, facts in known["arms"].items():

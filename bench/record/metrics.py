@@ -87,7 +87,7 @@ def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
     return train_ms / num_steps if train_ms is not None and num_steps else None
 
 
-def unflagged_step_ms(steps):
+def unflagged_step_ms(steps: list[dict]) -> list[float]:
     """The step times that may enter statistics: measured, and no instrument disturbed the step."""
     return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
 
@@ -119,7 +119,7 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
     return mfu(flops_per_token, rate, run["world_size"], peak * clock_mhz / peak_clock_mhz)
 
 
-def energy(run, num_steps):
+def energy(run: dict, num_steps: int | None) -> dict[str, float | None]:
     """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
     summary = _telemetry(run)
     energy_j, num_tokens = summary.get("energy_j"), work.num_tokens(run["measured"], num_steps or 0)
@@ -154,7 +154,7 @@ def target_reached(goal, val_loss, gap_nats):
     return None
 
 
-def last_val_loss(steps):
+def last_val_loss(steps: list[dict]) -> float | None:
     """Of the last validation, nats per token; None if there was none or it is not a number."""
     found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
     return found[-1] if found and math.isfinite(found[-1]) else None
