@@ -17,7 +17,7 @@ KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting
 
 
 def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple[str, verdict.Comparison]]:
-    """Baseline first -> [(candidate, Comparison)].  diagnose: where the time went; options: of verdict.of_rows()."""
+    """Baseline first -> [(candidate, Comparison)].  diagnose: where the time went; options: of verdict.Options."""
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
