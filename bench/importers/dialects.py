@@ -77,7 +77,7 @@ class Patterns:
             if match := pattern.search(line):
                 for name, text in match.groupdict().items():
                     if text is not None:
-                        number = console_forms.asconsole_forms.as_number(text)
+                        number = console_forms.as_number(text)
                         row[MS.get(name, name)] = number if name not in MS else None if number is None else 1e3 * number
         if row.get("step") is None:
             return None
