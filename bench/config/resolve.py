@@ -99,8 +99,15 @@ def _resolve_ranks(hardware, machine, on_gpu):
 def _resolve_batch(config, gpu_memory_gib):
     """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
     data, hardware = config.data, config.hardware
-    rank_seqs = stages.rank_rows("data.batch_tokens", data.batch_tokens, data.seq_len, hardware.num_processes)
-    stages.rank_rows("goal.val_tokens", config.goal.val_tokens, stages.val_seq_len(config), hardware.num_processes)
+    for name, tokens, seq_len in (
+        ("data.batch_tokens", data.batch_tokens, data.seq_len),
+        ("goal.val_tokens", config.goal.val_tokens, stages.val_seq_len(config)),
+    ):
+        step_tokens = seq_len * hardware.num_processes
+        if tokens % step_tokens:
+            near = max(1, round(tokens / step_tokens)) * step_tokens
+            product = f"{seq_len} * {hardware.num_processes} = {step_tokens}"
+            _refuse(name, tokens, f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}")
     asked_seqs = hardware.micro_batch_seqs
 
     def at_once(seq_len, rank_seqs):
@@ -111,7 +118,9 @@ def _resolve_batch(config, gpu_memory_gib):
         return rank_seqs
 
     stages.resolve(config, at_once)
-    hardware.micro_batch_seqs = stages.largest_part(rank_seqs, at_once(data.seq_len, rank_seqs))
+    rank_seqs = data.batch_tokens // (data.seq_len * hardware.num_processes)
+    limit = min(at_once(data.seq_len, rank_seqs), rank_seqs)
+    hardware.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
 
 
 def _resolve_model(config, vocab_size):

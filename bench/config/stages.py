@@ -75,9 +75,14 @@ def resolve(config: schema.Config, micro_batch_of: Callable[[int, int], int]) ->
 def _fill(config, stage, where, micro_batch_of):
     stage.batch_tokens = stage.batch_tokens or config.data.batch_tokens
     stage.seq_len = stage.seq_len or config.data.seq_len
-    rank_seqs = rank_rows(f"{where}.batch_tokens", stage.batch_tokens, stage.seq_len, config.hardware.num_processes)
-    limit = stage.micro_batch_seqs or micro_batch_of(stage.seq_len, rank_seqs)
-    stage.micro_batch_seqs = largest_part(rank_seqs, limit)
+    row_tokens = stage.seq_len * config.hardware.num_processes
+    if stage.batch_tokens % row_tokens:
+        near = max(1, round(stage.batch_tokens / row_tokens)) * row_tokens
+        product = f"its seq_len * num_processes = {stage.seq_len} * {config.hardware.num_processes} = {row_tokens}"
+        raise ValueError(f"{where}.batch_tokens={stage.batch_tokens}: use a multiple of {product}; try {near}")
+    rank_seqs = stage.batch_tokens // row_tokens
+    limit = min(stage.micro_batch_seqs or micro_batch_of(stage.seq_len, rank_seqs), rank_seqs)
+    stage.micro_batch_seqs = next(seqs for seqs in range(limit, 0, -1) if rank_seqs % seqs == 0)
     if stage.first_window_tokens is not None and stage.window_tokens is None:
         raise ValueError(f"{where}.first_window_tokens={stage.first_window_tokens}: give window_tokens, its end, too")
     if stage.window_rounding is not None and stage.first_window_tokens is None:
@@ -85,22 +90,6 @@ def _fill(config, stage, where, micro_batch_of):
         raise ValueError(f"{where}.window_rounding={stage.window_rounding}: {remedy}")
     if stage.window_rounding == "down":
         stage.window_rounding = None  # given or not, the default is one config with one id
-
-
-def rank_rows(name: str, tokens: int, seq_len: int, num_processes: int) -> int:
-    """Sequences of each rank in so many tokens; ValueError, by the setting's name: they are not whole."""
-    row_tokens = seq_len * num_processes
-    if tokens % row_tokens:
-        near = max(1, round(tokens / row_tokens)) * row_tokens
-        product = f"{seq_len} * {num_processes} = {row_tokens}"
-        remedy = f"it must be a multiple of seq_len * num_processes = {product}; try {name}={near}"
-        raise ValueError(f"{name}={tokens}: {remedy}")
-    return tokens // row_tokens
-
-
-def largest_part(rank_seqs: int, limit: int) -> int:
-    """The largest number of sequences at once, at most limit, that divides a rank's."""
-    return next(seqs for seqs in range(min(limit, rank_seqs), 0, -1) if rank_seqs % seqs == 0)
 
 
 def _check_parts(config, stage, where):
