@@ -76,7 +76,7 @@ def deviations(config: schema.Config) -> list[str]:
             found.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, words in stages.changed(config).items():
         if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            found.append(f"{words} instead of {key}, which the track fixes")
+            found.append(f"{words} in the place of {key}, which the track fixes")
     return found
 
 
