@@ -11,7 +11,7 @@ import pytest
 import real_runs
 import scripted
 
-from bench.record import run_folder
+from bench.record import artifacts
 
 TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=100000", "hardware.num_threads=1"]
 ENDS = {"SIGTERM": "interrupted", "timeout": "wall_timeout", "agent": "agent_killed", "launcher": "launcher_killed"}
@@ -64,7 +64,7 @@ def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, 
         time.sleep(1.5)
         assert files(running.folder) == before
     assert run["failure"]["kind"] == ENDS[how]
-    assert run_folder.artifacts(running.folder) == run["artifacts"]
+    assert artifacts.listed(running.folder) == run["artifacts"]
     assert not any(path.name.startswith(".") for path in before)
 
 
@@ -77,7 +77,7 @@ def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
         assert running.all_gone() and scripted.pids(tmp_path) == []
         run = real_runs.run_json(running.folder)
     assert run["failure"]["kind"] == ENDS[how]
-    assert run_folder.artifacts(running.folder) == run["artifacts"]
+    assert artifacts.listed(running.folder) == run["artifacts"]
 
 
 @slow

@@ -338,7 +338,7 @@ def test_an_edit_of_a_source_beside_the_script_is_another_identity_and_what_it_w
     own = [f"{folder / 'train_gpt.py'}:__main__"]
 
     def identity():
-        code_state._sha256_of_syntax.cache_clear()
+        code_state._sha256_of.cache_clear()
         return arm_process.source_sha256(real_runs.REPO, own)
 
     before = identity()

@@ -121,14 +121,13 @@ def _parser():
     listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = arguments.Parser(
         "./run.sh run",
+        main=main,
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
         "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
@@ -139,9 +138,7 @@ def _parser():
         "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
     )
     parser.add_argument("--resolve", action="store_true", help="of --cfg hydra and all: with values in place of ${...}")
-    parser.add_argument(
-        "--info", nargs="?", const="all", choices=hydra_app.INFO, help="print what Hydra found, and stop"
-    )
+    parser.add_argument("--info", nargs="?", const="all", choices=hydra_app.INFO, help="what Hydra found, and stop")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
     parser.add_argument(

@@ -30,15 +30,18 @@ def cells(result: Mapping, key: str) -> list[str]:
     """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
     _, mean_key, unit, decimals = MEASURES[key]
     found, (end, sign, digits) = result[key], unit_of(key)
-    change, mde_pct = found.get(f"change_{end}"), found.get("mde_pct")
+    change, cvs_pct = found.get(f"change_{end}"), found.get("cv_pct")
+    if not cvs_pct:  # of losses
+        spreads = zip(found["sd"], found["mean"], strict=True)
+        cvs_pct = [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
     return [
         *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in found[mean_key]),
         "" if change is None else f"{change:+.{digits}f}{sign}",
         interval(found.get(f"ci95_{end}"), digits, sign),
         p_words(found.get("p") if found.get("p_holm") is None else found["p_holm"]),
         ", ".join(map(str, found["n"])),
-        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in found.get("cv_pct") or _cv_pct(found)),
-        mde_words(mde_pct),
+        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
+        mde_words(found.get("mde_pct")),
     ]
 
 
@@ -47,11 +50,6 @@ def mde_words(mde_pct: float | None) -> str:
     if mde_pct is None:
         return ""
     return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
-
-
-def _cv_pct(loss):
-    spreads = zip(loss["sd"], loss["mean"], strict=True)
-    return [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
 
 
 def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
