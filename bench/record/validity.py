@@ -1,7 +1,5 @@
 """Whether a finished run counts: valid, suspect or invalid, and why."""
 
-from bench.data.sources.markov import floor_slack_nats
-
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
 
@@ -11,7 +9,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
         return "invalid", ["the run did not complete"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
-    if None not in (floor_nats, val_loss) and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
+    if None not in (floor_nats, val_loss) and val_loss < floor_nats - _slack_nats(run):
         return "invalid", [
             f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"
         ]
@@ -31,3 +29,9 @@ def validity(run: dict) -> tuple[str, list[str]]:
         limit = f"limit {MAX_FOREIGN_CPU_CORES}"
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run ({limit})")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def _slack_nats(run):
+    from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
+
+    return floor_slack_nats(run["goal"]["val_tokens"])
