@@ -15,6 +15,7 @@ from bench.machine import environment
 # 90 times slower as soon as something else wants the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile all of bench anew: 0.7 s
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 
 
