@@ -15,7 +15,7 @@ from bench.machine import environment
 # 90 times slower as soon as something else wants the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile all of bench anew: 0.7 s
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 
 
@@ -81,9 +81,16 @@ def bare_run(shared_run):
 
 
 @pytest.fixture(scope="session")
-def two_rank_run(shared_run):
+def ranks_run(shared_run):
+    """ranks_run(N): the same on N ranks of a thread each."""
+    one_each = [word for word in real_runs.TWO if "num_threads" in word]
+    return lambda number: shared_run(f"{number}_rank", "seed=5", f"hardware.num_processes={number}", *one_each)
+
+
+@pytest.fixture(scope="session")
+def two_rank_run(ranks_run):
     """The same on two ranks."""
-    return shared_run("two_rank", "seed=5", *real_runs.TWO)
+    return ranks_run(2)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """torchrun for one run: starts N ranks, waits, writes how they ended.  python -m bench.launch.agent FOLDER N WORD...
 
 A rank is the program WORD... with FOLDER as its last word: by default python -m bench.training.worker.  It finds the
-variables that torchrun --standalone gives; rank 0 holds the store where they meet.  torch's own agent would import torch
-a second time, 2 s of every run's start, and waits 30 s for ranks that do not end.
+variables that torchrun --standalone gives; rank 0 holds the store where they meet.  torch's own agent would import
+torch a second time, 2 s of every run's start, and waits 30 s for ranks that do not end.
 
 The answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
 """
