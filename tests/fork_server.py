@@ -30,8 +30,9 @@ def call(words, env, timeout_s):
     """subprocess.run([python, -m, bench, *words], cwd=REPO) with captured text; TimeoutExpired as there."""
     global _server
     if _server is None or _server.poll() is not None:
-        words_of_server = [sys.executable, str(Path(__file__))]
-        _server = subprocess.Popen(words_of_server, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("SPEEDRUN_")}  # no test's own
+        _server = subprocess.Popen([sys.executable, str(Path(__file__))], cwd=REPO, env=plain, **pipes)
         atexit.register(_close, _server)
     with tempfile.TemporaryDirectory() as folder:
         asked = {"words": list(words), "env": dict(env), "folder": folder, "timeout_s": timeout_s}
