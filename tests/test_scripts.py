@@ -259,7 +259,7 @@ def test_two_scripts_race_by_a_plan_to_a_verdict_that_judge_reads(tmp_path):
     (mine / "train_gpt.py").write_text(faster)
     results = tmp_path / "results"
     words = [f"A=script={scripted.MODDED}", f"B=script={mine / 'train_gpt.py'}", "n=2", "--json", *scripted.TRACK]
-    done = real_runs.bench(results, "race", *words, "--anyway")
+    done = real_runs.bench(results, "race", *words, "--anyway", timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     against = json.loads(done.stdout)["result"]["against"]["B"]
     assert against["comparable"] and against["time"]["change_pct"] < -10
