@@ -315,7 +315,8 @@ def test_it_is_a_race_whose_plan_keeps_the_rungs_before_the_first_run(raced, tmp
     assert plan["ladder"]["size"] == "nano" and plan["ladder"]["rungs"]["R04"]["minutes"] == 22.3
     assert ["model.vocab_size", "50257", "null"] in plan["ladder"]["rungs"]["R04"]["changed"]
     assert ledger.read(tmp_path / "results").lines[0]["event"] == "plan"
-    assert (folder / "race.html").exists() and (folder / page.NAME).exists()
+    assert (folder / page.NAME).exists()
+    assert f'href="{page.NAME}">its staircase</a>' in (folder / "race.html").read_text()
 
 
 def test_an_interrupted_ladder_is_resumed(raced, tmp_path, capsys):

@@ -126,7 +126,7 @@ def secondary(arms, alpha):
 # ---- loss
 
 
-def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answer) -> Loss:
+def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answer, names=("A", "B")) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
     answer: eligibility.Answer.  What is only a matter of time (session, machine, instruments) is none of losses.
 
@@ -156,8 +156,18 @@ def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answ
         "identical": identical,
         "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),
         "reasons": refused,
-        "remarks": [] if unjudged else answer.loss_remarks,
+        "remarks": [] if unjudged else [*answer.loss_remarks, *_seedless(arms, names)],
     }
+
+
+def _seedless(arms, names):
+    """Sentences about arms whose seeds all gave one loss: their runs are not independent, whatever the tests say."""
+    for name, rows in zip(names, arms, strict=True):
+        losses = {row["seed"]: row["val_loss"] for row in rows if None not in (row["seed"], row["val_loss"])}
+        if len(losses) > 1 and len(set(losses.values())) == 1:
+            (loss,) = set(losses.values())
+            same = f"the {len(losses)} seeds of {name} gave the same val_loss, {loss:.6g}"
+            yield f"{same}: if it ignores its seed, they are one loss and not {len(losses)}"
 
 
 def _refusals(rows):

@@ -97,13 +97,12 @@ def of_rows(
     judged_by = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0), margin_pct, alpha
     target_val_loss = _first(target_val_loss, _common(arms, "target_val_loss"))
     margin_nats = _first(loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    judged_losses = target_val_loss, target.p_value_of(track), margin_nats
     result = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
-        "val_loss": effects.val_loss(
-            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer
-        ),
+        "val_loss": effects.val_loss((a_rows, b_rows), *judged_losses, identical_losses, force, answer, names),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
@@ -159,7 +158,7 @@ def _flags(result, started, arms, floor_pct):
         "runs-without-a-time": any(len(timed) < len(all_) for timed, all_ in zip(arms, started, strict=True)),
         "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
-        "runs-excluded": bool(result["excluded"]),
+        "runs-excluded": bool(result["excluded"]) and result["comparable"],
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": bool(plan) and (a != b or a not in plan["looks"]),

@@ -9,6 +9,7 @@ from bench import reading
 from bench.paths import REPO, results_root
 
 FOLDER = "races"
+STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
 TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written
     "verdict-hangs-on-runs-left-out": "verdict-depends-on-exclusions",
