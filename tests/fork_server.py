@@ -48,7 +48,7 @@ def call(words, env, timeout_s):
 
 
 def _close(server):
-    server.stdin.close()
+    server.kill()  # and with it a command that was interrupted
     server.wait()
 
 
@@ -58,6 +58,7 @@ def _close(server):
 def _serve():
     answers = os.fdopen(os.dup(1), "w")
     _import_all()
+    _end_with_parent()
     for line in sys.stdin:
         asked = json.loads(line)
         pid = os.fork()
@@ -82,8 +83,15 @@ def _import_all():
     assert "torch" not in sys.modules
 
 
+def _end_with_parent():
+    from bench.machine import processes
+
+    processes.die_with_parent()
+
+
 def _become(asked):
     """In the fork: the command, to its end."""
+    _end_with_parent()
     os.environ.clear()
     os.environ.update(asked["env"])
     null = os.open(os.devnull, os.O_RDONLY)
