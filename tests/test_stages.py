@@ -381,7 +381,7 @@ def test_without_a_window_of_its_own_validation_has_that_of_the_next_step(monkey
 def test_the_losses_are_those_of_every_world_size_and_each_record_verifies(tmp_path):
     words = ["experiment=stages", "model.num_layers=1", "model.width=32", "model.num_heads=2", "data.bos_aligned=true"]
     found = []
-    for world_size in (1, 2, 4, 8):
+    for world_size in (1, 2, 8):
         folder = real_runs.run(
             tmp_path, *words, f"hardware.num_processes={world_size}", "hardware.num_threads=1", f"name=w{world_size}"
         )

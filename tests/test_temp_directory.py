@@ -1,4 +1,4 @@
-"""However a run ends, torch's agent leaves nothing in the temp directory.
+"""However a run ends, nothing of it stays in the temp directory.
 
 Ended launchers are looked after in test_rainy_days.py, the doctor in test_doctor.py.
 """

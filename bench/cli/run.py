@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 
-from bench.cli import arguments, settings, sweeping
+from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, hydra_app, multirun, overrides
 from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
@@ -30,6 +30,8 @@ def main(argv):
         _show_cfg(args)
         return 0
     if args.beside:
+        from bench.cli import sweeping
+
         return sweeping.beside(args)
     mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
@@ -45,7 +47,7 @@ def main(argv):
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
-        found = sweeping.go(args, argv) if args.multirun else _run(args, argv, started_by)
+        found = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
     if isinstance(found, int):  # another node has the record
         return found
     if args.json:
@@ -74,6 +76,12 @@ def _follow(started_by, overrides):
     except Refused:
         time.sleep(joining.SAY_S)
         return 2
+
+
+def _sweep(args, argv):
+    from bench.cli import sweeping  # pages and tables, which one run does not need
+
+    return sweeping.go(args, argv)
 
 
 def _prepared(overrides, check_own):

@@ -218,8 +218,21 @@ def packages() -> dict[str, str]:
     """Installed distributions: name -> version, sorted."""
     from importlib import metadata
 
-    versions = sorted((dist.name, dist.version) for dist in metadata.distributions())
+    versions = sorted(_name_and_version(dist) for dist in metadata.distributions())
     return {name: version for name, version in versions if name}
+
+
+def _name_and_version(dist):
+    """The two lines that we want of a METADATA; the standard library parses all of it as mail, its README too."""
+    text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    found = dict.fromkeys(("Name", "Version"), "")
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if not line:  # the end of the head
+            break
+        if key in found and not found[key]:
+            found[key] = value.strip()
+    return found["Name"], found["Version"]
 
 
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:

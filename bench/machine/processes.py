@@ -96,19 +96,24 @@ def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
 
 def has_ended(pid: int, within_s: float | None) -> bool:
     """Whether process pid ends within so many seconds (None: wait for it).  A zombie has ended too."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except (AttributeError, OSError):  # no pidfd here
-        time.sleep(LOOK_EVERY_S if within_s is None else within_s)
-        return not _exists(pid)
-    try:
+    return one_has_ended([pid], within_s)
+
+
+def one_has_ended(pids: Sequence[int], within_s: float | None) -> bool:
+    """Whether one of these processes ends within so many seconds (None: wait for it).  A zombie has ended too."""
+    with contextlib.ExitStack() as opened:
         poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
+        try:
+            for pid in pids:
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
+                poller.register(pidfd, select.POLLIN)
+        except ProcessLookupError:
+            return True
+        except (AttributeError, OSError):  # no pidfd here
+            time.sleep(LOOK_EVERY_S if within_s is None else within_s)
+            return not all(_exists(pid) for pid in pids)
         return bool(poller.poll(None if within_s is None else within_s * 1e3))
-    finally:
-        os.close(pidfd)
 
 
 def _exists(pid):

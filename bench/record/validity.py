@@ -1,7 +1,5 @@
 """Whether a finished run counts: valid, suspect or invalid, and why."""
 
-from bench.data.sources.markov import floor_slack_nats
-
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
 
@@ -12,7 +10,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
     sees = "validation sees its targets"
-    if None not in (floor_nats, val_loss) and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
+    if None not in (floor_nats, val_loss) and val_loss < floor_nats - _slack_nats(run):
         return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: {sees}"]
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
     if implausible is not None and val_loss < implausible:
@@ -29,3 +27,9 @@ def validity(run: dict) -> tuple[str, list[str]]:
     elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
         doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def _slack_nats(run):
+    from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
+
+    return floor_slack_nats(run["goal"]["val_tokens"])
