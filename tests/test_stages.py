@@ -85,6 +85,7 @@ WINDOWS = {
     "r19": (lambda k, n: up_to(1728 * k / n), 14),
     "r20": (lambda k, n: up_to(1728 * k / n), 14),
     "r21": (lambda k, n: up_to(1728 * k / n), 14),
+    "r26": (lambda k, n: up_to(1728 * k / n), 14),
 }
 
 

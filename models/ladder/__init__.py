@@ -23,6 +23,7 @@ gradients and optimizer steps of all but r01 against numbers that the record's o
   r19      3.1 min  8-bit head, smaller first weights, learning rates fall to a tenth
   r20      3.0 min  long and short windows, one product for q, k and v
   r21      2.9 min  three quarters of the tokens a step, validation in sequences of 256K tokens
+  r26      2.9 min  sequences that begin at a document (records 22 to 25: communication, a new torch, a scaled head)
   simple            the portable trainer of track 3
 
 Times are the records' own, on 8x H100.  experiment=r09 is the record; `model.args.softcap=15` and the like take a
