@@ -24,17 +24,20 @@ class Visible:
 
     eos_token: None makes each row one document.  near_tokens, near_blocks: 0-D int32 tensors, so that a compiled graph
     serves every window.  reach_tokens: how far back the two let a token see, a bound that only saves work; None: none.
-    scale: of the scores; None is 1 / sqrt(K).
+    scale: of the scores; None is 1 / sqrt(K).  A 0-D tensor multiplies the queries, for one graph of all its values.
     """
 
     def __init__(self, tokens_BT, eos_token, near_tokens, near_blocks, reach_tokens, block=BLOCK_TOKENS, scale=None):
-        self.block, self.scale = block, scale
+        is_tensor = isinstance(scale, torch.Tensor)
+        self.block, self.scale, self.query_factor = block, 1.0 if is_tensor else scale, scale if is_tensor else None
         self.near_tokens, self.near_blocks, self.reach_tokens = near_tokens, near_blocks, reach_tokens
         is_start_BT = torch.zeros_like(tokens_BT) if eos_token is None else tokens_BT == eos_token
         self.docs_BT = is_start_BT.cumsum(1, dtype=torch.int32)
         self._chunks = self._block_mask = None
 
     def __call__(self, q_BHTK, k_BHTK, v_BHTK):
+        if self.query_factor is not None:
+            q_BHTK = (q_BHTK * self.query_factor).type_as(q_BHTK)
         fast = q_BHTK.is_cuda and torch.compiler.is_compiling()
         return self.fast(q_BHTK, k_BHTK, v_BHTK) if fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
 

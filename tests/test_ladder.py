@@ -32,6 +32,7 @@ from bench.training import distributed
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
+from models.muon_update import Muon
 
 GOLDEN = json.loads((Path(__file__).parent / "ladder_golden.json").read_text())
 VOCAB, SEQ_LEN = 40, 12
@@ -156,8 +157,9 @@ def test_a_rungs_experiment_moves_weights_as_its_record_does(rung):
         config.optim.set_step(optimizer, step, config.goal.num_steps)
         optimizer.step()
     moves = {name: parameter - before[name] for name, parameter in tensors.items()}
-    matrices = {id(matrix) for matrix in model.hidden_matrices()} if config.optim.name == "groups" else set()
-    by_muon = summary({name: moves[name] for name in tensors if id(tensors[name]) in matrices}).keys()
+    muons = [part for part in getattr(optimizer, "parts", {}).values() if isinstance(part, Muon)]
+    theirs = {id(tensor) for part in muons for group in part.param_groups for tensor in group["params"]}
+    by_muon = summary({name: moves[name] for name in tensors if id(tensors[name]) in theirs}).keys()
     # Newton-Schulz in bfloat16: our order of multiplying differs from the older records'
     assert_near(summary(moves), golden["moves"], lambda kind: 0.02 if kind in by_muon else 2e-5)
 

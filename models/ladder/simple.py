@@ -50,8 +50,10 @@ class Rotary(nn.Module):
         return turn_K
 
     @torch.no_grad()
-    def fill(self):
-        angle_TK = torch.outer(torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device="cpu"), self.turns())
+    def fill(self, device="cpu"):
+        """device: where it is worked out, in float64; a CPU gives every device the same bits."""
+        position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
+        angle_TK = torch.outer(position_T, self.turns().to(device))
         self.cos_TK.copy_(angle_TK.cos())
         self.sin_TK.copy_(angle_TK.sin())
 
