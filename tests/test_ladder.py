@@ -109,6 +109,11 @@ def summary(tensors):
     return {kind: (squares**0.5, projection) for kind, (squares, projection) in found.items()}
 
 
+def is_single(tensors, kind):
+    """One number, which has no others to average its rounding with."""
+    return kind in tensors and tensors[kind].numel() == 1
+
+
 def assert_near(found, expected, tolerance_of):
     assert found.keys() == expected.keys()
     for kind, (norm, projection) in expected.items():
@@ -124,9 +129,7 @@ def test_a_rung_has_its_records_loss_and_gradients(rung):
     loss.backward()
     assert loss.item() == pytest.approx(GOLDEN[rung]["loss"], abs=2e-6)
     gradients = {name: parameter.grad for name, parameter in tensors.items()}
-    # a single number has no others to average its rounding with
-    tolerances = {kind: 3e-5 for kind in ("smear_weight", "backout_weight")}
-    assert_near(summary(gradients), GOLDEN[rung]["gradients"], lambda kind: tolerances.get(kind, 1e-5))
+    assert_near(summary(gradients), GOLDEN[rung]["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
 
 
 @pytest.mark.parametrize("rung", [rung for rung, golden in GOLDEN.items() if "loss_bf16" in golden])
@@ -167,7 +170,10 @@ def test_a_rungs_experiment_moves_weights_as_its_record_does(rung):
     theirs = {id(tensor) for part in muons for group in part.param_groups for tensor in group["params"]}
     by_muon = summary({name: moves[name] for name in tensors if id(tensors[name]) in theirs}).keys()
     # Newton-Schulz in bfloat16: our order of multiplying differs from the older records'
-    assert_near(summary(moves), golden["moves"], lambda kind: 0.02 if kind in by_muon else 2e-5)
+    def tolerance_of(kind):
+        return 0.02 if kind in by_muon else 3e-4 if is_single(tensors, kind) else 2e-5
+
+    assert_near(summary(moves), golden["moves"], tolerance_of)
 
 
 @pytest.mark.parametrize("rungs, num_warmup_steps", [(["r09", "r10", "r11", "r12"], 500), (WITH_WINDOWS[1:], 300)])
