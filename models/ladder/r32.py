@@ -1,7 +1,8 @@
 """Record 32, 2025-09-11: 2.656 -> 2.625 minutes.  Skips through a sigmoid; head, gates and turns in bfloat16.
 
 A skip is multiplied by the sigmoid of its weight, at first -1.5.  Muon's work is shared out in whole stacks of
-matrices, Adam's epsilon is larger.  The record's Adam keeps bfloat16 state of its float32 scalars too: ours float32.
+matrices, Adam's epsilon is larger.  The record's Adam keeps bfloat16 state of its float32 scalars too, and adds epsilon
+before its bias correction: ours float32, and after it, which differs for the smallest gradients of the first steps.
 model.args: those of record 31.
 """
 
