@@ -89,6 +89,54 @@ WINDOWS = {
 }
 
 
+# of records 29 to 46: steps of the schedule, steps in all, and the blocks of the last steps and of the last validation
+THIRDS = {
+    "r29": (1671, 1670, 11, 11),
+    "r30": (1706, 1705, 11, 11),
+    "r31": (1671, 1670, 11, 13),
+    "r32": (1671, 1670, 11, 13),
+    "r33": (1661, 1660, 11, 20),
+    "r34": (1646, 1645, 11, 20),
+    "r35": (1641, 1680, 11, 20),
+    "r37": (1641, 1680, 11, 20),
+    "r38": (1631, 1670, 11, 20),
+    "r39": (2381, 2420, 11, 20),
+    "r40": (2291, 2330, 11, 20),
+    "r42": (2245, 2285, 13, 20),
+    "r43": (2205, 2245, 13, 20),
+    "r45": (2185, 2225, 13, 20),
+    "r46": (2120, 2160, 13, 20),
+}
+
+
+@pytest.mark.parametrize("rung", THIRDS)
+def test_a_window_changes_in_thirds_as_in_the_record(rung):
+    """The record: block number int(3 * k / n) of (3, 7, 11) at step k of n, and what comes after n."""
+    num_scheduled, num_steps, tail, end = THIRDS[rung]
+    config = compose.compose([f"experiment={rung}"], CPU)
+    assert config.goal.num_steps == num_steps
+    timeline = Timeline(config.stages, num_steps, window_block=128)
+    blocks = [(3, 7, 11)[int(3 * k / num_scheduled)] if k < num_scheduled else tail for k in range(num_steps)]
+    assert [timeline.at(step).window_tokens for step in range(num_steps)] == [128 * one for one in blocks]
+    assert timeline.window_after(num_steps) == 128 * end
+
+
+def test_record_46s_batch_and_learning_rate_grow_at_their_own_steps():
+    config = compose.compose(["experiment=r46"], CPU)
+    timeline = Timeline(config.stages, 2160, window_block=128)
+    batches = [(8, 16, 24)[int(3 * k / 2120)] if k < 2120 else 24 for k in range(2160)]
+    assert [timeline.at(step).stage.batch_tokens for step in range(2160)] == [2048 * 8 * one for one in batches]
+
+    def lr(k):  # the record's, which changes its peak at 0.33 and 0.66 of 2,120 steps and falls from 0.45 on
+        x = k / 2120
+        peak = 1.93 if x > 0.66 else 1.51 if x > 0.33 else 1.0
+        left = min(1.0, max(0.0, (1 - x) / 0.55))
+        return peak * left + 0.1 * (1 - left)
+
+    schedule = config.optim.schedule
+    assert [schedule.lr_frac(k, 2160) for k in range(2160)] == pytest.approx([lr(k) for k in range(2160)], rel=1e-9)
+
+
 @pytest.mark.parametrize("rung", WINDOWS)
 def test_a_window_grows_as_in_the_record(rung):
     """At every step of the rung's experiment; the validation after the last has grown to the end."""
@@ -132,6 +180,8 @@ def test_what_is_the_same_is_warmed_up_once():
         ("stages=[{momenta:{muon:1.5}}]", r"stages\[0\].momenta.muon=1.5: use a number from 0 to below 1"),
         ("stages=[{until_step:3,window_tokens:16},{}]", r"stages\[1\].window_tokens=null: another stage has it"),
         ("stages=[{first_window_tokens:16}]", "give window_tokens, its end, too"),
+        ("stages=[{until_step:3,window_tokens:16,end_window_tokens:32},{window_tokens:16}]", "only the last stage has"),
+        ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: give window_tokens too"),
         ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
         ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a window that grows is rounded"),
         ("goal.val_window_tokens=64", "goal.val_window_tokens=64: no stage has a window"),
