@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from models.documents import document_ids
+
 BLOCK_TOKENS = 128  # FlexAttention's default on CUDA
 NO_LIMIT = 2**30
 CHUNK_TOKENS = 1024  # queries of the plain way at once
@@ -30,18 +32,17 @@ class Visible:
     def __init__(self, tokens_BT, eos_token, near_tokens, near_blocks, reach_tokens, block=BLOCK_TOKENS, scale=None):
         self.block, self.scale = block, scale
         self.near_tokens, self.near_blocks, self.reach_tokens = near_tokens, near_blocks, reach_tokens
-        is_start_BT = torch.zeros_like(tokens_BT) if eos_token is None else tokens_BT == eos_token
-        self.docs_BT = is_start_BT.cumsum(1, dtype=torch.int32)
+        self.docs_BT = document_ids(tokens_BT, eos_token).to(torch.int32)
         self._chunks = self._block_mask = None
 
     def __call__(self, q_BHTK, k_BHTK, v_BHTK):
-        fast = q_BHTK.is_cuda and torch.compiler.is_compiling()
+        fast = q_BHTK.is_cuda and torch.compiler.is_compiling() and q_BHTK.shape[2] % self.block == 0
         return self.fast(q_BHTK, k_BHTK, v_BHTK) if fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
 
     def plain(self, q_BHTK, k_BHTK, v_BHTK):
         """On any device and of any length; memory in proportion to T * (CHUNK_TOKENS + reach_tokens)."""
         scale = self.scale
-        if isinstance(scale, torch.Tensor) and torch.compiler.is_compiling():
+        if isinstance(scale, torch.Tensor) and (torch.compiler.is_compiling() or scale.is_meta):
             q_BHTK, scale = (q_BHTK * scale).type_as(q_BHTK), 1.0
         elif isinstance(scale, torch.Tensor):
             scale = scale.item()

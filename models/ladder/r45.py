@@ -13,6 +13,8 @@ from models.ladder.r43 import R43
 class R45(R43):
     def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
         super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+        if num_layers < 4:
+            raise ValueError(f"model.num_layers={num_layers}: the skip begins after the first layer: use 4 or more")
         self.skip_weights.data = self.skip_weights.data[:1]
 
     def init_weights(self, generator: torch.Generator) -> None:
