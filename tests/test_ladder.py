@@ -169,6 +169,7 @@ def test_a_rungs_experiment_moves_weights_as_its_record_does(rung):
     muons = [part for part in getattr(optimizer, "parts", {}).values() if isinstance(part, Muon)]
     theirs = {id(tensor) for part in muons for group in part.param_groups for tensor in group["params"]}
     by_muon = summary({name: moves[name] for name in tensors if id(tensors[name]) in theirs}).keys()
+
     # Newton-Schulz in bfloat16: our order of multiplying differs from the older records'
     def tolerance_of(kind):
         return 0.02 if kind in by_muon else 3e-4 if is_single(tensors, kind) else 3e-5

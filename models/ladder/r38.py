@@ -1,6 +1,6 @@
 """Record 38, 2025-09-29: 2.483 -> 2.476 minutes.  Polar Express in the place of Newton-Schulz.
 
-The model is record 37's; the optimizer is models/normuon_update.py without evening and decay (conf/experiment/r38.yaml).
+The model is record 37's, the optimizer models/normuon_update.py without evening and decay (conf/experiment/r38.yaml).
 """
 
 from models.ladder.r37 import R37

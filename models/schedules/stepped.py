@@ -24,4 +24,6 @@ class Config(trapezoid.Config):
         changes = zip(self.at_fracs, self.lr_fracs, strict=True)
         peak = ([1.0] + [frac for at, frac in changes if step >= round(at * num_steps)])[-1]
         fall = self.fall(step, num_steps)
-        return min(peak * schedules.Config.lr_frac(self, step, num_steps), peak * fall + self.final_lr_frac * (1 - fall))
+        return min(
+            peak * schedules.Config.lr_frac(self, step, num_steps), peak * fall + self.final_lr_frac * (1 - fall)
+        )
