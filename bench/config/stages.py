@@ -16,6 +16,7 @@ INSTEAD_OF = {
     "seq_len": "data.seq_len",
     "window_tokens": "model",
     "first_window_tokens": "model",
+    "end_window_tokens": "model",
     "window_rounding": "model",
     "lr_frac": "optim",
     "momenta": "optim",
@@ -114,6 +115,14 @@ def _check_together(config):
         given = [getattr(stage, setting) is not None for stage in config.stages]
         if any(given) and not all(given):
             raise ValueError(f"stages[{given.index(False)}].{setting}=null: another stage has it: give it in each")
+    for index, stage in enumerate(config.stages):
+        if stage.end_window_tokens is None:
+            continue
+        words = f"stages[{index}].end_window_tokens={stage.end_window_tokens}"
+        if stage is not config.stages[-1]:
+            raise ValueError(f"{words}: only the last stage has the run's end: move it there")
+        if stage.window_tokens is None or config.goal.val_window_tokens is not None:
+            raise ValueError(f"{words}: give window_tokens too, and no goal.val_window_tokens")
     names = {name for stage in config.stages for name in stage.momenta or ()}
     for index, stage in enumerate(config.stages):
         for name in sorted(names - set(stage.momenta or ())):
