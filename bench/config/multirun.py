@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -30,8 +30,8 @@ class Runner(Protocol):
 
     budget_s: float | None  # of all of them; None: no limit
 
-    def handed_over(self, launcher: str) -> None:
-        """The launcher of that name, not ours, is going to call one()."""
+    def elsewhere(self, launcher: str, settings: Mapping) -> contextlib.AbstractContextManager:
+        """Around the launcher of that name, not ours, which calls one(); settings: hydra.launcher.*"""
 
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
@@ -61,11 +61,12 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
     of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
     with _refusals(words), _importable():
         config, _ = _checked(of_hydra, mine, machine)
-        launcher = config.hydra.runtime.choices["hydra/launcher"]
-        is_ours = config.hydra.launcher._target_ == OUR_LAUNCHER
+        settings = config.hydra.launcher
+        is_ours = settings._target_ == OUR_LAUNCHER
         if runner.budget_s is not None and not is_ours:
             raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
-        with contextlib.nullcontext() if is_ours else _of_plugin(launcher, runner):
+        name = config.hydra.runtime.choices["hydra/launcher"]
+        with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings):
             hydra_app.app(functools.partial(_loader, machine)).multirun(
                 groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
             )
@@ -164,20 +165,6 @@ def _refusals(words) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise hydra_app.refused(error, words) from None
-
-
-@contextlib.contextmanager
-def _of_plugin(launcher, runner) -> Iterator[None]:
-    """What somebody else's launcher could not do, as a line of the user's: no SLURM here, a job that was killed."""
-    from hydra.errors import HydraException
-
-    runner.handed_over(launcher)
-    try:
-        yield
-    except (ValueError, HydraException):
-        raise
-    except Exception as error:
-        raise ValueError(f"hydra/launcher={launcher}: {type(error).__name__}: {overrides.one_line(error)}") from None
 
 
 @contextlib.contextmanager

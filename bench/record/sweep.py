@@ -1,7 +1,8 @@
 """A sweep: who it is, what it asked for, and which runs are its own.  results/sweeps/<sweep_id>/:
 
     sweep.json     what was asked for and how it ended; written before its first run and at its end
-    points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last
+    points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last;
+                   points.NUMBER.jsonl by the process that ran it alone: machines never append to one file
     sweep.html     its page (bench/report/sweep_page.py)
 
 Each run that a sweep starts says so in run.json["sweep"]; one that was complete before stands in points.jsonl alone.
@@ -72,12 +73,12 @@ def begin(
     return folder
 
 
-def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping) -> None:
-    """A point has a record.  run: with "folder", as launch() returns it."""
+def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping, apart: bool = False) -> None:
+    """A point has a record.  run: with "folder", as launch() returns it; apart: other machines write at the same time."""
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
-    with open(folder / POINTS, "a") as file:
+    with open(folder / (f"points.{number}.jsonl" if apart else POINTS), "a") as file:
         file.write(json.dumps({"number": number, "overrides": list(overrides), "folder": name}) + "\n")
 
 
@@ -95,19 +96,17 @@ def read(folder: Path | str) -> Facts:
 def points(folder: Path | str) -> list[Point]:
     """Every point asked for, in order, each with the newest record that it has."""
     folder, kept = Path(folder), {}
-    for line in _lines(folder / POINTS):
+    for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
     asked = [tuple(words) for words in read(folder)["points"]]
     known = list(dict.fromkeys([*asked, *kept]))  # a search asks for points as it goes
     return [Point(number, list(words), _record(folder, kept.get(words))) for number, words in enumerate(known)]
 
 
-def _lines(path):
-    try:
-        lines = reading.text(path).splitlines()
-    except reading.Missing:
-        return []
-    return [reading.json_value(line, f"{path}, line {number}", Kept) for number, line in enumerate(lines, 1)]
+def _lines(folder):
+    for path in sorted(folder.glob("points*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
+        for number, line in enumerate(reading.text(path).splitlines(), 1):
+            yield reading.json_value(line, f"{path}, line {number}", Kept)
 
 
 def _record(folder, name):
@@ -165,7 +164,7 @@ def find(word: str, known: Iterable[str] = ()) -> str:
 def members(sweep_id: str, results: Path | str | None = None) -> set[str]:
     """The ids of the runs that points.jsonl names; records that bear the sweep's id are its runs as well."""
     folder = Path(results or results_root()) / FOLDER / sweep_id
-    return {Path(line["folder"]).name for line in _lines(folder / POINTS)}
+    return {Path(line["folder"]).name for line in _lines(folder)}
 
 
 def chosen(rows: Sequence[Mapping], word: str) -> list[Mapping]:

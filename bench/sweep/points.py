@@ -4,8 +4,11 @@ Hydra's sweepers and launchers call this, through bench/config/multirun.py: all(
 in a process of somebody else's launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
 """
 
+import contextlib
+import os
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,14 +16,10 @@ from bench.launch import launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
-from bench.machine.signals import Interrupted
-from bench.paths import shown
+from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import run_folder, sweep
-from bench.sweep import earlier, objective, packing, stopping
-
-
-class Spent(Exception):
-    """The budget is spent before every point has a run."""
+from bench.sweep import earlier, elsewhere, objective, packing, stopping
+from bench.sweep.elsewhere import Unfinished
 
 
 @dataclass
@@ -40,12 +39,34 @@ class Points:
     def sweep_id(self) -> str:
         return self.folder.name
 
-    def handed_over(self, launcher: str) -> None:
-        """The runs are somebody else's to start, in processes whose output this one does not see."""
-        say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(self.folder)}")
+    def elsewhere(self, launcher: str, settings: Mapping) -> contextlib.AbstractContextManager:
+        """Around a launcher of somebody else's, which calls one() in processes whose output this one does not see."""
+        return elsewhere.followed(self.folder, launcher, settings)
 
     def one(self, words: list[str], number: int) -> float | None:
-        """A run in a process of somebody else's launcher -> its objective.  words: its overrides."""
+        """A run in a process of somebody else's launcher -> its objective.  words: its overrides.
+
+        None too where the process is not the first of its job's, or the sweep was ended before it began.
+        """
+        if os.environ.get("SLURM_PROCID", "0") != "0":
+            return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
+        run = None
+        try:
+            with raise_interrupted():
+                if why := sweep.read(self.folder)["why"]:
+                    say("sweep", f"not begun: the sweep has ended: {why}", always=True)
+                    return None
+                run = self._one(words, number)
+        except Interrupted as error:
+            ended_by = str(error)
+            say("sweep", f"not begun: {ended_by}", always=True)
+        else:
+            ended_by = run["failure"]["signal"] if run["status"] == "aborted" else None
+        if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
+            os.kill(os.getpid(), signal.Signals[ended_by])
+        return objective.of(run, self.objective)
+
+    def _one(self, words, number):
         job = prepare(words, say=lambda text: say("data", text))
         run = earlier.complete([job]).get(0)
         if run is None:
@@ -53,13 +74,13 @@ class Points:
             say("run", summary.last_words(run), always=True)
         else:
             earlier.say_complete(job, run)
-        sweep.keep(self.folder, number, words, run)
-        return objective.of(run, self.objective)
+        sweep.keep(self.folder, number, words, run, apart=True)
+        return run
 
     def all(self, points: list[list[str]], first_number: int, settings: dict) -> list[float | None]:
         """Several runs, all checked before the first; one that fails does not end the sweep.
 
-        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Spent, ValueError.
+        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Unfinished, ValueError.
         """
         where = self._places(points, settings)
         machine = where[0].machine() if where else None
@@ -81,7 +102,7 @@ class Points:
             if run["status"] == "aborted":
                 raise Interrupted(run["failure"]["signal"])
         if len(found) < len(points) and self.left_s() is not None:
-            raise Spent
+            raise Unfinished("--budget is spent")
         return [objective.of(found.get(number), self.objective) for number in range(len(points))]
 
     def left_s(self) -> float | None:
