@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from bench import atomic, reading, utc
+from bench.config import overrides as words_of_config
 from bench.paths import results_root
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
 ID = re.compile(r"sweep-[0-9a-f]{8}")
 SCHEMA_VERSION = 1
-WORDS = {"null": None, "true": True, "false": False}
 
 
 class Facts(TypedDict):
@@ -128,19 +128,7 @@ def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
 
 def values(words: Iterable[str]) -> dict[str, Any]:
     """Overrides -> {key: value}, numbers as numbers."""
-    return {key: value_of(text) for key, _, text in (word.partition("=") for word in words)}
-
-
-def value_of(text: str) -> Any:
-    """The value of an override as config.yaml has it: a number, true or false, null or a word."""
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    return {key: words_of_config.value_of(text) for key, _, text in (word.partition("=") for word in words)}
 
 
 # ---- finding

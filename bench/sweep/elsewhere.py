@@ -72,7 +72,9 @@ class Jobs:
         if "submitit_folder" in settings:
             import submitit  # noqa: F401  it sets up its logging when it is imported
 
-            logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns again and again where sacct has no accounts
+            logging.getLogger("submitit").setLevel(
+                logging.ERROR
+            )  # it warns again and again where sacct has no accounts
             self._pattern = f"{glob.escape(settings['submitit_folder']).replace('%j', '*')}/*{SUBMITTED}"
         self._are_of_slurm = "Slurm" in settings["_target_"]
         self._before = set(self._found())
