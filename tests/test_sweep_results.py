@@ -11,6 +11,7 @@ from bench.cli import report, table
 from bench.launch import series
 from bench.record import named, sweep
 from bench.report import sweep_charts, sweep_results, sweep_text, table_pivot
+from bench.sweep import packing
 from bench.units import seconds_of
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
@@ -141,18 +142,42 @@ def test_what_is_no_duration_is_refused(words):
 def test_no_run_begins_that_would_end_after_the_budget(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(series.time, "monotonic", lambda: now_s[0])
-    one = series.Series(["a", "a", "b"], {"b": 50.0}, live=False)
+    one = series.Series(["a", "a", "b"], {"b": 50.0}, live=False, budget_s=89.0)
     with one:
-        assert one.fits(60.0) and not one.fits(40.0)  # nothing known of a: as long as b
+        assert one.num_fitting() == 1  # nothing known of a: as long as b
         one.begin()
         now_s[0] = 20.0
+        assert one.num_fitting() == 1  # the one that runs
         one.end()
-        assert one.fits(40.0) and not one.fits(39.0)  # 20 s spent, and a takes 20
+        assert one.num_fitting() == 1  # 20 s spent, a takes 20, and b 50 after that: 90
         one.begin()
         now_s[0] = 40.0
         one.end()
-        assert one.fits(90.0) and not one.fits(89.0)  # 40 s spent, and b takes 50
-    assert series.Series(["a"], {}, live=False).fits(0.0)  # nothing is known of any
+        assert one.num_fitting() == 0 and not one.fits()
+    unknown = series.Series(["a"], {}, live=False, budget_s=0.0)
+    assert unknown.num_fitting() is None and unknown.fits()
+
+
+def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
+    now_s = [0.0]
+    monkeypatch.setattr(series.time, "monotonic", lambda: now_s[0])
+    with series.Series(["a"] * 12, {"a": 600.0}, live=False, budget_s=3600.0):
+        pass
+    assert "12 runs, about 2.0 h; 6 of 12 fit in the budget, 60 min" in capsys.readouterr().out
+    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:
+        assert "12 runs, how long is known after the first\n" in capsys.readouterr().out
+        one.begin()
+        one.paced(600.0)
+        assert "a run by its first steps, about 2.0 h to go for all of them; all fit in the budget" in (
+            capsys.readouterr().out
+        )
+    budget = packing.Budget(3600.0, None)
+    assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"
+    now_s[0] = 1700.0
+    budget.spent(1000.0)  # 1900 s are left: one more in each of two places
+    assert budget.plan(10, 2) == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
+    now_s[0] = 2700.0
+    assert not budget.fits()
 
 
 # ---- pages and pictures

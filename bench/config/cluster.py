@@ -11,9 +11,7 @@ from bench.config import overrides, typed
 from models.settings import PositiveInt
 
 CHOICE = "cluster=slurm"
-ABOUT = (
-    f"{CHOICE} sends run, speedrun, race, ladder, calibrate or doctor to SLURM as a job, over hardware.nodes=N nodes"
-)
+ABOUT = f"{CHOICE} sends run, speedrun, race, ladder, calibrate or doctor to SLURM as a job, over hardware.nodes nodes"
 
 
 @dataclass(kw_only=True)
@@ -22,10 +20,8 @@ class Cluster:
     account: str | None = None  # who pays, sbatch --account; null: your default
     time_min: PositiveInt | None = None  # minutes until SLURM ends the job, sbatch --time; null: the partition's limit
     gpus_per_node: str | None = None  # GPUs of each node, 8 or h100:8, sbatch --gpus-per-node; null: not asked for
-    cpus_per_node: PositiveInt | None = None  # CPUs of each node, sbatch --cpus-per-task of its one task; null: SLURM's
-    requeue: bool | None = (
-        None  # begin again after a preemption or a lost node, sbatch --requeue; null: SLURM's default
-    )
+    cpus_per_node: PositiveInt | None = None  # CPUs of each node, sbatch --cpus-per-task; null: SLURM's default
+    requeue: bool | None = None  # begin again after a preemption or a lost node, sbatch --requeue; null: as SLURM does
     name: str = "speedrun"  # of the job, as squeue shows it, sbatch --job-name
     options: str | None = None  # any other of sbatch's, in quotes: '--exclusive --constraint=h100'; null: none
 

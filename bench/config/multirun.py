@@ -30,8 +30,13 @@ class Runner(Protocol):
 
     budget_s: float | None  # of all of them; None: no limit
 
-    def elsewhere(self, launcher: str, settings: Mapping) -> contextlib.AbstractContextManager:
-        """Around the launcher of that name, not ours, which calls one(); settings: hydra.launcher.*"""
+    def elsewhere(
+        self, launcher: str, settings: Mapping, refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager:
+        """Around the launcher of that name, not ours, which calls one().
+
+        settings: hydra.launcher.*; refusals: the errors of Hydra that a person's words are to blame for.
+        """
 
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
@@ -57,6 +62,8 @@ class Task:
 
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
+    from hydra.errors import HydraException
+
     of_hydra, mine = overrides.of_sweep(words)
     of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
     with _refusals(words), _importable():
@@ -66,7 +73,7 @@ def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine |
         if runner.budget_s is not None and not is_ours:
             raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
         name = config.hydra.runtime.choices["hydra/launcher"]
-        with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings):
+        with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings, HydraException):
             hydra_app.app(functools.partial(_loader, machine)).multirun(
                 groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
             )

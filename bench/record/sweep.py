@@ -74,7 +74,7 @@ def begin(
 
 
 def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping, apart: bool = False) -> None:
-    """A point has a record.  run: with "folder", as launch() returns it; apart: other machines write at the same time."""
+    """A point has a record.  run: with "folder", as launch() returns it; apart: others write meanwhile."""
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)

@@ -31,21 +31,19 @@ class Unfinished(Exception):
 
 
 @contextlib.contextmanager
-def followed(folder: Path, launcher: str, settings: Mapping) -> Iterator[None]:
+def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exception]) -> Iterator[None]:
     """The block in which Hydra's launcher of that name starts the runs of a sweep and waits for them.
 
-    folder: of the sweep; settings: hydra.launcher.*.  Raises Interrupted after the jobs have ended; Unfinished where
+    folder: of the sweep; settings: hydra.launcher.*; refusals: Hydra's own, which pass as they are.  Raises Interrupted after the jobs have ended; Unfinished where
     one was lost and the others have ended; ValueError where the launcher started none.
     """
-    from hydra.errors import HydraException
-
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)
     with _said_as_they_end(folder), raise_interrupted() as signals:
         try:
             try:
                 yield
-            except (ValueError, HydraException, Unfinished):
+            except (ValueError, refusals, Unfinished):
                 raise
             except Exception as error:
                 why = f"hydra/launcher={launcher}: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -72,9 +70,7 @@ class Jobs:
         if "submitit_folder" in settings:
             import submitit  # noqa: F401  it sets up its logging when it is imported
 
-            logging.getLogger("submitit").setLevel(
-                logging.ERROR
-            )  # it warns again and again where sacct has no accounts
+            logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where sacct has no accounts
             self._pattern = f"{glob.escape(settings['submitit_folder']).replace('%j', '*')}/*{SUBMITTED}"
         self._are_of_slurm = "Slurm" in settings["_target_"]
         self._before = set(self._found())

@@ -7,6 +7,7 @@ in a process of somebody else's launcher.  The sweep's folder (bench/record/swee
 import contextlib
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from bench.launch import launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
+from bench.launch.series import earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import run_folder, sweep
 from bench.sweep import earlier, elsewhere, objective, packing, stopping
@@ -39,9 +41,11 @@ class Points:
     def sweep_id(self) -> str:
         return self.folder.name
 
-    def elsewhere(self, launcher: str, settings: Mapping) -> contextlib.AbstractContextManager:
+    def elsewhere(
+        self, launcher: str, settings: Mapping, refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager:
         """Around a launcher of somebody else's, which calls one() in processes whose output this one does not see."""
-        return elsewhere.followed(self.folder, launcher, settings)
+        return elsewhere.followed(self.folder, launcher, settings, refusals)
 
     def one(self, words: list[str], number: int) -> float | None:
         """A run in a process of somebody else's launcher -> its objective.  words: its overrides.
@@ -116,7 +120,7 @@ class Points:
         if not todo:
             return
         if where and len(todo) > 1:
-            yield from self._side_by_side({number: points[number] for number in todo}, where)
+            yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
         words = [" ".join(points[number]) for number in todo]
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
@@ -160,12 +164,14 @@ class Points:
         say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
         return packing.with_slowdown(where, self._slowdown_pct)
 
-    def _side_by_side(self, points, where):
+    def _side_by_side(self, points, where, jobs):
         """points: {index: words} -> yields (index, record) as they end."""
-        left_s = self.left_s()
-        deadline_s = None if left_s is None else time.monotonic() + left_s
+        known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
+        run_s = statistics.mean(known_s.values()) if known_s else None
         facts = {"folder": str(self.folder), "command": self.command}
-        for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, deadline_s):
+        for number, folder, tail in packing.run_all(
+            points, where, self.folder / "logs", facts, packing.Budget(self.left_s(), run_s)
+        ):
             run = None if folder is None else _read(folder)
             say("run", summary.last_words(run) if run else f"left no record:\n{tail}", always=not run)
             if run:
