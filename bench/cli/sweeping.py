@@ -57,7 +57,7 @@ def _end(folder, why):
     sweep.end(folder, why)
     found = sweep_results.read(folder)
     console.show(sweep_text.table(found))
-    if words := sweep_text.best(found):
+    for words in filter(None, (sweep_text.best(found), sweep_text.why(found), sweep_text.confirm(found))):
         say("sweep", words)
     sweep_page.write(folder, found)
     num_complete = sum(one["status"] == "complete" for one in answers)

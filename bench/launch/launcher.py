@@ -132,7 +132,7 @@ def launch_each(
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
-            if run["status"] == "aborted":
+            if failures.is_interrupt(run["failure"]):
                 return
 
 

@@ -34,8 +34,8 @@ class Unfinished(Exception):
 def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exception]) -> Iterator[None]:
     """The block in which Hydra's launcher of that name starts the runs of a sweep and waits for them.
 
-    folder: of the sweep; settings: hydra.launcher.*; refusals: Hydra's own, which pass as they are.  Raises Interrupted after the jobs have ended; Unfinished where
-    one was lost and the others have ended; ValueError where the launcher started none.
+    folder: of the sweep; settings: hydra.launcher.*; refusals: Hydra's own, which pass.  Raises Interrupted after the
+    jobs have ended; Unfinished where one was lost and the others have ended; ValueError where it started none.
     """
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)

@@ -19,7 +19,7 @@ from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
 from bench.launch.series import earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
-from bench.record import run_folder, sweep
+from bench.record import failures, run_folder, sweep
 from bench.sweep import earlier, elsewhere, objective, packing, stopping
 from bench.sweep.elsewhere import Unfinished
 
@@ -65,7 +65,7 @@ class Points:
             ended_by = str(error)
             say("sweep", f"not begun: {ended_by}", always=True)
         else:
-            ended_by = run["failure"]["signal"] if run["status"] == "aborted" else None
+            ended_by = run["failure"]["signal"] if failures.is_interrupt(run["failure"]) else None
         if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
             os.kill(os.getpid(), signal.Signals[ended_by])
         return objective.of(run, self.objective)
@@ -103,7 +103,7 @@ class Points:
             for other in (other for other, first in enumerate(same) if first == number):
                 found[other] = run
                 sweep.keep(self.folder, first_number + other, points[other], run)
-            if run["status"] == "aborted":
+            if failures.is_interrupt(run["failure"]):
                 raise Interrupted(run["failure"]["signal"])
         if len(found) < len(points) and self.left_s() is not None:
             raise Unfinished("--budget is spent")
