@@ -18,6 +18,7 @@ ABOUT = f"{CHOICE} sends run, speedrun, race, ladder, calibrate or doctor to SLU
 class Cluster:
     partition: str | None = None  # where the job goes, sbatch --partition; null: the cluster's default
     account: str | None = None  # who pays, sbatch --account; null: your default
+    nodes: PositiveInt | None = None  # sbatch --nodes; null: the most that hardware.nodes=N asks for
     time_min: PositiveInt | None = None  # minutes until SLURM ends the job, sbatch --time; null: the partition's limit
     gpus_per_node: str | None = None  # GPUs of each node, 8 or h100:8, sbatch --gpus-per-node; null: not asked for
     cpus_per_node: PositiveInt | None = None  # CPUs of each node, sbatch --cpus-per-task; null: SLURM's default

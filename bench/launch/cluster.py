@@ -66,7 +66,7 @@ def asked(words: list[str]) -> Asked | None:
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     if wanted.requeue is not None:
         options.append("--requeue" if wanted.requeue else "--no-requeue")
-    return Asked(rest, _num_nodes(rest), options + shlex.split(wanted.options or ""))
+    return Asked(rest, wanted.nodes or _num_nodes(rest), options + shlex.split(wanted.options or ""))
 
 
 def _num_nodes(words):
