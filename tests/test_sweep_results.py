@@ -99,20 +99,27 @@ def test_a_damaged_sweep_says_so(results):
 def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(results):
     folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
     found = sweep_results.read(folder)
-    best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (n=2)"
-    assert sweep_text.best(found) == f"{best}; race it before you claim it: ./run.sh race"
+    best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (mean of 2 runs, sd 0.1414)"
+    ahead = "0.2000 nats ahead of optim.lr=0.001 model.num_layers=2, which these runs do not tell apart"
+    interval = "(95 % interval -0.4085 to +0.8085)"  # 4.30265, t(0.975, df 2), times sqrt(0.02 / 2 + 0.02 / 2)
+    assert sweep_text.best(found) == f"{best}; {ahead} {interval}"
+    why = sweep_text.why(found)
+    assert "optim.lr 0.3000 (best 0.003)" in why and "model.num_layers 0.3000 (best 2)" in why
+    assert "repeats of one config differ by sd 0.1155" in why  # sqrt((0.02 + 0 + 0.02) / 3)
+    assert why.endswith("; not every combination ran: the means are of unlike runs")
+    assert sweep_text.confirm(found).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
     means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in found.means()}
     assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
     assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
     lines = sweep_text.ended(found, folder, 6, 8).splitlines()
     assert [line.strip() for line in lines[:4]] == [
         "6 of 8 complete",
-        "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory",
+        "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory: m",
         "1 not run, --budget 2h is spent: the same command goes on with them",
         "not begun: optim.lr=0.003 model.num_layers=4 seed=1",
     ]
     shown = "\n".join(sweep_text.table(found))
-    assert shown.splitlines()[3].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
+    assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
 def test_a_point_that_failed_and_then_ran_is_not_lost(results):

@@ -94,7 +94,9 @@ def why(found: Results) -> str:
     ]
     sd = found.sd_of_repeats
     noise = "" if sd is None else f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
-    return f"nats between the best and the worst mean of each setting: {', '.join(parts)}{noise}"
+    uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
+    doubt = "; not every combination ran: the means are of unlike runs" if uneven else ""
+    return f"nats between the best and the worst mean of each setting: {', '.join(parts)}{noise}{doubt}"
 
 
 def confirm(found: Results) -> str:
