@@ -178,6 +178,16 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
         assert "a run by its first steps, about 2.0 h to go for all of them; all fit in the budget" in (
             capsys.readouterr().out
         )
+    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:  # too short for its first steps to tell
+        one.begin("seed=0")
+        now_s[0] = 600.0
+        one.end()
+        one.begin("seed=1")
+        one.end()
+        one.begin("seed=2")
+    told = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
+    assert told == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
+    now_s[0] = 0.0
     budget = packing.Budget(3600.0, None)
     assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"
     now_s[0] = 1700.0

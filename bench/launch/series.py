@@ -57,7 +57,7 @@ class Series:
         self._paced_s = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s = {}  # {kind: seconds of each run of this series}
         self._num_done, self._began_s, self._budget_s = num_done, None, budget_s
-        self._opened_s = time.monotonic()
+        self._opened_s, self._has_foretold = time.monotonic(), False
         self.bars = Bars(live)
 
     def __enter__(self):
@@ -75,7 +75,7 @@ class Series:
         """The next run begins.  words: what it is; without them no line says that it begins."""
         self._began_s = time.monotonic()
         if words:
-            say("run", f"{self.position}: {words}{self._to_go()}")
+            say("run", f"{self.position}: {words}{self._to_go()}{'' if self._has_foretold else self._in_budget()}")
         self.tick()
 
     def tick(self) -> None:
@@ -132,7 +132,9 @@ class Series:
         return self._budget_s is None or self.num_fitting() != 0
 
     def _in_budget(self):
-        return in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
+        words = in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
+        self._has_foretold = self._has_foretold or bool(words)
+        return words
 
     def _seconds_by_kind(self):
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}
