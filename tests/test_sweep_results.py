@@ -130,6 +130,15 @@ def test_a_point_that_failed_and_then_ran_is_not_lost(results):
     assert found.lost == [] and found.not_run == []
 
 
+def test_a_run_whose_launcher_was_killed_before_it_was_kept_is_lost_and_not_one_that_did_not_begin(results):
+    folder = make(results, **{str((0.003, 4, 0)): LOST})
+    path = folder / sweep.POINTS
+    lines = [line for line in path.read_text().splitlines() if json.loads(line)["overrides"] != point(0.003, 4, 0)]
+    path.write_text("\n".join(lines) + "\n")
+    found = sweep_results.read(folder)
+    assert [row["failure"] for row in found.lost] == ["out_of_memory"] and found.not_run == []
+
+
 # ---- budget
 
 

@@ -103,8 +103,18 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     rows = sorted((row for row in rows if row), key=lambda row: (row["started_at"] or "", row["run_id"]))
     _add_axes(rows, axes, numbers)
     ran = {row["run_id"] for row in rows}
-    not_run = [point.overrides for point in points if point.folder is None or point.folder.name not in ran]
+    at = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # killed before they were kept
+    not_run = [
+        point.overrides
+        for point in points
+        if (point.folder is None or point.folder.name not in ran) and _values(point, axes) not in at
+    ]
     return Results(facts, axes, rows, found, not_run)
+
+
+def _values(point, axes):
+    values = sweep.values(point.overrides)
+    return [values.get(key) for key in axes]
 
 
 def _row(folder):
