@@ -178,7 +178,7 @@ def test_a_race_whose_run_loses_a_node_runs_it_again_and_has_a_verdict(slurm, tm
     with subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        wait_for(lambda: list(tmp_path.glob("*/*/.progress.tmp")))
+        wait_for(lambda: real_runs.folders(tmp_path), timeout_s=240)  # all nodes have met
         for pid in followers(tmp_path):
             os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=400)
