@@ -117,7 +117,7 @@ def start(folder, overrides, results, tag, show=False, tick=lambda: None):
         return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def record_of(results, run):
+def record_of(results: Path | str, run: str) -> dict | None:
     """The record of "<track>/<run_id>", or None where it was never written."""
     try:
         return run_folder.read(Path(results) / run)
