@@ -6,9 +6,10 @@ arm whose own runs differ shows several values.
 
 import json
 
+from bench.config import schema
+
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are not part of config_id
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 
@@ -19,7 +20,7 @@ def facts(run, config=None, environment=None):
     """
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
-    config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    config = {name: value for name, value in config.items() if name not in schema.UNHASHED}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
         # its rules judge runs and change none

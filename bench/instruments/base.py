@@ -68,6 +68,11 @@ class Instrument:
         """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
         return ()
 
+    @staticmethod
+    def last_step(settings: dict) -> int | None:
+        """The last step (the first is 1) that it records in windows of steps; None: it records the whole run."""
+        return None
+
     @classmethod
     def is_in_timed_region(cls) -> bool:
         """Whether any of its code runs while the clock does: then only runs that all have it are comparable."""

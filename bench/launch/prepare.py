@@ -55,6 +55,11 @@ class Job:
         return self.num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
 
     @property
+    def is_profiled(self) -> bool:
+        """Whether an instrument disturbs steps: the run counts nowhere, so that one of it is enough."""
+        return bool(instruments.flagging(self.config.instruments))
+
+    @property
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
@@ -90,8 +95,18 @@ def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema
     if config.script is None:
         _check_arch(config.model.arch)
     instruments.check(config.instruments)
+    _check_stop(config)
     dashboards.check(config.exporters)
     return config
+
+
+def _check_stop(config):
+    if not config.profile.stop_after_window:
+        return
+    if config.script is not None:
+        remedy = "a script ends itself: remove it, or give the script's own argument for fewer steps"
+        raise ValueError(f"profile.stop_after_window=true with script={config.script.path}: {remedy}")
+    instruments.last_step(config.instruments)
 
 
 def _check_arch(arch):

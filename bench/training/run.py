@@ -11,7 +11,7 @@ import time
 import torch
 
 from bench.config.stages import mean_batch_tokens
-from bench.instruments import load
+from bench.instruments import last_step, load
 from bench.instruments.base import Context, InstrumentSet
 from bench.machine.environment import CpuMeter
 from bench.memory.peaks import peaks_for
@@ -71,7 +71,7 @@ class Run:
             summaries = self.instruments.merge([rank.summaries for rank in everyone])
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
             self._writer.complete(gather_result.rows(self._writer.rows, everyone))
-            gather_result.write(self.folder, self._facts, self.times, everyone, summaries)
+            gather_result.write(self.folder, self._facts, self.times, everyone, summaries, self._stopped_at)
         distributed.barrier()  # no rank leaves while another may still need it
         self._trainer.close()
         del self._trainer
@@ -116,6 +116,7 @@ class Run:
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
+        stop_after = last_step(self.config.instruments) if self.config.profile.stop_after_window else None
         clock = Clock(lambda: distributed.sync(self.ranks.device), distributed.barrier)
         with contextlib.ExitStack() as stack:
             if writer:
@@ -128,9 +129,11 @@ class Run:
                 writer.event("warmup_stop", **{name: self.times[name] for name in names})
                 writer.event("run_start")
             instruments.on_run_start()
+            schedule = goal.num_steps, goal.val_every_steps
             num_steps, _ = loop.train(
-                trainer.step, trainer.evaluate, self._reached, goal.num_steps, goal.val_every_steps, clock, instruments
+                trainer.step, trainer.evaluate, self._reached, *schedule, clock, instruments, stop_after
             )
+            self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
