@@ -9,9 +9,16 @@ from bench.paths import results_root
 from bench.record import index, named
 from bench.terminal import text_table
 
+CERTIFICATE = "certificate"  # a column where something has one
 MAX_ENTRIES = 20  # shown of a track
-COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")
-RECORDS = ("record", "since", "entry", "config_id", "train_s", "change", "measured", "n", "device", "commit")
+# fmt: off
+COLUMNS = (
+    "entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", CERTIFICATE, "device", "commit", "last run",
+)
+RECORDS = (
+    "record", "since", "entry", "config_id", "train_s", "change", "measured", "n", CERTIFICATE, "device", "commit",
+)
+# fmt: on
 
 
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
@@ -53,13 +60,13 @@ def _standing(ordered, judged, form):
             _number(entry.losses["mean"], ".4f"),
             _number(entry.losses["p"], ".2g"),
             entry.status,
+            entry.certificate or "",
             *_origin(entry),
             entry.last_run[:10],
         ]
         for entry in ordered[:MAX_ENTRIES]
     ]
-    is_number = [name in ("n", "train_s", "sd", "val_loss", "p") for name in COLUMNS]
-    shown = text_table.render(_columns(COLUMNS, judged), cells, is_number, form)
+    shown = _rendered(COLUMNS, cells, ("n", "train_s", "sd", "val_loss", "p"), judged, form)
     return shown + (f"\n\nand {more} slower ones: ./run.sh table --group" if more > 0 else "")
 
 
@@ -76,12 +83,19 @@ def _records(records, judged, form):
             _number(against["change_pct"], "+.2f", " %"),
             against["measured"],
             str(len(entry.rows)),
+            entry.certificate or "",
             *_origin(entry),
         ]
         for entry, _, against in records
     ]
-    is_number = [name in ("record", "train_s", "change", "n") for name in RECORDS]
-    return text_table.render(_columns(RECORDS, judged), cells, is_number, form)
+    return _rendered(RECORDS, cells, ("record", "train_s", "change", "n"), judged, form)
+
+
+def _rendered(names, cells, numbers, judged, form):
+    place = names.index(CERTIFICATE)
+    if not any(line[place] for line in cells):
+        names, cells = (*names[:place], *names[place + 1 :]), [line[:place] + line[place + 1 :] for line in cells]
+    return text_table.render(_columns(names, judged), cells, [name in numbers for name in names], form)
 
 
 def _number(value, form, unit=""):

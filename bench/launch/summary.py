@@ -64,7 +64,8 @@ def _times(run):
         return f"{words} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
     untimed = run["measured"].get("num_untimed_steps") or 0
     counts = f"without the first {counted(untimed, 'step')}" if untimed else "of train time over steps"
-    return f"{words} {counts}; the script printed {printed} ms, {run['script'].get('step_avg_meaning') or 'its own way'}"
+    meaning = run["script"].get("step_avg_meaning") or "its own way"
+    return f"{words} {counts}; the script printed {printed} ms, {meaning}"
 
 
 def _printed_ms(run):
