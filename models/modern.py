@@ -125,7 +125,7 @@ class Modern(LanguageModel):
         """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
         x_BTD, mask_B1TT = self.stream(rms_norm(self.embedding(tokens_BT))), self.mask(tokens_BT)
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.rotary, mask_B1TT)
+            x_BTD = self.through(block, x_BTD, self.rotary, mask_B1TT)
         return softcap(self.head(rms_norm(x_BTD)).float())
 
     def mask(self, tokens_BT: torch.Tensor) -> torch.Tensor | None:
