@@ -95,12 +95,14 @@ def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema
     if config.script is None:
         _check_arch(config.model.arch)
     instruments.check(config.instruments)
-    _check_stop(config)
+    _check_end(config)
     dashboards.check(config.exporters)
     return config
 
 
-def _check_stop(config):
+def _check_end(config):
+    if config.checkpoint.save and config.script is not None:
+        raise ValueError(f"checkpoint.save=true with script={config.script.path}: a script saves its own: remove it")
     if not config.profile.stop_after_window:
         return
     if config.script is not None:

@@ -42,6 +42,7 @@ ROLES = {
     "traces": "trace",
     "memory": "memory",
     "work": "work",
+    "checkpoint": "checkpoint",
 }
 OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
 OUTPUT_ROLES = (
@@ -52,6 +53,7 @@ OUTPUT_ROLES = (
     "trace",
     "memory",
     "work",
+    "checkpoint",
 )  # written by the workers, the rest before
 
 

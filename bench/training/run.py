@@ -12,11 +12,11 @@ import torch
 
 from bench.config.stages import mean_batch_tokens
 from bench.instruments import last_step, load
-from bench.instruments.base import Context, InstrumentSet
+from bench.instruments.base import Context, InstrumentSet, warning
 from bench.machine.environment import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
-from bench.training import distributed, gather_result, inputs, kernels, loop, staging
+from bench.training import distributed, gather_result, inputs, kernels, loop, staging, weights
 from bench.training.clock import Clock
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
@@ -65,6 +65,8 @@ class Run:
             raise
         finally:
             self.instruments.close()
+        if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
+            self._save_weights(result)
         result.warnings, result.events = self.instruments.warnings, self.events.kept  # closing may have added some
         everyone = distributed.gather(result)
         if self.ranks.is_first:
@@ -158,6 +160,17 @@ class Run:
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
         )
+
+    def _save_weights(self, result):
+        """Off the clock; where it cannot be written, a warning: the run is measured."""
+        started_s, last = time.perf_counter(), result.rows[-1]
+        about = {name: str(self.record[name]) for name in ("run_id", "config_id", "seed")}
+        about |= {"format": "pt", "step": str(last["step"]), "val_loss": repr(last["val_loss"])}
+        try:
+            weights.write(self.folder / weights.FILE, self._trainer.weights(), about)
+        except (OSError, ValueError) as error:
+            self.instruments.warnings.append(warning("checkpoint", "after training", error))
+        self.times["checkpoint_s"] = time.perf_counter() - started_s
 
     def _known_facts(self):
         """What run.json says of model and batch, known before the first step."""
