@@ -65,7 +65,7 @@ class ModelConfig:
     # kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards as in optim.groups, where the
     # optimizer's state of them is bfloat16 too; null: all parameters are float32, or what the model makes them
     bfloat16_params: list[str] | None = None
-    # keep no activations inside of blocks, compute them again in the backward pass: less memory, slower; null: keep them
+    # drop activations inside of blocks, compute them again in the backward pass: less memory, slower; null: keep them
     activation_checkpointing: bool | None = None
     args: dict[str, Any] | None = None  # further arguments of your own class
 

@@ -8,6 +8,7 @@ One of the user's own is a yaml in their conf/instruments/ whose setting class i
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from bench.config import profiler_windows
@@ -53,6 +54,12 @@ def _flags_steps(name, settings):
         return kind(name, settings).flags_steps
     except ValueError:
         return False
+
+
+def program(chosen: Mapping[str, Mapping], folder: Path, device_type: str) -> list[str]:
+    """Words before each rank's command, of all instruments.  ValueError: base.Instrument.program()'s."""
+    named = [(kind(name, settings), _without_class(settings)) for name, settings in chosen.items()]
+    return [word for one, settings in named for word in one.program(settings, folder, device_type)]
 
 
 def last_step(chosen: Mapping[str, Mapping]) -> int:

@@ -69,6 +69,14 @@ class Instrument:
         return ()
 
     @staticmethod
+    def program(settings: dict, folder: Path, device_type: str) -> list[str]:
+        """Words before each rank's own command: a program that runs it; [] for none.  folder: of the run.
+
+        Raises ValueError, before the run, where it is not to be had, or not on such a device.
+        """
+        return []
+
+    @staticmethod
     def last_step(settings: dict) -> int | None:
         """The last step (the first is 1) that it records in windows of steps; None: it records the whole run."""
         return None

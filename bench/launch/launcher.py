@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench import atomic, utc
+from bench import atomic, instruments, utc
 from bench.exporters import dashboards
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
@@ -155,7 +155,7 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
         of_nodes.started(folder, child_env, log)
         if of_nodes
         else ranks.started(
-            folder, hardware.num_processes, child_env, log, watched.program if watched else ranks.WORKER
+            folder, hardware.num_processes, child_env, log, watched.program if watched else _program(folder, job.config)
         ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
@@ -189,6 +189,11 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
                 message = f"exceeded hardware.wall_timeout_s={hardware.wall_timeout_s}"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
         return group.exit_code(), group.failure
+
+
+def _program(folder, config):
+    """What the agent starts as each rank."""
+    return (*instruments.program(config.instruments, folder, config.hardware.device), *ranks.WORKER)
 
 
 def _stall_s(hardware):

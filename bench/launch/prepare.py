@@ -146,4 +146,5 @@ def prepare(
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
+    instruments.program(config.instruments, Path(), config.hardware.device)
     return Job(config, dataset, list(overrides), compose.deviations(config), its_script)

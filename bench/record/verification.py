@@ -22,7 +22,8 @@ LATER_METRICS = {"num_flagged_steps", "mfu_at_clock", "mean_power_w"}
 LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
 # By ./run.sh analyze, report and replay: anyone can make them again.
 DERIVED = ("analysis.json", "summary.md", "report.html", "certificate.json")
-LOCAL_ROLES = ("log", "trace", "memory", "work", "checkpoint")  # folders that git ignores: a clone lacks them as a whole
+# Folders that git ignores: a clone lacks them as a whole
+LOCAL_ROLES = ("log", "trace", "memory", "work", "checkpoint")
 
 
 def report(folder: Path | str) -> dict:

@@ -21,6 +21,7 @@ from bench.training.build_model import build_model
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
 
+
 class Trainer:
     """Build, warm_up(), then hand step and evaluate to loop.train.  config is resolved, shards are checked."""
 

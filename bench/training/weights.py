@@ -1,7 +1,7 @@
 """Weights of a finished run as a safetensors file, written and read without a package for it.
 
-The format (github.com/huggingface/safetensors, README, "Format"): the header's length, 8 bytes, unsigned, little-endian;
-the header, JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and strings in "__metadata__", filled up with
+The format (github.com/huggingface/safetensors, README, "Format"): the header's length, 8 bytes, unsigned, the low byte
+first; the header, JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and strings in "__metadata__", and
 spaces; then each tensor's bytes, row-major and little-endian, one after the other without gaps.
 """
 

@@ -55,10 +55,14 @@ def _redirect_output(path):
 def _end_with_launcher(launch):
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    The record that the launcher cannot write is its guard's (bench/launch/guard.py).
+    Under Nsight Systems the parent is a process, or a thread, of nsys that may end before the run: the run's owner ends
+    such a worker (bench/launch/owner.py).  The record that the launcher cannot write is its guard's (bench/launch/guard.py).
     """
-    processes.die_with_parent()
-    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (AGENT_PID, "agent-watch")):
+    is_under_nsys = "NSYS_PROFILING_SESSION_ID" in os.environ  # nsys sets it for what it starts
+    if not is_under_nsys:
+        processes.die_with_parent()
+    agent_pid = None if is_under_nsys else AGENT_PID
+    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (agent_pid, "agent-watch")):
         if pid:
             processes.when_gone(pid, lambda: os._exit(1), name)
 
