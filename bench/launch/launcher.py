@@ -148,6 +148,7 @@ def _interrupted(folder, error):
 def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
+    program, more_env = _program(folder, job.config)
     with (
         owner.owning(folder, run),
         open(folder / "logs" / "agent.log", "wb") as log,
@@ -155,7 +156,7 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
         of_nodes.started(folder, child_env, log)
         if of_nodes
         else ranks.started(
-            folder, hardware.num_processes, child_env, log, watched.program if watched else _program(folder, job.config)
+            folder, hardware.num_processes, child_env | more_env, log, watched.program if watched else program
         ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
@@ -192,8 +193,9 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
 
 
 def _program(folder, config):
-    """What the agent starts as each rank."""
-    return (*instruments.program(config.instruments, folder, config.hardware.device), *ranks.WORKER)
+    """(the words that start each rank, variables that it gets with them)."""
+    around = instruments.program(config.instruments, folder, config.hardware.device)
+    return (*around, *ranks.WORKER), ({run_processes.WITHIN: around[0]} if around else {})
 
 
 def _stall_s(hardware):

@@ -15,7 +15,7 @@ AGENT_PID = os.getppid()  # as early as possible: a process whose parent has end
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench.machine import processes  # noqa: E402
+from bench.machine import processes, run_processes  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
 
@@ -55,13 +55,14 @@ def _redirect_output(path):
 def _end_with_launcher(launch):
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    Under Nsight Systems the parent is a process, or a thread, of nsys that may end before the run: the run's owner ends
-    such a worker (bench/launch/owner.py).  The record that the launcher cannot write is its guard's (bench/launch/guard.py).
+    Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's owner ends such
+    a worker (bench/launch/owner.py).  The record that the launcher cannot write is its guard's (bench/launch/guard.py).
     """
-    is_under_nsys = "NSYS_PROFILING_SESSION_ID" in os.environ  # nsys sets it for what it starts
-    if not is_under_nsys:
+    agent_pid = AGENT_PID
+    if run_processes.WITHIN in os.environ:
+        agent_pid = None
+    else:
         processes.die_with_parent()
-    agent_pid = None if is_under_nsys else AGENT_PID
     for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (agent_pid, "agent-watch")):
         if pid:
             processes.when_gone(pid, lambda: os._exit(1), name)
