@@ -194,7 +194,7 @@ def test_checking_any_instrument_needs_no_torch(repo):
         "print(instruments.flagging([*names, 'wandb']), 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=repo, capture_output=True, text=True)
-    assert done.stdout == "['memory_history', 'stages', 'trace', 'window'] False\n", done.stderr
+    assert done.stdout == "['memory_history', 'nsys', 'stages', 'trace', 'window'] False\n", done.stderr
 
 
 @pytest.mark.parametrize(

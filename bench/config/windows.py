@@ -42,7 +42,8 @@ def each(where, settings, fields):
         yield here, {key: differences.get(key, settings[key]) for key in fields}
 
 
-def check_name(where, name, shown=None):
+def check_name(where: str, name: object, shown: str | None = None) -> None:
+    """Raises ValueError for what cannot be part of a file's name.  shown: what the user typed, None: name."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         remedy = "it becomes part of a file's name inside the run: use letters, digits, '-', '_' and '.'"
         raise ValueError(f"{where}={name if shown is None else shown}: {remedy}")
@@ -70,8 +71,8 @@ def check_max_mib(where, value):
         raise ValueError(f"{where}.max_mib={value!r}: use a number of MiB above 0, or null for no limit")
 
 
-def ranks_of(where, ranks):
-    """The setting ranks -> a Window's."""
+def ranks_of(where: str, ranks: object) -> tuple[int, ...] | None:
+    """The setting ranks -> a Window's.  Raises ValueError for what is no list of ranks."""
     if ranks is None:
         return None
     whole = isinstance(ranks, (list, tuple)) and all(type(rank) is int for rank in ranks)
