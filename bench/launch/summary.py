@@ -53,6 +53,7 @@ def _times(run):
     train, avg_ms = f"train {metrics['train_s']:.2f} s", metrics["step_avg_ms"]
     printed = _printed_ms(run)
     if metrics["num_flagged_steps"]:
+        printed = printed or f"{step_avg_ms(ms_from_s(metrics['train_s']), metrics['num_steps']):.2f}"
         steps = counted(metrics["num_flagged_steps"], "step")
         if avg_ms is None:
             return f"{train}, no step_avg: {names} disturbed every step ({printed} ms)"
