@@ -128,7 +128,7 @@ class Modern(LanguageModel):
         """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
         x_BTD, mix = self.stream(rms_norm(self.embedding(tokens_BT))), self.mix(tokens_BT)
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.rotary, mix)
+            x_BTD = self.through(block, x_BTD, self.rotary, mix)
         return softcap(self.head(rms_norm(x_BTD)).float())
 
     def mix(self, tokens_BT: torch.Tensor) -> Callable:

@@ -81,12 +81,14 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/causality.py",
     "training/distributed.py",
     "training/evaluate.py",
+    "training/finished.py",
     "training/graph_cut.py",
     "training/kernels.py",
     "training/reducer.py",
     "training/step_log.py",
     "training/run.py",
     "training/trainer.py",
+    "training/weights.py",
 }
 TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "sweep", "training", "cli"}
 

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import models
 from bench.config import compose
+from bench.training.build_model import build_model
 from models import gpt2, modern
 from models.attention import causal_attention, merge_heads, split_heads
 from models.modern import LOGIT_CAP, Rotary, rms_norm, softcap
@@ -370,3 +371,47 @@ def test_every_model_of_conf_has_its_file():
     assert [models.load(arch) for arch in ARCHS] == [gpt2.GPT2, modern.Modern]
     assert [models.find(arch) for arch in RUNGS] == [f"models.ladder.{arch}" for arch in RUNGS]
     assert models.find("gpt5") is None
+
+
+# ---- activations computed again
+
+
+def trained(arch, recomputes_blocks, num_steps=3):
+    """(losses, weights, bytes that the last forward pass kept for its backward pass)."""
+    model = awakened(arch, num_layers=4)
+    model.recomputes_blocks = recomputes_blocks
+    optimizer = ADAMW.build(model, rank=0, world_size=1, device_type="cpu")
+    losses, kept = [], {}
+    for step in range(num_steps):
+        kept = {}
+
+        def keep(tensor, kept=kept):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model(*batch(num_seqs=8, seed=step))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    num_bytes = sum(size for place, size in kept.items() if place not in weights)
+    return losses, list(model.parameters()), num_bytes
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern", "windowed"])
+def test_activation_checkpointing_changes_no_bit_and_keeps_less(arch):
+    losses, weights, kept_bytes = trained(arch, recomputes_blocks=False)
+    same_losses, same_weights, fewer_bytes = trained(arch, recomputes_blocks=True)
+    assert losses == same_losses
+    assert all(torch.equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+    # per block at most its input and what all blocks share; outside of blocks as before
+    assert 0 < fewer_bytes < kept_bytes / 3
+
+
+def test_the_trainer_builds_what_the_setting_says():
+    words = ["track=cpu_nano", "hardware=cpu", "model=modern"]
+    config = compose.compose([*words, "model.activation_checkpointing=true", "model.vocab_size=256"])
+    assert build_model(config, torch.device("cpu"), None).recomputes_blocks is True
+    assert not modern.Modern.recomputes_blocks

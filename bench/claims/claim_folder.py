@@ -79,9 +79,10 @@ def write(folder: str | Path, claim: claims.Claim) -> None:
     races = [race.race_id for race in claim.races]
     claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
     head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: (to be written)\n\nBy: (to be written)"
-    readme = f"{head}\n\n{markdown_blocks.block(COMMAND, summary(claim))}\n"
-    texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
     runs = [run.name for run in claim.all_runs]
+    links = "\n".join(publication.certificate_links(results, runs))
+    readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"
+    texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
     publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder)
 
 

@@ -15,7 +15,7 @@ from bench.claims import claim as claims
 from bench.claims import rules
 from bench.compare import target
 from bench.config import schema
-from bench.record import ledger, race_folder
+from bench.record import certificates, ledger, race_folder
 from bench.record.rows import Row
 
 
@@ -40,6 +40,11 @@ class Entry:
         self.score = max(row["num_steps"] for row in self.rows) if self.judged == "steps" else self.train_s
         self.place = "any device" if self.judged == "steps" else self.first["device"]  # where a record stands
         self.kind = (self.first["config_id"], self.first["source_sha256"])
+
+    @functools.cached_property
+    def certificate(self) -> str | None:
+        """What the replays of its runs showed."""
+        return certificates.of_several(map(certificates.outcome, self.folders))
 
     @functools.cached_property
     def losses(self):

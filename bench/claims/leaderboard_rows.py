@@ -60,6 +60,7 @@ def _entry(entry):
         val_loss=entry.losses["mean"],
         p=entry.losses["p"],
         status=entry.status,
+        certificate=entry.certificate,
         last_run=entry.last_run,
         commit=entry.first["commit"],
     )

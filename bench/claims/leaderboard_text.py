@@ -9,10 +9,18 @@ from bench.paths import results_root
 from bench.record import index, named
 from bench.terminal import text_table
 
+CERTIFICATE = "certificate"  # a column where something has one
 MAX_ENTRIES = 20  # shown of a track
-COLUMNS = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "device", "commit", "last run")
+CERTIFICATE = "certificate"  # a column where something has one
+# fmt: off
+COLUMNS = (
+    "entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", CERTIFICATE, "device", "commit", "last run",
+)
 NUMBERS = ("record", "n", "train_s", "sd", "val_loss", "p", "change")
-RECORDS = ("record", "since", "entry", "config_id", "train_s", "change", "measured", "n", "device", "commit")
+RECORDS = (
+    "record", "since", "entry", "config_id", "train_s", "change", "measured", "n", CERTIFICATE, "device", "commit",
+)
+# fmt: on
 
 
 def text(folders: Iterable[str] = (), form: str = "github", on_error: Callable[[str], None] | None = None) -> str:
@@ -56,6 +64,7 @@ def _cells(entry):
         "val_loss": _number(entry.losses["mean"], ".4f"),
         "p": _number(entry.losses["p"], ".2g"),
         "status": entry.status,
+        CERTIFICATE: entry.certificate or "",
         "device": entry.first["device"] or "",
         "commit": (entry.first["commit"] or "")[:8],
         "last run": entry.last_run[:10],
@@ -63,6 +72,7 @@ def _cells(entry):
 
 
 def _table(columns, rows, judged, form):
+    columns = [name for name in columns if name != CERTIFICATE or any(row[CERTIFICATE] for row in rows)]
     names = ["steps" if name == "train_s" and judged == "steps" else name for name in columns]
     cells = [[row[name] for name in columns] for row in rows]
     return text_table.render(names, cells, [name in NUMBERS for name in columns], form)

@@ -1,4 +1,7 @@
-"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]"""
+"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
+
+With a profiler (profile=...) one run is made and nothing judged, because such a run counts nowhere.
+"""
 
 import json
 
@@ -31,10 +34,14 @@ def main(argv):
         if any(check.status == "fail" for check in checks):
             return 1
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
-        say("plan", _cost(job))
+        say("plan", _cost(job, args.overrides))
         jobs = [job.with_seed(seed) for seed in fresh_seeds(job, args.overrides)]
         words = [f"seed {one.config.seed}" for one in jobs]
         runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
+    if _is_one_look(job, args.overrides):
+        if args.json:
+            print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": None}, indent=1))
+        return 0 if runs[0]["status"] in ("complete", "stopped") else 1
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
     answer, judged = None, ""
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
@@ -68,9 +75,18 @@ def _prepared(args):
     return job
 
 
-def _cost(job):
+def _is_one_look(job, overrides):
+    """Whether one run is to be looked into, and not the track's repeats to be judged."""
+    return job.is_profiled and not any(word.startswith("track.repeats=") for word in overrides)
+
+
+def _num_runs(job, overrides):
+    return 1 if _is_one_look(job, overrides) else job.config.track.repeats
+
+
+def _cost(job, overrides):
     """What all runs together take, but for the time: a sentence."""
-    goal, repeats = job.config.goal, job.config.track.repeats
+    goal, repeats = job.config.goal, _num_runs(job, overrides)
     most = "at most " * goal.stop_at_target
     each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
     earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
@@ -78,6 +94,9 @@ def _cost(job):
     if earlier:
         num_bytes = sum(path.stat().st_size for path in earlier[-1].rglob("*") if path.is_file())
         disk += f", records {format_bytes(repeats * num_bytes)} by the latest run"
+    if _is_one_look(job, overrides):
+        all_of_them = f"without a profiler {job.config.track.repeats} are made and judged"
+        return f"one run, profiled, which counts nowhere ({all_of_them}): {each}; on disk: {disk}"
     return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
@@ -94,14 +113,14 @@ def _judged(runs):
 
 
 def fresh_seeds(job, overrides):
-    """The track's number of seeds that no recorded run of this config has had, or from seed=N on if that is given."""
+    """A seed for each run, that no recorded run of this config has had, or from seed=N on if that is given."""
     asked = [override for override in overrides if override.startswith("seed=")]
     first = job.config.seed
     if not asked:
         folder = results_root() / job.config.track.name
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
-    return range(first, first + job.config.track.repeats)
+    return range(first, first + _num_runs(job, overrides))
 
 
 def _parser():

@@ -6,11 +6,11 @@ arm whose own runs differ shows several values.
 
 import json
 
+from bench.config import schema
 from bench.config.typed import leaves
 
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are not part of config_id
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 
@@ -18,7 +18,7 @@ def facts(run: dict, config: dict | None = None, environment: dict | None = None
     """A record, its config.yaml and environment.json (None: unknown) as dicts -> {kind: {dotted name: value}}."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
-    config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    config = {name: value for name, value in config.items() if name not in schema.UNHASHED}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
         # its rules judge runs and change none

@@ -11,6 +11,7 @@ from bench.user_code import classes
 
 # what takes the setting; models/ladder/ has model.args.activations
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
+WITH_CHECKPOINTING = WITH_RESIDUAL_DTYPE  # that call their blocks through LanguageModel.through()
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
@@ -134,6 +135,11 @@ def _resolve_model(config, vocab_size):
         if getattr(model, name) not in (None, "float32") and config.hardware.dtype != "bfloat16":
             remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
             _refuse(f"model.{name}", getattr(model, name), remedy)
+    model.activation_checkpointing = model.activation_checkpointing or None
+    if model.activation_checkpointing and model.arch not in WITH_CHECKPOINTING:
+        remedy = f"{classes.short(model.arch)} does not know it: {', '.join(WITH_CHECKPOINTING)} do; in a class of "
+        remedy += "your own call torch.utils.checkpoint.checkpoint, with a setting in model.args"
+        _refuse("model.activation_checkpointing", "true", remedy)
     config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:

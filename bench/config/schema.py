@@ -29,6 +29,7 @@ CONFIG_ID_CHARS = 8
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
 # found where one that it names is not installed.  Telemetry's are paces of a process of its own.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
+UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change no step that a run makes
 REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 
 # The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
@@ -45,6 +46,8 @@ class ModelConfig:
     # kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards as in optim.groups, where the
     # optimizer's state of them is bfloat16 too; null: all parameters are float32, or what the model makes them
     bfloat16_params: list[str] | None = None
+    # drop activations inside of blocks, compute them again in the backward pass: less memory, slower; null: keep them
+    activation_checkpointing: bool | None = None
     args: dict[str, Any] | None = None  # further arguments of your own class
 
 
@@ -155,6 +158,17 @@ class ScriptConfig:
 
 
 @dataclass(kw_only=True)
+class ProfileConfig:
+    # end the run after the last step that the chosen instruments record; schedules are those of the whole run
+    stop_after_window: bool = False
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    save: bool = False  # write the final weights to weights.safetensors, after the clock has stopped
+
+
+@dataclass(kw_only=True)
 class Config:
     name: Name | None = None  # for people, in the run's id; null: arch-optim
     # of the initial weights and of torch's random numbers
@@ -171,6 +185,8 @@ class Config:
     track: TrackConfig  # the rules that a run keeps
     instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
     exporters: dict[str, Any] = field(default_factory=dict)  # where the finished record is sent; no part of the run
+    profile: ProfileConfig = field(default_factory=ProfileConfig)  # how far a profiled run goes; no part of config_id
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # what is kept; no part of config_id
 
 
 @dataclass(frozen=True)
@@ -214,7 +230,7 @@ def config_ids(config: Config) -> list[str]:
 
 
 def _config_id(values):
-    for name in ("name", "seed", "exporters"):
+    for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
     for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s"):  # how long is waited changes no run

@@ -31,6 +31,10 @@ class Stages(Instrument):
         windows.check("instruments.stages", settings)
         return None
 
+    @staticmethod
+    def last_step(settings):
+        return settings["step"]
+
     def __init__(self, context, **settings):
         super().__init__(context)
         self._settings = settings

@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.machine import processes
 
 MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts: the run's folder
+WITHIN = "SPEEDRUN_WITHIN"  # of ranks: the program that runs them, nsys, which is then their parent
 GONE_WITHIN_S = 30.0  # of what has been killed; a process that waits for a dead disk or driver takes longer
 LOOK_EVERY_S = 0.05
 

@@ -19,6 +19,7 @@ ROLES = {
     "traces": "trace",
     "memory": "memory",
     "work": "work",
+    "checkpoint": "checkpoint",
 }
 WRITTEN_BEFORE = ("config", "overrides", "environment", "code")  # by the launcher; the workers write the rest
 OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv

@@ -39,7 +39,7 @@ HINTS = {  # what to do
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
-    "stopped": "start it alone if you want its end: ./run.sh run",
+    "stopped": "start it alone, without profile.stop_after_window, if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "

@@ -22,7 +22,8 @@ LATER_METRICS |= {"energy_j", "energy_j_per_step", "energy_j_per_token"}
 # By ./run.sh analyze, report, replay, memory and dashboard: anyone can make them again.
 DERIVED = r"analysis\.json|summary\.md|report\.html|certificate\.json|(memory|traces)/.*\.html|(plots|dashboards)/.*"
 DERIVED = re.compile(DERIVED, re.S)
-LOCAL_ROLES = ("log", "trace", "memory", "work")  # folders that git ignores: a clone lacks them as a whole
+# Folders that git ignores: a clone lacks them as a whole
+LOCAL_ROLES = ("log", "trace", "memory", "work", "checkpoint")
 
 
 def report(folder: Path | str) -> dict:

@@ -16,7 +16,7 @@ import gc  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench.machine import processes  # noqa: E402
+from bench.machine import processes, run_processes  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
 
@@ -59,10 +59,15 @@ def _redirect_output(path):
 def _end_with_launcher(launch):
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    The record that the launcher cannot write is its guard's (bench/launch/guard.py).
+    Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's owner ends such
+    a worker (bench/launch/owner.py).  The record that the launcher cannot write is its guard's (bench/launch/guard.py).
     """
-    processes.die_with_parent()
-    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (AGENT_PID, "agent-watch")):
+    agent_pid = AGENT_PID
+    if run_processes.WITHIN in os.environ:
+        agent_pid = None
+    else:
+        processes.die_with_parent()
+    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (agent_pid, "agent-watch")):
         if pid:
             processes.when_gone(pid, lambda: os._exit(1), name)
 
