@@ -91,7 +91,17 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/run.py",
     "training/trainer.py",
 }
-TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "passport.measure", "sweep", "training", "cli"}
+TORCH_INSIDE = {
+    "instruments",
+    "launch",
+    "machine",
+    "memory",
+    "overhead",
+    "passport.measure",
+    "sweep",
+    "training",
+    "cli",
+}
 
 
 def room_of(path):

@@ -21,7 +21,7 @@ WIDTH = len("power limit")  # the longest name
 
 
 def main(argv):
-    """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or a passport could not be measured; 2 wrong use."""
+    """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
@@ -100,13 +100,15 @@ def _parser():
     parser = arguments.Parser(
         "./run.sh doctor",
         description="Is this machine fit to measure?  A table of checks, each failure with its remedy.",
-        epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or a passport could not be measured; 2 wrong use.",
+        epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 wrong use.",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware=cpu hardware.num_processes=4"
     )
     parser.add_argument(
-        "--json", action="store_true", help="for programs: {fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}"
+        "--json",
+        action="store_true",
+        help="for programs: {fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}",
     )
     parser.add_argument("--quick", action="store_true", help="only what every run checks: no processes are started")
     parser.add_argument(

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import reading
+from bench.explain import page as explanation
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts
 from bench.terminal import text_table
@@ -66,6 +67,7 @@ def _html(folder, assets, back, at, repeats):
             run_facts.where(folder, run),
             class_="columns",
         ),
+        explanation.of_run(folder),
         run_facts.stages(run),
         run_facts.summaries(run),
         run_facts.kernels(folder),

@@ -1,9 +1,9 @@
 """One rank of the measurement: its device's figures, then those of all ranks together.
 
 Started by bench/launch/agent.py as  python -m bench.passport.measure.rank FOLDER  where FOLDER/asked.json says
-{"device", "num_threads", "limit_s"}.  GPUs are measured all at once, as they are used.  On a CPU the first rank measures
-and the second is only there to be talked to.  Each writes FOLDER/rankN.figures.json; the first says in FOLDER/progress
-how far it is.
+{"device", "num_threads", "limit_s"}.  GPUs are measured all at once, as they are used.  On a CPU the first rank
+measures and the second is only there to be talked to.  Each writes FOLDER/rankN.figures.json; the first says in
+FOLDER/progress how far it is.
 """
 
 import json
