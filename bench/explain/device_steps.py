@@ -10,7 +10,7 @@ import numpy as np
 from bench.explain import bounded, parts
 from bench.explain.host import Thread, main_track
 from bench.explain.owners import owners
-from bench.trace import attribution, categories, events, kernels, window
+from bench.trace import attribution, categories, events, kernels, operators, window
 from bench.trace.temporal import KERNEL_WAIT_BELOW_NS
 from bench.units import NS_PER_S
 
@@ -77,12 +77,9 @@ class Device:
 
     def wire_frac(self, number, ceilings):
         """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
-        rank, row = self.rank, self.rows[number]
-        extra = rank.extras[rank.extra[row]] if rank.extra[row] >= 0 else None
-        own_ns = int(rank.dur[row]) - self.waits.get(int(row), (0,))[0]
-        if extra is None or not extra[3] or own_ns <= 0:
-            return 0.0
-        needed_s = ceilings.collective_s(str(extra[3]), events.whole(extra[4]), extra[8], events.whole(extra[7]))
+        row = int(self.rows[number])
+        found, own_ns = operators.collective_of(self.rank, row), int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
+        needed_s = ceilings.collective_s(*found) if found and own_ns > 0 else None
         return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
 
     def is_optimizer(self, number):

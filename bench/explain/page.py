@@ -71,7 +71,7 @@ def _account(answer):
             soft(f"{limit}{device}."),
             _next(answer),
             tag("h3", "Who delays whom, ms a step") if late else "",
-            tag("pre", "\n".join(late)) if late else "",
+            *((soft if words.startswith(" ") else lambda words: tag("p", words))(words) for words in late),
             details("What each part holds", _parts(answer)),
             details("Each rank, ms a step", _ranks(answer)) if len(ranks) > 1 else "",
         ]
@@ -91,21 +91,33 @@ def _bars(answer):
 
 
 def _next(answer):
-    shown = []
-    for is_known, title in ((True, "Where the next millisecond is: what each could give at most"), (False, NO_BOUND)):
-        lines = [line for line in answer["next"] if (line["part"] not in parts.NO_BOUND) == is_known][:NUM_NEXT]
-        rows = [
-            (text.ms3(line["gain_ms"]), f"{line['gain_pct']:.1f}", text.evidence(line), _advice(line)) for line in lines
+    known, others = ([], [])
+    for line in answer["next"]:
+        (others if line["part"] in parts.NO_BOUND else known).append(line)
+    shown = [*known[:NUM_NEXT], *others[:NUM_NEXT]]
+    hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
+    ladder = dict.fromkeys(line["ladder"] for line in shown if line["ladder"])
+    return join(
+        [
+            _ranked("Where the next millisecond is:", "what each could give at most, ms", known, "above"),
+            _ranked(
+                "Whose bound is not known:", "the time of each, of which it could give a part, ms", others, "unknown"
+            ),
+            details("What may help", bullets(hints), bullets(ladder, "a record of models/ladder gained there: "))
+            if shown
+            else "",
         ]
-        shown += [tag("h3", title), table(("ms", "%", "what", "what may help"), rows)] if rows else []
-    return join(shown)
+    )
 
 
-NO_BOUND = "Whose bound is not known: the time of each, of which it could give a part"
-
-
-def _advice(line):
-    return line["advice"] + (f" (a record of models/ladder gained there: {line['ladder']})" if line["ladder"] else "")
+def _ranked(title, about, lines, kind):
+    bars = [
+        waterfall.Bar(
+            text.evidence(line), 0.0, line["gain_ms"], f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", kind
+        )
+        for line in lines[:NUM_NEXT]
+    ]
+    return waterfall.plot(title, about, bars, has_sentences=True) if bars else ""
 
 
 def _parts(answer):
@@ -136,14 +148,21 @@ def of_difference(found: dict, title: str) -> Safe:
         at_ms = end_ms
     bars.append(waterfall.Bar("step of B", 0.0, b["step_ms"], text.ms3(b["step_ms"]), "total"))
     lines = [
-        (text.ms3(line["a_ms"]), text.ms3(line["b_ms"]), f"{line['change_ms']:+.3f}", text.evidence(line))
+        waterfall.Bar(
+            text.evidence(line),
+            0.0,
+            line["change_ms"],
+            f"{line['a_ms']:.3f} to {line['b_ms']:.3f}",
+            "less" if line["change_ms"] < 0 else "more",
+            f"{line['change_ms']:+.3f} ms",
+        )
         for line in found["lines"]
     ]
     names = (("less", "less than in A"), ("more", "more than in A"))
+    rest = f"{found['rest_ms']:+.3f} ms in all others together."
     return section(
         title,
         waterfall.plot("From A's step to B's, ms.", f"by {text.OF[a['of']]}", bars, names),
-        tag("h3", "What changed most"),
-        table(("A, ms", "B, ms", "change, ms", "what"), lines),
-        bullets([f"{found['rest_ms']:+.3f} ms in all others together"]),
+        waterfall.plot("What changed most:", "ms in A and in B", lines, has_sentences=True) if lines else "",
+        soft(rest),
     )

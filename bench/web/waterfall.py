@@ -25,15 +25,26 @@ class Bar:
     about: str = ""
 
 
-def plot(title: str, about: str, bars: Sequence[Bar], names: Sequence[tuple[Kind, str]] = ()) -> Safe:
-    """The scale goes from 0, or the least begin, to the largest end.  names: a legend, (kind, what it stands for)."""
+def plot(
+    title: str, about: str, bars: Sequence[Bar], names: Sequence[tuple[Kind, str]] = (), has_sentences: bool = False
+) -> Safe:
+    """The scale goes from 0, or the least begin, to the largest end.  names: a legend, (kind, what it stands for).
+
+    has_sentences: labels are long, and get most of the width.
+    """
     low = min([0.0, *(min(bar.begin, bar.end) for bar in bars)])
     span = max(max(bar.begin, bar.end) for bar in bars) - low or 1.0
     rows = [_row(bar, low, span) for bar in bars]
     keys = [tag("span", tag("i", class_=kind), words) for kind, words in names]
     legend = tag("p", *keys, class_="keys") if keys else ""
     caption = tag("figcaption", tag("b", title), " ", tag("span", about))
-    return tag("figure", caption, legend, tag("div", *rows, class_="bars", role="list"), class_="waterfall")
+    return tag(
+        "figure",
+        caption,
+        legend,
+        tag("div", *rows, class_="bars", role="list"),
+        class_=f"waterfall{' sentences' if has_sentences else ''}",
+    )
 
 
 def _row(bar, low, span):

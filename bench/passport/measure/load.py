@@ -12,7 +12,7 @@ RISE_S = 0.4  # until a clock that rested is up
 def under(
     work: Callable[[], object], read: Callable[[], dict], load_s: float = LOAD_S, every_s: float = EVERY_S
 ) -> list[dict]:
-    """work: a second or less of load, called until load_s have passed; read(): facts now -> those after RISE_S."""
+    """work: a second or less of load, called for load_s and until read(), facts now, has been called after RISE_S."""
     found, over = [], threading.Event()
 
     def sample():
@@ -25,7 +25,7 @@ def under(
     thread.start()
     until_s = time.perf_counter() + load_s
     try:
-        while time.perf_counter() < until_s:
+        while time.perf_counter() < until_s or not found and thread.is_alive():
             work()
     finally:
         over.set()
