@@ -18,7 +18,7 @@ WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*
 COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of ranges that the record knows: recorded.py
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
 COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
-WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): (?:wait|join|acquire)$")
+WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
 # of torch.compile: Dynamo's own frames, and the ranges that it or a record gives a compilation
 COMPILES = re.compile(r"torch/_dynamo/convert_frame\.py|_dynamo/.*compile_inner|^recompilation\b")
 LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
@@ -98,10 +98,14 @@ class Thread:
         return parts.Piece(parts.HOST, names[0], where)
 
     def where(self, chain: list[int]) -> str | None:
-        """The innermost line of Python that is not torch's, else the innermost annotation, else the outermost operator;
-        an annotation or operator only if it is not the innermost range itself."""
+        """The innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else the
+        outermost operator; an annotation or operator only if it is not the innermost range itself."""
         of_kind = {kind: [one for one in chain if self.rank.kind[one] == kind] for kind in KINDS}
-        lines = [one for one in of_kind[events.PYTHON] if attribution.is_source(self.name(one))]
+        lines = [
+            one
+            for one in of_kind[events.PYTHON]
+            if attribution.is_source(self.name(one)) and not WAITS_FOR_THREAD.search(self.name(one))
+        ]
         candidates = (lines, of_kind[events.ANNOTATION], of_kind[events.CPU_OP][::-1])
         found = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
         return None if found is None else self.name(found)
