@@ -17,16 +17,31 @@ WITHIN = 0.15
 NUM_ATTEMPTS = 4  # another program may take the core within a step, and that time is nobody's here
 
 
-def traced(path, work, slow):
-    """Three steps that count, of work and a planted slowdown -> the mean milliseconds of each, (work, slow)."""
-    from torch.profiler import ProfilerActivity, profile, schedule
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On a machine that others use, threads that wait for each other take many times as long."""
+    import torch
 
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def traced(path, work, slow):
+    """Three steps that count, of work and a planted slowdown -> the mean milliseconds of each, (work, slow).
+
+    With Python's stack, but for a compilation: that has a million frames, and torch annotates it.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    slow(99)  # what it imports is none of a step's time
     took_s = []
     plan = schedule(wait=0, warmup=1, active=4, repeat=1)
     with profile(
         activities=[ProfilerActivity.CPU],
         record_shapes=True,
-        with_stack=True,
+        with_stack=slow is not recompiles,
         schedule=plan,
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
     ) as profiler:
@@ -34,7 +49,8 @@ def traced(path, work, slow):
             began_s = time.perf_counter()
             work()
             middle_s = time.perf_counter()
-            slow(number)
+            with record_function(slow.__name__):
+                slow(number)
             took_s.append((middle_s - began_s, time.perf_counter() - middle_s))
             profiler.step()
     return [1e3 * sum(column) / 3 for column in zip(*took_s[1:4])]  # the first warms up, the last does not count

@@ -19,8 +19,8 @@ COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of rang
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
 COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
 WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
-# of torch.compile: Dynamo's own frames, and the ranges that it or a record gives a compilation
-COMPILES = re.compile(r"torch/_dynamo/convert_frame\.py|_dynamo/.*compile_inner|^recompilation\b")
+# Dynamo's own annotations and frames, and the range that the record of a run gives a compilation
+COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
 LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
 COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
 
@@ -85,8 +85,9 @@ class Thread:
             return None
         names = [self.name(one) for one in chain]
         where = self.where(chain)
-        tests = ((parts.GARBAGE, COLLECTS), (parts.COMPILATION, COMPILES), (parts.SYNC, WAITS_FOR_DEVICE))
-        for part, test in tests:
+        if what := next((name for name in reversed(names) if COMPILES.search(name)), None):
+            return parts.Piece(parts.COMPILATION, what, where)
+        for part, test in ((parts.GARBAGE, COLLECTS), (parts.SYNC, WAITS_FOR_DEVICE)):
             if what := next((name for name in names if test.search(name)), None):
                 return parts.Piece(part, what, where)
         if READS_DEVICE in names and self.rank.kind[chain[0]] == events.RUNTIME:
@@ -106,7 +107,8 @@ class Thread:
             for one in of_kind[events.PYTHON]
             if attribution.is_source(self.name(one)) and not WAITS_FOR_THREAD.search(self.name(one))
         ]
-        candidates = (lines, of_kind[events.ANNOTATION], of_kind[events.CPU_OP][::-1])
+        annotations = [one for one in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(one))]
+        candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
         found = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
         return None if found is None else self.name(found)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import reading
-from bench.explain import page as explanation
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts
 from bench.terminal import text_table
@@ -67,7 +66,7 @@ def _html(folder, assets, back, at, repeats):
             run_facts.where(folder, run),
             class_="columns",
         ),
-        explanation.of_run(folder),
+        _explanation(folder),
         run_facts.stages(run),
         run_facts.summaries(run),
         run_facts.kernels(folder),
@@ -75,6 +74,12 @@ def _html(folder, assets, back, at, repeats):
         run_facts.files(folder, run, at),
     ]
     return page(title, *body, data={"charts": charts + memory_charts}, assets=assets, styles=REPORT_STYLES)
+
+
+def _explanation(folder):
+    from bench.explain import page as explanation  # numpy: a race, which makes pages at its end, begins without it
+
+    return explanation.of_run(folder)
 
 
 def link(folder: Path | str | None, at: Path | str) -> str | None:
