@@ -368,7 +368,8 @@ def test_a_runs_page_has_its_explanation_folded(finished_run, monkeypatch):
     words = page.of_run(finished_run)
     assert "<details>" in words and "<details open" not in words and "as the run has no trace" in words
     assert words.startswith('<section id="explained">')
-    monkeypatch.setattr(page, "MAX_TRACE_BYTES", -1)
+    monkeypatch.setattr(page, "MAX_TRACE_BYTES", 9)
+    monkeypatch.setattr(page, "_trace_bytes", lambda folder: 10)
     assert "Its traces are large" in page.of_run(finished_run)
 
 

@@ -48,9 +48,9 @@ def answer(accounts: dict, of: str) -> dict:
     least one rank -> the answer; of: what was measured."""
     by_rank = {str(number): _of_rank(one) for number, one in accounts.items()}
     step_ms = _mean(one["step_ms"] for one in by_rank.values())
-    lines = []
+    lines, ns_by_part = [], {number: one["pieces"].by_part() for number, one in accounts.items()}
     for part in parts.ORDER:
-        of_part = [_mean_ns(one["pieces"].by_part().get(part, 0), one) for one in accounts.values()]
+        of_part = [_mean_ns(ns_by_part[number].get(part, 0), one) for number, one in accounts.items()]
         if any(of_part):
             sources = set().union(*(one["ceilings"].sources.get(part, ()) for one in accounts.values()))
             lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})

@@ -39,7 +39,9 @@ class Operators:
         self._where[row] = where
 
     def into(self, pieces: parts.Pieces) -> None:
-        """Each call's time is at most its bound below, its shape's above that, then the rest; without a bound all."""
+        """The time of an operator's calls together is at most their bound below, at most its shape's above that, then
+        the rest, in each call in proportion; without a bound all.  Together, as rates are means over calls too.
+        """
         by_line = collections.defaultdict(list)
         for (step, row), ns in self._ns.items():
             by_line[int(self._rank.name[row]), int(self._rank.extra[row])].append((step, row, ns))
@@ -50,20 +52,16 @@ class Operators:
             [(of[key]["precision"], (of[key]["flop"] or 0) * num_calls[key], seconds[key]) for key in by_line]
         )
         for key, calls in by_line.items():
-            bound = self.ceilings.bound(of[key], seconds[key] / num_calls[key])
-            self._divide(pieces, label(of[key]), calls, bound)
+            call_s = seconds[key] / num_calls[key]
+            self._divide(pieces, label(of[key]), calls, call_s, self.ceilings.bound(of[key], call_s))
 
-    def _divide(self, pieces, what, calls, bound):
-        all_ns = collections.Counter()
-        for _, row, ns in calls:
-            all_ns[row] += ns
+    def _divide(self, pieces, what, calls, call_s, bound):
         for step, row, ns in calls:
             where = self._where[row]
             if bound is None:
                 pieces.add(step, parts.Piece(parts.UNBOUND, what, where), ns)
                 continue
-            share = NS_PER_S * ns / all_ns[row]
-            limit_ns, shape_ns = (min(ns, round(seconds * share)) for seconds in (bound.limit_s, bound.shape_s))
+            limit_ns, shape_ns = (round(ns * min(1.0, spent_s / call_s)) for spent_s in (bound.limit_s, bound.shape_s))
             pieces.add(step, parts.Piece(bound.part, what, where), limit_ns)
             pieces.add(step, parts.Piece(parts.SHAPE, what, where), shape_ns - limit_ns)
             pieces.add(step, parts.Piece(parts.SLOWER, what, where), ns - shape_ns)

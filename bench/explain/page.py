@@ -29,7 +29,10 @@ def of_run(folder: Path | str) -> Safe:
     """
     folder, hint = Path(folder), ""
     try:
-        if _trace_bytes(folder) > MAX_TRACE_BYTES:
+        num_bytes = _trace_bytes(folder)
+        if num_bytes == 0:
+            answers = {"": from_record.of(folder)}
+        elif num_bytes > MAX_TRACE_BYTES:
             hint = soft("Its traces are large, so this is by its record: ./run.sh explain RUN --html FILE reads them.")
             answers = {"": from_record.of(folder)}
         else:
@@ -49,7 +52,7 @@ def _trace_bytes(folder):
     try:
         return sum(path.stat().st_size for path in load.find(folder / "traces"))
     except NoTrace:
-        return 0
+        return 0  # none was recorded
 
 
 def of_account(answer: dict, title: str) -> Safe:

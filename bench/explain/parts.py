@@ -66,7 +66,10 @@ class Pieces:
 
     def total(self) -> collections.Counter:
         """Piece -> nanoseconds over all steps."""
-        return sum(self.ns, collections.Counter())
+        found = collections.Counter()
+        for of_step in self.ns:
+            found.update(of_step)
+        return found
 
     def by_part(self, step=None) -> dict[str, int]:
         """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""
