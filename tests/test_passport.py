@@ -218,6 +218,20 @@ def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
     assert of(4).bus_bytes_per_s("all_reduce", MIB, 2) == GIB
 
 
+def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(machine):
+    env = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": [], "num_threads": 1}
+    run = {"environment": env, "started_at": "2026-11-20T10:00:00Z"}
+    for day, rate, cores in (("20", 0.05, 1.5), ("01", 0.1, 0.1)):
+        mine = [gemm("float32", (64, 64, 64), rate, num_threads=1)]
+        device = {"id": kept.cpu_id(env), "name": "A CPU", "index": 0, "figures": mine, "under_load": {}}
+        at = f"2026-11-{day}T10:00:00.000Z"
+        kept.write(passport(at=at, foreign_cpu_cores=cores) | {"device": "cpu", "devices": [device]})
+        found = kept.of_run(run)
+        assert found.peak_flops("float32") == pytest.approx(1e12 * rate)
+        beside = " beside programs that took 1.5 cores" if cores > 1 else ""
+        assert found.source == f"measured{beside}, passport of 2026-11-{day}"
+
+
 @pytest.mark.parametrize(
     "change", [{"schema_version": 2}, {"devices": "none"}, {"collectives": [figure("copy", "x", 1.0) | {"low": -1.0}]}]
 )

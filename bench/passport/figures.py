@@ -47,16 +47,18 @@ class Figure(TypedDict):
 @dataclass(frozen=True)
 class Ceilings:
     """of: figures of one device and of its box's collectives; at: when they were measured, UTC; num_threads: of whose
-    figures, None on a GPU."""
+    figures, None on a GPU; foreign_cores: what other programs took of a CPU that was measured beside them, else 0."""
 
     of: Sequence[Figure]
     at: str
     num_threads: int | None = None
+    foreign_cores: float = 0.0
 
     @property
     def source(self) -> str:
         """For a person: where these are from."""
-        return f"measured, passport of {self.at[:10]}"
+        beside = f" beside programs that took {self.foreign_cores:.1f} cores" if self.foreign_cores else ""
+        return f"measured{beside}, passport of {self.at[:10]}"
 
     def peak_flops(self, precision: str | None) -> float | None:
         """FLOP/s of the best shape of a precision ("bfloat16", "tf32", ...); None where it was not measured."""

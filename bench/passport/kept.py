@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from bench import atomic, private, reading, utc
+from bench.machine.check_host import MAX_FOREIGN_CPU_CORES
 from bench.passport.figures import Ceilings, Figure
 from bench.paths import results_root
 
@@ -84,7 +85,10 @@ def cpu_id(env: dict) -> str:
 
 
 def of_run(run: dict, rank: int = 0) -> Ceilings | None:
-    """A record -> what the device of this rank reached by the passport nearest in time; None where there is none."""
+    """A record -> what the device of this rank reached by the passport nearest in time; None where there is none.
+
+    A CPU's that was measured beside other programs only where there is no other.
+    """
     env = run["environment"]
     gpus = env.get("gpus") or []
     if gpus and rank >= len(gpus) or None in (env.get("cpu_model"), env.get("num_cpus")) and not gpus:
@@ -94,7 +98,9 @@ def of_run(run: dict, rank: int = 0) -> Ceilings | None:
     if not fitting:
         return None
     started_s = _seconds(run.get("started_at"))
-    passport, device = min(fitting, key=lambda one: abs(utc.seconds(one[0]["at"]) - started_s))
+    passport, device = min(
+        fitting, key=lambda one: (_foreign_cores(one[0]) > 0, abs(utc.seconds(one[0]["at"]) - started_s))
+    )
     return ceilings(passport, device, None if gpus else env.get("num_threads"))
 
 
@@ -118,7 +124,13 @@ def ceilings(passport: Passport, device: Device, num_threads: int | None) -> Cei
         below = [number for number in measured if num_threads is None or number <= num_threads]
         num_threads = max(below, default=min(measured))
     of = [*device["figures"], *({**one, **_threads(num_threads)} for one in passport["collectives"])]
-    return Ceilings(of, passport["at"], num_threads)
+    return Ceilings(of, passport["at"], num_threads, _foreign_cores(passport))
+
+
+def _foreign_cores(passport):
+    """What disturbed a CPU's figures, 0 below the limit; a GPU's are its own."""
+    cores = passport.get("foreign_cpu_cores") or 0.0
+    return cores if passport["device"] == "cpu" and cores > MAX_FOREIGN_CPU_CORES else 0.0
 
 
 def _threads(num_threads):

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import paths
+from bench.machine.check_host import MAX_FOREIGN_CPU_CORES
 from bench.passport.kept import CANNOT, NO_TIME, Passport
 from bench.terminal import text_table
 from bench.units import format_s
-
-MAX_FOREIGN_CPU_CORES = 0.1  # above it a CPU's figures are those of what was left
 
 
 def as_text(passport: Passport, path: Path, changes: Sequence[dict], slow: Sequence[dict]) -> str:
@@ -24,8 +23,8 @@ def _lines(passport, path, changes, slow):
     yield ""
     yield text_table.render(*_table(passport, changes))
     yield ""
-    foreign_cores = passport.get("foreign_cpu_cores")
-    if foreign_cores is not None and foreign_cores > MAX_FOREIGN_CPU_CORES:
+    foreign_cores = passport.get("foreign_cpu_cores") or 0.0
+    if foreign_cores > MAX_FOREIGN_CPU_CORES:
         yield f"warn: other programs used {foreign_cores:.2f} cores: end them and measure again"
     yield from _omitted(passport["omitted"])
     yield from _changes(changes)
