@@ -1,9 +1,9 @@
 """One rank of the measurement: its device's figures, then those of all ranks together.
 
 Started by bench/launch/agent.py as  python -m bench.passport.measure.rank FOLDER  where FOLDER/asked.json says
-{"device", "num_threads", "limit_s"}.  GPUs are measured all at once, as they are used.  On a CPU the first rank
-measures and the second is only there to be talked to.  Each writes FOLDER/rankN.figures.json; the first says in
-FOLDER/progress how far it is.
+{"device", "num_threads", "limit_s", "until_s"}: seconds of measuring, and the time.monotonic() at which it ends.  GPUs
+are measured all at once, as they are used.  On a CPU the first rank measures and the second is only there to be talked
+to.  Each writes FOLDER/rankN.figures.json; the first says in FOLDER/progress how far it is.
 """
 
 import json
@@ -41,7 +41,7 @@ class Measurement:
     def __init__(self, folder, asked):
         from bench.training import distributed
 
-        self._until_s = time.perf_counter() + asked["limit_s"]
+        self._until_s = min(time.monotonic() + asked["limit_s"], asked["until_s"])
         self._folder, self._asked = folder, asked
         self._ranks = distributed.start(asked["device"], COLLECTIVE_TIMEOUT_S)
         self._timer = samples.CudaTimer() if asked["device"] == "cuda" else samples.HostTimer()
@@ -97,7 +97,7 @@ class Measurement:
 
         from bench.training import distributed
 
-        left = torch.tensor(float(time.perf_counter() < self._until_s), device=self._ranks.device)
+        left = torch.tensor(float(time.monotonic() < self._until_s), device=self._ranks.device)
         return bool((distributed.from_first(left) if self._ranks.world_size > 1 else left).item())
 
     def _alone(self, case):
