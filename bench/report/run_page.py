@@ -66,6 +66,7 @@ def _html(folder, assets, back, at, repeats):
             run_facts.where(folder, run, at),
             class_="columns",
         ),
+        _explanation(folder),
         run_facts.stages(run),
         run_facts.summaries(run),
         run_facts.kernels(folder),
@@ -73,6 +74,12 @@ def _html(folder, assets, back, at, repeats):
         run_facts.files(folder, run, at),
     ]
     return page(title, *body, data={"charts": charts + memory_charts}, assets=assets, styles=REPORT_STYLES)
+
+
+def _explanation(folder):
+    from bench.explain import page as explanation  # numpy: a race, which makes pages at its end, begins without it
+
+    return explanation.of_run(folder)
 
 
 def link(folder: Path | str | None, at: Path | str) -> str | None:

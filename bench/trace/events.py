@@ -46,6 +46,8 @@ class Args(msgspec.Struct, gc=False):
     collective: Number = msgspec.field(default=None, name="Collective name")
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    dtype: Number = None
     allocated: Number = msgspec.field(default=None, name="Bytes")
     device_type: Number = msgspec.field(default=None, name="Device Type")
 
@@ -83,8 +85,8 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group, device type).  kinds: the ones to keep; without PYTHON and CPU_OP it
-    takes less memory.
+    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep; without
+    PYTHON and CPU_OP it takes less memory.
     """
 
     def __init__(self, kinds=None):
@@ -169,6 +171,7 @@ class Collector:
         types = "" if args.types is msgspec.UNSET else bytes(args.types)
         num_bytes = args.bytes if args.allocated is None else args.allocated
         fact = (num_bytes, dims, types, args.collective, args.nelems, args.group, args.device_type)
+        fact += (args.group_size, args.dtype)
         return self._extras.setdefault(fact, len(self._extras))
 
     def finish(self):

@@ -70,6 +70,17 @@ def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict:
     return line | {"flop": flops(name, dims), "bytes": traffic_bytes(name, dims, types)}
 
 
+def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | None:
+    """(name, elements that this rank sends, their type, ranks in the group) of a collective's row, as the trace says.
+
+    None for a row of which it says nothing; a number that it does not say is -1.
+    """
+    extra = rank.extras[rank.extra[row]] if rank.extra[row] >= 0 else None
+    if extra is None or extra[3] is None:
+        return None
+    return str(extra[3]), events.whole(extra[4]), None if extra[8] is None else str(extra[8]), events.whole(extra[7])
+
+
 def _own_time(rank, ops, nests):
     """Nanoseconds of each operator without those directly inside it, on its thread."""
     own = np.zeros(len(ops), np.int64)
