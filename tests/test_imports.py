@@ -46,7 +46,7 @@ TABLE = {
     "private reading record terminal training units user_code utc",
     "explain": "diagnosis machine record terminal trace units",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
+    "report": "reading atomic compare diagnosis memory memory.snapshot paths record stats terminal trace units web",
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
