@@ -30,7 +30,7 @@ TABLE = {
     "trace": "reading machine terminal units",
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
-    "memory.snapshot": "reading memory units web",
+    "memory.snapshot": "reading memory paths units web",
     "record": "reading atomic config data.sources machine paths private stats units utc",
     "importers": "reading record units utc",
     "exporters": "reading atomic config paths private record units utc",
