@@ -6,6 +6,7 @@ import numpy as np
 
 from bench.trace import events, intervals, window
 from bench.trace.columns import US, groups, take
+from bench.trace.stamps import whole
 
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
@@ -96,5 +97,5 @@ def host_copies(rank, rows):
 
 
 def _bytes(extra):
-    num_bytes = events.whole(extra[0])
+    num_bytes = whole(extra[0])
     return num_bytes if 0 <= num_bytes < 2**62 else -1

@@ -10,6 +10,7 @@ from bench.trace.columns import US, groups, index_of, sums
 from bench.trace.flops import flops, precision, traffic_bytes
 from bench.trace.load import Rank
 from bench.trace.nest import Nest
+from bench.trace.stamps import whole
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
@@ -120,7 +121,7 @@ def _memory(rank, rows, ops):
 
 
 def _believed(value):
-    number = events.whole(value)
+    number = whole(value)
     return number if abs(number) < MAX_BYTES else 0
 
 

@@ -133,7 +133,7 @@ def repeat(real, path, mb):
         raw = file.read()
     start = raw.index(b"[", raw.index(b'"traceEvents"')) + 1
     source = Source(real)
-    body = b",".join(source.chunks()).strip().rstrip(b",")
+    body = b",\n  ".join(source.chunks()).strip().rstrip(b",")
     stamps = [int(found) for found in re.findall(rb'"ts":\s*(\d+)', body)]
     spans = sorted(stamps)[len(stamps) // 100 :]  # without the metadata's stamps of 0
     span = spans[-1] - spans[0] + 1_000_000
@@ -142,7 +142,7 @@ def repeat(real, path, mb):
     with open(path, "wb") as file:
         file.write(raw[:start])
         for number in range(max(1, round(mb * 1e6 / len(body)))):
-            file.write(b",\n" if number else b"")
+            file.write(b",\n  " if number else b"")
             file.write(_shifted(body, number, span, num_steps) if number else body)
         file.write(b"]" + source.tail)
 
