@@ -14,7 +14,7 @@ from bench.web.page import Safe, join, tag
 
 WIDTH = 1000  # of a track in its own units, stretched to the page
 ROW_PX, GAP_PX = 14, 2
-LANE_PX, HEAD_PX, AXIS_PX = 27, 60, 30  # of a picture, about
+LANE_PX, HEAD_PX, AXIS_PX = 27, 80, 30  # of a picture, about
 HINT_FROM = 0.004  # of the axis: wider bars have a hint of their own, thinner ones are one path a colour
 
 
@@ -64,7 +64,7 @@ class Panel:
     @property
     def height_px(self) -> int:
         """Of a picture."""
-        return HEAD_PX + AXIS_PX + len(self.lanes) * (LANE_PX + self.num_rows * (ROW_PX + GAP_PX)) + 8 * len(self.lanes)
+        return HEAD_PX + AXIS_PX + len(self.lanes) * (LANE_PX + self.num_rows * (ROW_PX + GAP_PX))
 
 
 def plot(panel: Panel) -> Safe:
