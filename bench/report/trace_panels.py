@@ -5,30 +5,20 @@ Of several ranks the first is shown where a drawing is of one alone.  Millisecon
 
 from collections.abc import Iterator
 
+from bench.report import trace_timelines
+from bench.report.trace_timelines import COMMUNICATION, COMPUTE, COPY, HOST, IDLE, PATH, TYPES, ms_from_us
 from bench.trace.text import plain, short
 from bench.web.chart import chart, series_of
 from bench.web.lanes import Bar, Lane, Panel, stacked
 
-US_PER_MS = 1000
 NUM_LINES = 12  # of kernels, operators and the like
 MAX_STEPS = 24
 MAX_RANKS = 32
-COMPUTE, COMMUNICATION, COPY, IDLE, HOST = "series-0", "series-1", "series-2", "line", "series-6"
-TYPES = ("computation", "communication", "copies", "host calls")  # by the index in a timeline's bar
-TYPE_COLOURS = (COMPUTE, COMMUNICATION, COPY, HOST)
 OF_TYPE = {"COMPUTATION": COMPUTE, "COMMUNICATION": COMMUNICATION, "MEMORY": COPY}
 CAUSES = (  # key, words, colour
     ("host_wait", "the host had launched nothing", "series-1"),
     ("kernel_wait", "between kernels, under 30 us", "series-5"),
     ("other", "launched, waiting for something else", "series-3"),
-)
-PATH = (  # kinds of a critical path's links, in their order
-    ("compute", COMPUTE),
-    ("communication", COMMUNICATION),
-    ("memory", COPY),
-    ("launch", "series-5"),
-    ("host", "series-6"),
-    ("wait", "series-3"),
 )
 
 
@@ -41,18 +31,15 @@ def of_answer(answer: dict, id: str) -> tuple[list[Panel], list[dict]]:
         *_times(ranks, id),
         *_overlap(ranks, id),
         *_idle(ranks, id),
-        *_collective(answer["overall"], id),
+        *trace_timelines.of_collective(answer["overall"], id),
         *_steps(one, of_rank, id),
         *_kernels(one, of_rank, id),
         *_host(one, of_rank, id),
-        *_gap(one, of_rank, id),
+        *trace_timelines.of_gap(one, of_rank, id),
         *_critical_path(one, of_rank, id),
+        *trace_timelines.of_links(one, of_rank, id),
     ]
     return panels, list(_queues(one, of_rank, id))
-
-
-def _ms(us):
-    return (us or 0.0) / US_PER_MS
 
 
 def _times(ranks, id):
@@ -62,7 +49,7 @@ def _times(ranks, id):
         if not times["span_us"]:
             continue
         parts = [
-            (name, _ms(times[f"{key}_us"]), times[f"{key}_pct"], colour)
+            (name, ms_from_us(times[f"{key}_us"]), times[f"{key}_pct"], colour)
             for name, key, colour in (
                 ("compute", "compute", COMPUTE),
                 ("other work", "non_compute", COMMUNICATION),
@@ -71,7 +58,7 @@ def _times(ranks, id):
         ]
         words = ", ".join(f"{name} {pct:.1f} %" for name, _, pct, _ in parts)
         bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, _, colour in parts])
-        lanes.append(Lane(f"rank {number}", f"{_ms(times['span_us']):.2f} ms: {words}", bars))
+        lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {words}", bars))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "communication and copies alone"), (IDLE, "idle")]
     about = "from the first start to the last end on the device; the parts add up to it"
     if lanes:
@@ -82,7 +69,7 @@ def _overlap(ranks, id):
     lanes = []
     for number, one in ranks.items():
         if one["overlap_pct"] is not None:
-            exposed_ms, all_ms = _ms(one["exposed_comm_us"]), _ms(one["comm_us"])
+            exposed_ms, all_ms = ms_from_us(one["exposed_comm_us"]), ms_from_us(one["comm_us"])
             parts = (
                 (all_ms - exposed_ms, COMPUTE, f"hidden {all_ms - exposed_ms:.3f} ms"),
                 (exposed_ms, COMMUNICATION, f"exposed {exposed_ms:.3f} ms"),
@@ -103,7 +90,7 @@ def _idle(ranks, id):
         groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in one["idle"]}
     lanes = []
     for label, lines in groups.items():
-        sums_ms = {key: sum(_ms(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
+        sums_ms = {key: sum(ms_from_us(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
         bars = stacked([(sums_ms[key], colour, f"{words}: {sums_ms[key]:.3f} ms") for key, words, colour in CAUSES])
         if bars:
             words = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
@@ -115,61 +102,20 @@ def _idle(ranks, id):
         yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
 
 
-def _timeline(id, title, about, found, lanes, marks=()):
-    """Bars of found["lanes"]; lanes: (label, words) of each.  Communication, and the host, have a row of their own."""
-    drawn, seen = [], set()
-    for (label, words), lane in zip(lanes, found["lanes"]):
-        bars = []
-        for start_us, us, kind, name in lane["bars"]:
-            hint = f"{short(found['names'][name])}: {us:,.1f} us"
-            bars.append(Bar(_ms(start_us), _ms(start_us + us), TYPE_COLOURS[kind], hint, int(kind == 1)))
-            seen.add(kind)
-        drawn.append(Lane(label, words, bars))
-    names = [(TYPE_COLOURS[kind], TYPES[kind]) for kind in sorted(seen)]
-    return Panel(id, title, about, "ms", drawn, names, _ms(found["us"]), marks, 2 if 1 in seen else 1, is_wide=True)
-
-
-def _collective(overall, id):
-    found = overall["pictures"]["collective"]
-    if found:
-        late = found["late_rank"]
-        lanes = [(f"rank {lane['rank']}", "came last" * (lane["rank"] == late)) for lane in found["lanes"]]
-        about = (
-            f"{short(found['name'])}: rank {late} came last, another waited {_ms(found['wait_us']):.2f} ms for it.  "
-            "Each rank's clock is set by the end of this collective; the lower row of a rank is communication"
-        )
-        yield _timeline(f"{id}collective", "Ranks around the slowest collective", about, found, lanes)
-
-
-def _gap(one, of_rank, id):
-    found = one["pictures"]["gap"]
-    if found:
-        lanes = [
-            ("the host's launching thread", "calls") if lane["stream"] == "host" else (f"stream {lane['stream']}", "")
-            for lane in found["lanes"]
-        ]
-        gap = one["gaps"][0]
-        host, after = plain(gap["host"] or "nothing recorded"), short(gap["after"])
-        about = f"{of_rank}{': ' * bool(of_rank)}{_ms(gap['us']):.3f} ms, the host was in {host}; then came {after}"
-        marks = [(_ms(found["start_us"]), "the dashed lines are where the gap begins and ends")]
-        marks += [(_ms(found["start_us"] + found["gap_us"]), "")]
-        yield _timeline(f"{id}gap", "The device's largest gap", about, found, lanes, marks)
-
-
 def _steps(one, of_rank, id):
     lanes = []
     for line in one["steps"][:MAX_STEPS]:
-        compute, exposed = _ms(line["compute_us"]), _ms(line["exposed_comm_us"])
-        rest = max(0.0, _ms(line["busy_us"]) - compute - exposed)
+        compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
+        rest = max(0.0, ms_from_us(line["busy_us"]) - compute - exposed)
         parts = (
             (compute, COMPUTE, "compute"),
             (exposed, COMMUNICATION, "exposed communication"),
             (rest, COPY, "copies"),
         )
-        host = "" if line["host_us"] is None else f", {_ms(line['host_us']):.2f} ms on the host"
+        host = "" if line["host_us"] is None else f", {ms_from_us(line['host_us']):.2f} ms on the host"
         bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for ms, colour, name in parts])
         if bars:
-            words = f"device busy {_ms(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
+            words = f"device busy {ms_from_us(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
             lanes.append(Lane(f"step {line['step']}", words, bars))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "exposed communication"), (COPY, "copies alone")]
     if len(lanes) > 1:
@@ -181,7 +127,7 @@ def _ranked(id, title, about, lines, names=()):
     lanes = []
     for label, us, pct, more, colour in lines:
         share = "" if pct is None else f", {pct:.1f} %"
-        lanes.append(Lane(label, f"{_ms(us):.3f} ms{share}{more}", [Bar(0.0, _ms(us), colour, label)]))
+        lanes.append(Lane(label, f"{ms_from_us(us):.3f} ms{share}{more}", [Bar(0.0, ms_from_us(us), colour, label)]))
     if lanes:
         yield Panel(id, title, about, "ms", lanes, names)
 
@@ -211,7 +157,7 @@ def _host(one, of_rank, id):
         yield from _ranked(f"{id}operators", "Operators by their own time", of_rank, lines)
     lines = []
     for phase in one["phases"]:
-        device = f", {_ms(phase['device_us']):.2f} ms on the device" if one["num_device_rows"] else ""
+        device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if one["num_device_rows"] else ""
         lines.append((phase["phase"], phase["host_us"], None, device, HOST))
     yield from _ranked(f"{id}phases", "Phases on the host", of_rank, lines)
     time = "device_us" if one["num_device_rows"] else "cpu_us"
@@ -228,26 +174,11 @@ def _critical_path(one, of_rank, id):
             shares = [(100 * path[f"{name}_us"] / path["span_us"], colour, name) for name, colour in PATH]
             words = ", ".join(f"{name} {pct:.1f} %" for pct, _, name in shares if pct >= 0.05)
             bars = stacked([(pct, colour, f"{name} {pct:.1f} %") for pct, colour, name in shares])
-            lanes.append(Lane(label, f"{_ms(path['span_us'] / num):.2f} ms: {words}", bars))
+            lanes.append(Lane(label, f"{ms_from_us(path['span_us'] / num):.2f} ms: {words}", bars))
     about = "the chain of work that leads to the last kernel; it adds up to the time"
     names = [(colour, name) for name, colour in PATH]
     if lanes:
         yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
-    if links := one["pictures"]["critical_path"]:
-        drawn = []
-        for kind, (name, colour) in enumerate(PATH):
-            bars = [
-                Bar(_ms(start), _ms(start + us), colour, f"{short(links['names'][index])}: {us:,.1f} us")
-                for start, us, of_kind, index in links["bars"]
-                if of_kind == kind
-            ]
-            if bars:
-                drawn.append(Lane(name, f"{sum(bar.end - bar.start for bar in bars):.2f} ms", bars))
-        what = "of the whole trace" if links["step"] is None else f"of step {links['step']}, the longest"
-        about = f"{of_rank}{': ' * bool(of_rank)}what the device's end waited for at each moment"
-        yield Panel(
-            f"{id}critical-links", f"Critical path {what}", about, "ms", drawn, (), _ms(links["us"]), is_wide=True
-        )
 
 
 def _queues(one, of_rank, id) -> Iterator[dict]:
@@ -263,6 +194,6 @@ def _queues(one, of_rank, id) -> Iterator[dict]:
         f"stream {line['stream']}: at most {line['max']}, none for {line['empty_pct']:.0f} % of the time"
         for line in sorted(one["queues"], key=lambda line: -line["max"])[:2]
     )
-    x_ms = [us / US_PER_MS for us in x_us]
+    x_ms = [ms_from_us(us) for us in x_us]
     words = "ms since the device's first kernel"
     yield chart(f"{id}queues", "Launched and not yet started", about or of_rank, words, "in the queue", x_ms, series)
