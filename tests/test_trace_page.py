@@ -109,12 +109,12 @@ def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_
     charts, html = trace_page.of_run(tmp_path)
     assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
     assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
+    assert "trace-collective" in [panel.id for panel in run_page.drawings_of(tmp_path)]
     for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
         (tmp_path / "analysis.json").write_text(json.dumps(old))
         assert "not of this version" in trace_page.of_run(tmp_path)[1]
     (tmp_path / "analysis.json").unlink()
-    assert trace_page.of_run(tmp_path) == ([], "")
-    assert run_page.trace_page is trace_page
+    assert trace_page.of_run(tmp_path) == ([], "") and run_page.drawings_of(tmp_path) == []
 
 
 def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):

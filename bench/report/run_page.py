@@ -9,6 +9,7 @@ from bench import reading
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts, trace_page
 from bench.terminal import text_table
+from bench.web import lanes
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 NAME = "report.html"  # in the run's folder
@@ -112,6 +113,11 @@ def charts_of(folder: Path | str) -> list[dict]:
         run = run_folder.read(folder)
         found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
         return [spec for spec in found if spec]
+
+
+def drawings_of(folder: Path | str) -> list[lanes.Panel]:
+    """What is no chart: the drawings of the run's analysis.json."""
+    return trace_page.panels_of_run(Path(folder))
 
 
 def _stages(run):

@@ -14,6 +14,7 @@ NUM_LINES = 20  # of a table
 MAX_OPEN = 4  # sentences; more are folded
 MAX_KERNELS = 200
 NUM_CHANGES = 14  # of a waterfall; the rest is one step
+NOT_OURS = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)  # an older answer, or damaged
 RUN_PREFIX = "trace-"  # of the drawings' ids on a run's page
 
 
@@ -42,10 +43,18 @@ def of_run(folder: Path) -> tuple[list[dict], Safe]:
     answer = atomic.read_json(folder / "analysis.json", {})
     try:
         charts, parts = _sections(answer, RUN_PREFIX)
-    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError):  # an older one, or damaged
+    except NOT_OURS:
         again = soft("analysis.json is not of this version: ./run.sh analyze RUN makes it again.")
         return [], section("Trace", again) if answer else Safe("")
     return charts, section("Trace", *parts)
+
+
+def panels_of_run(folder: Path) -> list[lanes.Panel]:
+    """Run folder -> the drawings of of_run()."""
+    try:
+        return trace_panels.of_answer(atomic.read_json(folder / "analysis.json", {}), RUN_PREFIX)[0]
+    except NOT_OURS:
+        return []
 
 
 def _id(number):
