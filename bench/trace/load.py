@@ -5,8 +5,11 @@ import gc
 import itertools
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from bench.trace import events
 from bench.trace.rank import Rank
@@ -32,9 +35,12 @@ def load(path: str | Path, kinds: Collection[int] | None = None, num_parts: int 
         num_parts = min(processes(), most) if num_bytes(path) >= PARALLEL_BYTES else 1
     if num_parts == 1:
         return _rank(path, [_read(path, kinds)])
-    with _pool(num_parts - 1) as pool:
-        others = [pool.submit(_read, path, kinds, part, num_parts) for part in range(1, num_parts)]
-        return _rank(path, [_read(path, kinds, 0, num_parts), *(other.result() for other in others)])
+    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+        with _pool(num_parts - 1) as pool:
+            others = [pool.submit(_read_into, folder, path, kinds, part, num_parts) for part in range(1, num_parts)]
+            first = _read(path, kinds, 0, num_parts)
+            others = [other.result() for other in others]
+        return _rank(path, [first, *map(_mapped, others)])  # once the processes that read are gone
 
 
 def load_all(paths: Sequence[str | Path]) -> list[Rank]:
@@ -134,6 +140,21 @@ def _read(path, kinds, part=0, num_parts=1):
         if collects:
             gc.enable()
     return collector.finish() | {"head": source.head, "tail": source.tail, "cut": source.cut}
+
+
+def _read_into(folder, path, kinds, part, num_parts):
+    """_read() with its columns in files: through a pipe the one who merges would hold them twice."""
+    found = _read(path, kinds, part, num_parts)
+    for name, column in found["columns"].items():
+        file = f"{folder}/{part}-{name}.npy"
+        np.save(file, column)
+        found["columns"][name] = file
+    return found
+
+
+def _mapped(found):
+    found["columns"] = {name: np.load(file, mmap_mode="r") for name, file in found["columns"].items()}
+    return found
 
 
 def _rank(path, parts):
