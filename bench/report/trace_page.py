@@ -161,8 +161,7 @@ def waterfall(difference: dict, a: str, b: str) -> lanes.Panel | None:
     what = "a step" if of == "step_ms" else "the span"
     ends = [(plain(name, 60), total) for name, total in zip((a, b), difference[of])]
     about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
-    panel = lanes.waterfall("difference", f"What changed in {what}", about, "ms", tuple(ends), steps)
-    return panel
+    return lanes.waterfall("difference", f"What changed in {what}", about, "ms", tuple(ends), steps)
 
 
 def diff_html(difference: dict, a: str, b: str) -> str:

@@ -72,9 +72,9 @@ def of_gap(rank, rows, kinds, gaps) -> dict | None:
 
 
 def bars_of(start, end, kinds, words, low, high, names):
-    """Ranges as lists of nanoseconds -> bars from low to high; kinds of one another's own row are joined apart.
+    """Ranges by start, as sequences of nanoseconds -> bars from low to high, cut at both.
 
-    words(index): the name of one; names: a Names.
+    words(index): the name of a range; names: Names, in which a bar's is looked up.
     """
     thin, bars, open_of = (high - low) / NUM_COLUMNS, [], {}
     for index, (begin, stop, kind) in enumerate(zip(start, end, kinds)):
