@@ -38,6 +38,7 @@ SlurmctldPidFile={folder}/run/ctld.pid
 SlurmdPidFile={folder}/run/d%n.pid
 SlurmctldLogFile={folder}/log/ctld.log
 SlurmdLogFile={folder}/log/d%n.log
+SchedulerParameters=sched_interval=5
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000

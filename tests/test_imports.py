@@ -67,7 +67,6 @@ TABLE = {
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
     "data/loader.py",
-    "launch/agent.py",
     "overhead/gpu.py",
     "overhead/loop.py",
     "overhead/plain_loops.py",

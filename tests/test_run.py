@@ -165,9 +165,8 @@ def test_the_losses_are_the_same_for_two_ranks(finished_run, two_rank_run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [4, 8])
-def test_the_losses_are_the_same_for_more_ranks(results, finished_run, num_processes):
-    folder = real_runs.run(results, "seed=5", f"hardware.num_processes={num_processes}")
-    assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
+def test_the_losses_are_the_same_for_more_ranks(ranks_run, finished_run, num_processes):
+    assert numbers(ranks_run(num_processes)) == pytest.approx(numbers(finished_run), rel=2e-5)
 
 
 @pytest.mark.slow

@@ -87,7 +87,8 @@ def test_scancel_ends_in_an_honest_record(slurm, tmp_path):
 def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(slurm, tmp_path):
     process, job_id = submitted(slurm, tmp_path, "goal.num_steps=60", "goal.val_every_steps=60", "cluster.requeue=true")
     slurm.run("scontrol", "requeue", job_id)
-    slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    wait_for(lambda: slurm.run("squeue", "--noheader", "--format=%T", f"--jobs={job_id}").stdout.strip() == "PENDING")
+    slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")  # else two minutes after it was requeued
     out, _ = process.communicate(timeout=400)
     assert process.returncode == 0, out
     first, second = sorted(records(tmp_path), key=lambda run: run["started_at"])

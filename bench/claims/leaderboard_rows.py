@@ -85,7 +85,7 @@ def _plain(values):
 
 
 def _who(results):
-    """Who made it: what a line "By: ..." of the README beside the ledger says; None where nobody does."""
+    """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
     try:
         found = BY.search(reading.text(Path(results) / "README.md"))
     except reading.Damaged:

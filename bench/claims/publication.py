@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import private
 from bench.paths import PUBLISHED, REPO, published_root
 from bench.race import state
-from bench.record import ledger, named, race_folder, run_folder
+from bench.record import artifacts, ledger, named, race_folder, run_folder
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
@@ -98,9 +98,8 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
 
 def _refuse_unfinished(content):
     for name in content.runs:
-        status = run_folder.read(content.results / name)["status"]
-        if status == "running":
-            raise ValueError(f"{name}: status={status}: wait for its end, then publish it")
+        if run_folder.read(content.results / name)["status"] == "running":
+            raise ValueError(f"{name}: status=running: wait for its end, then publish it")
     for race_id in content.race_ids:
         folder = race_folder.of(content.results, race_id)
         if folder.is_dir() and not (folder / "race.json").is_file():
@@ -140,8 +139,8 @@ def _files(content):
 def _files_of_run(folder):
     """run.json, what it lists and what every run has; not what stays on its machine, nor pages made from the record."""
     listed = {artifact["path"] for artifact in run_folder.read_raw(folder)["artifacts"]}
-    for path in run_folder.files(folder):
-        role = run_folder.ROLES.get(path.partition("/")[0])
+    for path in artifacts.files(folder):
+        role = artifacts.ROLES.get(path.partition("/")[0])
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
         if role not in LOCAL_ROLES and (role or path in listed) and is_inside:
             yield path

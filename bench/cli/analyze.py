@@ -15,7 +15,7 @@ from bench import atomic
 from bench.cli import arguments, trace_jobs
 from bench.paths import of_user
 from bench.record import named
-from bench.trace import analysis, categories, diff, diff_text, load
+from bench.trace import analysis, diff, diff_text, load
 from bench.trace.analysis_text import as_markdown, as_text
 
 
@@ -24,12 +24,7 @@ def main(argv):
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
-    answers = {}
-    for words, paths in trace_jobs.jobs(args.path):
-        answers |= _answer(words, paths, rules, args)
-    if args.json:
-        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
+    answers = trace_jobs.answers(args, lambda *job: _answer(*job, args))
     _write(args, lambda: _markdown(answers), lambda: _page_of(answers))
     return 0
 
@@ -69,13 +64,13 @@ def _prints_words(args):
     return not (args.json or args.html or args.png or args.md is not None)
 
 
-def _answer(words, paths, rules, args):
+def _answer(whole, paths, rules, args):
     """Paths of one job -> {title: analysis}, one for each window."""
     files = [file for path in paths for file in load.find(path)]
     by_window = analysis.of_files(files, rules, args.include_last_step)
     answers = {}
     for name, answer in by_window.items():
-        title = ", ".join(words) + (f", window {name}" if len(by_window) > 1 else "")
+        title = whole + (f", window {name}" if len(by_window) > 1 else "")
         answers[title] = answer
         if _prints_words(args):
             print(as_text(answer, title))
@@ -102,6 +97,7 @@ def _diff(argv):
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
     parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
     parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     _forms(parser)
     args = parser.parse_args(argv)
     ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
@@ -134,21 +130,13 @@ def _one_rank(word, number):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh analyze", description=__doc__)
-    parser.add_argument("path", nargs="+", metavar="PATH")
+    parser = trace_jobs.parser("analyze", main)
     _forms(parser)
-    parser.add_argument(
-        "--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories, tried first"
-    )
-    parser.add_argument(
-        "--include-last-step", action="store_true", help="count the last ProfilerStep too: its kernels may be cut off"
-    )
     return parser
 
 
 def _forms(parser):
     """Other forms of an answer than words on a terminal; several at once are possible."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--html", metavar="PAGE", help="write a page that opens offline")
     parser.add_argument("--png", metavar="FOLDER", help="write a picture of each drawing; needs a Chromium")
     parser.add_argument("--md", metavar="FILE", nargs="?", const="", help="write Markdown, without FILE: print it")

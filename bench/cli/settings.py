@@ -16,9 +16,8 @@ def asked_for(argv: list[str]) -> str | None:
     keys = [word for word in argv if "=" not in word and not word.startswith("-")]
     if not {"-h", "--help"} & set(argv) or not keys:
         return None
-    return "\n\n".join(
-        help_of(key, [word for word in argv if "=" in word and not word.startswith("-")]) for key in keys
-    )
+    overrides = [word for word in argv if "=" in word and not word.startswith("-")]
+    return "\n\n".join(help_of(key, overrides) for key in keys)
 
 
 def help_of(word: str, overrides: list[str]) -> str:
@@ -96,9 +95,8 @@ def _of_group(key, now):
         words = [f"{group}=[{name}]" if group in compose.LISTS else f"{group}={name}" for name in names]
         width = max(map(len, words)) + 2
         for name, word in zip(names, words):
-            lines.append(
-                _wrapped(f"{word:<{width}}{explain.about(group, name).split('. ')[0].rstrip('.')}", 2, width + 2)
-            )
+            about = explain.about(group, name).split(". ")[0].rstrip(".")
+            lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
     inside = [one for one in explain.settings() if one.startswith(f"{key}.")]
     if key in compose.LISTS:  # those of the others are shown with their name: --help trace
         inside = [one for one in inside if now.value(one) != MISSING]

@@ -1,7 +1,4 @@
-"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
-
-Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
-"""
+"""The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]"""
 
 import json
 
@@ -22,7 +19,7 @@ from bench.units import format_bytes
 
 
 def main(argv):
-    """Make the track's repeats with fresh seeds and judge them."""
+    """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use."""
     if (explained := settings.asked_for(argv)) is not None:
         print(explained)
         return 0
@@ -39,12 +36,10 @@ def main(argv):
         words = [f"seed {one.config.seed}" for one in jobs]
         runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
-    answer = None
+    answer, judged = None, ""
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
         answer = target.of_repeats(rows, job.config.track.p_value)
-    if answer:
         answer["num_ever_started"], judged = _judged(runs)
-        judged = "" if answer["passed"] is None else judged  # nothing is claimed where there is nothing to reach
     if args.json:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
     elif answer:
@@ -53,7 +48,7 @@ def main(argv):
         say("verdict", answer["words"])
         if job.deviations:
             say("verdict", f"open division: this counts for nothing on track {job.config.track.name}")
-        if judged:
+        if judged and answer["passed"] is not None:  # nothing is claimed where there is nothing to reach
             say("judge", judged)
     return 1 if answer is None or answer["passed"] is False else 0
 
@@ -88,15 +83,14 @@ def _cost(job):
 
 def _judged(runs):
     """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
-    claim = claims.of_folders([run["folder"] for run in runs])
-    dropped, *others = claim.unclaimed()
+    dropped, *others = claims.of_folders([run["folder"] for run in runs]).unclaimed()
     num_all = len(runs) + len(dropped)
     if not dropped:
         return num_all, ""
-    words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone: "
-    if any(others):  # the config_id would name these too
-        return num_all, f"{words}./run.sh judge {runs[0]['run_id']} names the others"
-    return num_all, f"{words}./run.sh judge {runs[0]['config_id']}"
+    words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
+    # the config_id would name runs of other code too
+    which = f"{runs[0]['run_id']} names the others" if any(others) else runs[0]["config_id"]
+    return num_all, f"{words}: ./run.sh judge {which}"
 
 
 def fresh_seeds(job, overrides):
@@ -111,7 +105,7 @@ def fresh_seeds(job, overrides):
 
 
 def _parser():
-    parser = arguments.Parser("./speedrun.sh", description=__doc__)
+    parser = arguments.Parser("./speedrun.sh", main=main)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)

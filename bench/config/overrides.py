@@ -35,9 +35,7 @@ def parsed(word: str):
     override = _parsed(word)
     if override.is_sweep_override():
         first, second = (f"{override.key_or_group}={value}" for value in _two_values(override))
-        in_a_race = (
-            f"; a race gives each value an arm: A={first} B={second}" if word.partition("=")[0] != "seed" else ""
-        )
+        in_a_race = f"; a race gives each value an arm: A={first} B={second}" * (word.partition("=")[0] != "seed")
         raise ValueError(f"{word}: several values are a sweep, which ./run.sh run -m makes{in_a_race}")
     return override
 
@@ -53,9 +51,8 @@ def of_sweep(words: list[str]) -> tuple[list[str], list[str]]:
     for word in of_hydra:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
         if not key.startswith(SWEEP_KEYS):
-            raise ValueError(
-                f"{word}: of Hydra's own a sweep takes {', '.join(SWEEP_KEYS)}; folders are this program's"
-            )
+            taken = ", ".join(SWEEP_KEYS)
+            raise ValueError(f"{word}: of Hydra's own a sweep takes {taken}; folders are this program's")
     mine = [word for word in words if word not in of_hydra]
     for word in mine:
         _parsed(word)
@@ -135,10 +132,5 @@ def _refuse(override):
 def one_line(error: Exception) -> str:
     """All that an error says, its lines joined, without noise; its type where it says nothing."""
     lines = [line.strip() for line in NOISE.sub("", str(error)).splitlines() if line.strip(" ^")]
-    return (
-        " ".join(
-            line + ("," if number + 1 < len(lines) and line[-1] not in ".,:;" else "")
-            for number, line in enumerate(lines)
-        )
-        or type(error).__name__
-    )
+    ends = ["" if line[-1] in ".,:;" else "," for line in lines[:-1]] + [""]
+    return " ".join(line + end for line, end in zip(lines, ends)) or type(error).__name__

@@ -10,7 +10,7 @@ from bench import atomic, private, reading, utc
 from bench.diagnosis import event_costs
 from bench.machine import environment
 from bench.paths import REPO
-from bench.record import failures, ledger, run_folder, step_files, validity
+from bench.record import artifacts, failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
 ENDED_BY = {"interrupted": "aborted", "stopped": "stopped"}  # kind of a failure that is none of the run's own: status
@@ -54,9 +54,9 @@ def _finish(folder, run, exit_code, failure, clock):
     run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
-    run["artifacts"] = run_folder.artifacts(folder)
+    run["artifacts"] = artifacts.listed(folder)
     _write(folder, run)
-    run_folder.remove_temporary(folder)
+    artifacts.remove_temporary(folder)
 
 
 def _merge(run, result, failure, clock):

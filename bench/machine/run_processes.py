@@ -1,4 +1,4 @@
-"""The processes of one run, found again whoever started them: by a mark in their environment, and by the sessions that
+"""The processes of one run, found by a mark in their environment, and by the sessions that
 a marked process leads.
 
 Linux only: elsewhere nothing is found.  Imports nothing heavy: what guards a run uses it.
@@ -28,7 +28,8 @@ def find(folder: Path) -> set[int]:
     marked, by_session = set(), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
-            pid, fields = int(path.parent.name), _fields(path)
+            pid = int(path.parent.name)
+            fields = processes.stat_fields(pid)
             if fields[0] in "ZX":
                 continue
             by_session.setdefault(int(fields[3]), set()).add(pid)
@@ -42,7 +43,7 @@ def cpu_s(folder: Path) -> dict[int, float]:
     found, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
     for pid in find(folder):
         with contextlib.suppress(OSError, ValueError):
-            fields = _fields(Path(f"/proc/{pid}/stat"))
+            fields = processes.stat_fields(pid)
             found[pid] = (int(fields[11]) + int(fields[12])) / ticks_per_s
     return found
 
@@ -69,8 +70,3 @@ def _signal(pids, number):
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
-
-
-def _fields(path):
-    """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces."""
-    return path.read_text().rpartition(")")[2].split()

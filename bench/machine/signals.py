@@ -1,8 +1,8 @@
 """Signals that end a program, as an exception: what was begun is brought to an orderly end.
 
 Python runs a signal's handler between any two instructions, also where what it raises is printed and dropped: in what
-runs around a fork (os.register_at_fork), in a destructor, below somebody's "except Exception".  So the exception is no
-Exception; nothing is raised where signals are held(); and whoever waits asks check(), which raises a lost one again.
+runs around a fork (os.register_at_fork), in a destructor, below an "except Exception".  So it is not an Exception;
+nothing is raised where signals are held(); and loops that wait call check(), which raises a lost one again.
 """
 
 import contextlib

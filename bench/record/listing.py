@@ -20,10 +20,7 @@ def report(message: str) -> None:
 
 
 def read_rows(words: Iterable[str]) -> list[rows.Row]:
-    """Words of the user, none for results/ -> the rows of their runs with "folder", by track, then time.
-
-    A folder that cannot be read is named on standard error and skipped.
-    """
+    """Words of the user, none for results/ -> rows with "folder", by track, then time; unreadable ones are reported."""
     root = results_root()
     paths = [path for one in named.find(words) for path in one.holders] or ([root] if root.is_dir() else [])
     found, from_here = [], {}  # parent -> the same from where the user stands

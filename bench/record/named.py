@@ -35,20 +35,16 @@ class Named(NamedTuple):
     @property
     def race(self) -> Path | None:
         """The folder of the race that is meant, or None."""
-        folder = self.paths[0]
-        return folder if len(self.paths) == 1 and _is_race(folder) else None
+        return self._if(_is_race)
 
     @property
     def claim(self) -> Path | None:
         """The claim's folder that is meant, or None."""
-        return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / CLAIM).is_file() else None
+        return self._if(lambda folder: (folder / CLAIM).is_file())
 
     @property
     def holders(self) -> list[Path]:
-        """What runs are looked for in: the paths; of a race or its arm the folders of the runs that count.
-
-        ValueError: the race has no such arm, or none of its runs is there.
-        """
+        """The paths; of a race or its arm the folders of the runs that count.  ValueError: no such arm, or no run."""
         if self.sweep is not None:
             return _runs_of_sweep(self.word, self.sweep)
         return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
@@ -56,7 +52,11 @@ class Named(NamedTuple):
     @property
     def sweep(self) -> Path | None:
         """The folder of the sweep that is meant, or None."""
-        return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / sweep.NAME).is_file() else None
+        return self._if(lambda folder: (folder / sweep.NAME).is_file())
+
+    def _if(self, fits):
+        """The one path that is meant, if it fits."""
+        return self.paths[0] if len(self.paths) == 1 and fits(self.paths[0]) else None
 
     @property
     def path(self) -> Path:
@@ -82,7 +82,7 @@ class Lookup:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         if race := _race(word):
             return Named(word, [race])
-        if found := _sweep(word):
+        if found := _one_with(word, sweep.folders(), "sweep"):
             return Named(word, [found])
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
@@ -161,20 +161,15 @@ def _race(word):
     """The folder of the race that a path or part of an id means, or None.  ValueError: it is part of several ids."""
     for path in _paths(word):
         return path if _is_race(path) else None
-    for root in race_roots():
-        found = [path for path in sorted(root.glob("*")) if word in path.name and _is_race(path)]
-        if len(found) > 1:
-            raise ValueError(f"{word}: is part of {len(found)} race ids: {', '.join(path.name for path in found)}")
-        if found:
-            return found[0]
-    return None
+    of_roots = (_one_with(word, filter(_is_race, sorted(root.glob("*"))), "race") for root in race_roots())
+    return next(filter(None, of_roots), None)
 
 
-def _sweep(word):
-    """The folder of the sweep that part of an id means, or None.  ValueError: it is part of several ids."""
-    found = [folder for folder in sweep.folders() if word in folder.name]
+def _one_with(word, folders, kind):
+    """The folder whose name has the word in it, or None.  ValueError: several have."""
+    found = [folder for folder in folders if word in folder.name]
     if len(found) > 1:
-        raise ValueError(f"{word}: is part of {len(found)} sweep ids: {', '.join(path.name for path in found)}")
+        raise ValueError(f"{word}: is part of {len(found)} {kind} ids: {', '.join(path.name for path in found)}")
     return found[0] if found else None
 
 

@@ -9,7 +9,6 @@ Each run that a sweep starts says so in run.json["sweep"]; one that was complete
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -18,7 +17,6 @@ from bench import atomic, reading, utc
 from bench.paths import results_root
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
-ID = re.compile(r"sweep-[0-9a-f]{8}")
 SCHEMA_VERSION = 1
 WORDS = {"null": None, "true": True, "false": False}
 
@@ -54,8 +52,7 @@ class Point(NamedTuple):
 
 def id_of(words: Iterable[str], source_sha256: str) -> str:
     """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep."""
-    text = json.dumps([sorted(words), source_sha256])
-    return f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"sweep-{hashlib.sha256(json.dumps([sorted(words), source_sha256]).encode()).hexdigest()[:8]}"
 
 
 def begin(
@@ -64,9 +61,9 @@ def begin(
     """sweep.json of a sweep that starts or goes on -> its folder, absolute."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, "command": list(command)}
-    facts |= {"points": [list(words) for words in points], "budget_s": budget_s}
-    atomic.write_json(folder / NAME, facts | {"started_at": utc.now(), "ended_at": None, "why": None})
+    asked = {"command": list(command), "points": [list(words) for words in points], "budget_s": budget_s}
+    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, **asked, "started_at": utc.now()}
+    atomic.write_json(folder / NAME, facts | {"ended_at": None, "why": None})
     return folder
 
 
@@ -86,8 +83,7 @@ def end(folder: Path, why: str | None = None) -> None:
 
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
-    path = Path(folder) / NAME
-    return reading.json_object(path, Facts)
+    return reading.json_object(Path(folder) / NAME, Facts)
 
 
 def points(folder: Path | str) -> list[Point]:
@@ -160,10 +156,9 @@ def find(word: str, known: Iterable[str] = ()) -> str:
     return found[0]
 
 
-def members(sweep_id: str, results: Path | str | None = None) -> set[str]:
+def members(sweep_id: str) -> set[str]:
     """The ids of the runs that points.jsonl names; records that bear the sweep's id are its runs as well."""
-    folder = Path(results or results_root()) / FOLDER / sweep_id
-    return {Path(line["folder"]).name for line in _lines(folder / POINTS)}
+    return {Path(line["folder"]).name for line in _lines(results_root() / FOLDER / sweep_id / POINTS)}
 
 
 def chosen(rows: Sequence[Mapping], word: str) -> list[Mapping]:

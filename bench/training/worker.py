@@ -12,6 +12,7 @@ import time
 STARTED_S = time.monotonic()  # before the imports below: they take seconds, and the record says how many
 AGENT_PID = os.getppid()  # as early as possible: a process whose parent has ended gets another one
 
+import gc  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -34,9 +35,12 @@ def main(folder):
     flight_recorder.enable_stack_dumps(folder)
     rows = []
     try:
+        gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch
 
-        Run(folder, launch, STARTED_S, rows).train()
+        run = Run(folder, launch, STARTED_S, rows)
+        gc.enable()
+        run.train()
     except BaseException as error:
         step = rows[-1]["step"] if rows else 0
         if failures.write(folder, rank, step, error) in ("collective_timeout", "exception"):
