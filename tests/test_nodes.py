@@ -121,7 +121,7 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
     code, out = pair.end(0)
     assert code == 1
     _, run = only_record_of_failed(pair)
-    assert (run["status"], run["failure"]["kind"]) == ("failed", "node_lost"), out
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "node_lost"), out
     assert run["failure"]["message"].startswith("node 1, rank 1 is lost: ")
     assert pair.all_gone()
 

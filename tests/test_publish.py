@@ -211,7 +211,7 @@ def test_runs_of_two_ledgers_and_no_run_at_all_are_refused(house, results, tmp_p
     assert "each with its own ledger" in refused(house, capsys, results.add(0), other)
     (tmp_path / "empty").mkdir()
     assert "there is no run.json in or below it" in refused(house, capsys, tmp_path / "empty")
-    assert "part of the id of a run or a race" in refused(house, capsys, "nothing-like-it")
+    assert "part of the id of a run, a race or a sweep" in refused(house, capsys, "nothing-like-it")
 
 
 def test_what_is_published_is_not_published_again(house, results, capsys):

@@ -13,10 +13,10 @@ import json
 
 from bench.cli import arguments
 from bench.config import groups
-from bench.launch import console, ready
+from bench.launch import allocation, console, ready
 from bench.paths import results_root, shown
-from bench.race import planning, report, request, runner, state
-from bench.record import named, sweep
+from bench.race import arm_process, planning, report, request, runner, state
+from bench.record import named
 from bench.sweep import winners
 
 
@@ -61,6 +61,9 @@ def _raced(args, results):
         folder = _chosen(results, args.resume)
     elif args.from_sweep is not None:
         folder = planning.begin(request.parse(_of_sweep(args)), results, args.anyway)
+    elif (of_this_job := _requeued(results)) is not None:
+        folder = of_this_job
+        console.say("race", f"job requeued: {folder.name} goes on")
     elif args.words:
         folder = planning.begin(request.parse(args.words), results, args.anyway)
     else:
@@ -68,9 +71,20 @@ def _raced(args, results):
     return folder, runner.go(folder, results, args.show, args.anyway)
 
 
+def _requeued(results):
+    """The unfinished race of this job of SLURM's, which was requeued; else None."""
+    job = allocation.found()
+    for folder in state.unfinished(results) if job is not None and job.num_restarts else ():
+        slots = state.read(folder, results).slots
+        runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]
+        if any((run.get("launched_by") or {}).get("job_id") == job.job_id for run in runs):
+            return folder
+    return None
+
+
 def _of_sweep(args):
     """--from-sweep: the best points of the sweep as arms, and the words that were typed beside."""
-    folder = results_root().absolute() / sweep.FOLDER / sweep.find(args.from_sweep)
+    folder = named.sweep_folder(args.from_sweep).absolute()
     given = [word for word in args.words if word[:1].isupper() and word[1:2] in ("=", ".")]
     if given:
         remedy = "write key=value for all of them, or no --from-sweep"

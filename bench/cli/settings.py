@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 
-from bench.config import compose, explain, schema
+from bench.config import cluster, compose, explain, schema
 from bench.config.typed import MISSING
 from bench.launch.prepare import this_machine
 
@@ -42,8 +42,9 @@ class _Composition:
     """What the words beside --help make, and what they would make with a choice added."""
 
     def __init__(self, overrides):
-        self.words = overrides
-        self.config = schema.to_dict(compose.compose(overrides, this_machine()))
+        self.words, (self._of_cluster, of_run) = overrides, cluster.split(overrides)
+        self.config = schema.to_dict(compose.compose(of_run, this_machine()))
+        self.config["cluster"] = cluster.as_dict(self._of_cluster)
         self._origins = None
 
     def with_choice(self, choice):
@@ -62,7 +63,10 @@ class _Composition:
 
     def origin(self, key):
         """ ", from conf/...: why", or that it is the default."""
-        self._origins = self._origins or explain.Origins(self.words, this_machine())
+        if key.startswith("cluster."):
+            typed = [word for word in self._of_cluster if word.startswith(f"{key}=")]
+            return f"from {typed[-1]} on the command line" if typed else "the default"
+        self._origins = self._origins or explain.Origins(cluster.split(self.words)[1], this_machine())
         found = self._origins.of(key)
         if found is None:
             return "the default"

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from bench.config import compose, meanings, schema
+from bench.config import cluster, compose, meanings, schema
 from bench.config.typed import KINDS, MISSING, allowed, default_of, plain_of, row_class, variant, variants
 from bench.paths import CONF, project_folder
 
@@ -54,7 +54,8 @@ class Setting:
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     found = {}
-    for one in [*_of_class(schema.Config, ""), *_of_lists()]:
+    of_cluster = _of_class(cluster.Cluster, "cluster.", (cluster.CHOICE,))
+    for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
         before = found.setdefault(one.key, one)
         if before is not one:
             found[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
@@ -106,7 +107,7 @@ def groups() -> dict[str, str]:
     for group in compose.LISTS:
         found |= {group: meanings.of_class(schema.Config)[group]}
         found |= {f"{group}.{name}": about(group, name) for name in compose.choices(group)}
-    return found
+    return found | {"cluster": cluster.ABOUT}
 
 
 def _of_groups(cls, path):

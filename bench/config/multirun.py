@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -30,8 +30,13 @@ class Runner(Protocol):
 
     budget_s: float | None  # of all of them; None: no limit
 
-    def handed_over(self, launcher: str) -> None:
-        """The launcher of that name, not ours, is going to call one()."""
+    def elsewhere(
+        self, launcher: str, settings: Mapping, refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager:
+        """Around the launcher of that name, not ours, which calls one().
+
+        settings: hydra.launcher.*; refusals: the errors of Hydra that a person's words are to blame for.
+        """
 
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
@@ -57,17 +62,20 @@ class Task:
 
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
+    from hydra.errors import HydraException
+
     of_hydra, mine = overrides.of_sweep(words)
     given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
     quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
     of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
     with hydra_app.refusals(words), _importable():
         config, _ = _checked(of_hydra, mine, machine)
-        launcher = config.hydra.runtime.choices["hydra/launcher"]
-        is_ours = config.hydra.launcher._target_ == OUR_LAUNCHER
+        settings = config.hydra.launcher
+        is_ours = settings._target_ == OUR_LAUNCHER
         if runner.budget_s is not None and not is_ours:
             raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
-        with contextlib.nullcontext() if is_ours else _of_plugin(launcher, runner):
+        name = config.hydra.runtime.choices["hydra/launcher"]
+        with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings, HydraException):
             _app(machine).multirun(groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine])
 
 
@@ -148,20 +156,6 @@ def _checked(of_hydra, mine, machine):
                 f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
             )
     return config, stored
-
-
-@contextlib.contextmanager
-def _of_plugin(launcher, runner) -> Iterator[None]:
-    """A failure of another package's launcher as a refusal in one line: no SLURM here, a job that was killed."""
-    from hydra.errors import HydraException
-
-    runner.handed_over(launcher)
-    try:
-        yield
-    except (ValueError, HydraException):
-        raise
-    except Exception as error:
-        raise ValueError(f"hydra/launcher={launcher}: {type(error).__name__}: {overrides.one_line(error)}") from None
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ Every slip becomes a ValueError that says what, the value, and what to try.
 
 import itertools
 import re
+from typing import Any
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
+WORDS = {"null": None, "true": True, "false": False}
 NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 
@@ -38,6 +40,18 @@ def parsed(word: str):
         in_a_race = f"; a race gives each value an arm: A={first} B={second}" * (word.partition("=")[0] != "seed")
         raise ValueError(f"{word}: several values are a sweep, which ./run.sh run -m makes{in_a_race}")
     return override
+
+
+def value_of(text: str) -> Any:
+    """The value of an override as config.yaml has it: a number, true or false, null or a word."""
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")
 
 
 def is_of_hydra(word: str) -> bool:

@@ -13,7 +13,8 @@ from bench.paths import REPO
 from bench.record import artifacts, failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
-ENDED_BY = {"interrupted": "aborted", "stopped": "stopped"}  # kind of a failure that is none of the run's own: status
+# kind of a failure that is none of the run's own: status
+ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
 
 
 def finish(folder, run, exit_code, failure, clock):

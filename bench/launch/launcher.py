@@ -122,16 +122,17 @@ def launch_each(
     stop_of: of a run that begins, launch()'s stop.
     """
     kinds = [job.config_id for job in jobs]
-    with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
+    known_s = earlier_s({job.config.track.name for job in jobs}, kinds)
+    with Series(kinds, known_s, budget_s=budget_s) as series:
         for number, job in enumerate(jobs):
-            if budget_s is not None and not series.fits(budget_s):
+            if not series.fits():
                 return
             series.begin(words[number])
             run = launch(job, command, series, None if number else first_race, sweep_id, stop_of(job))
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
-            if run["status"] == "aborted":
+            if failures.is_interrupt(run["failure"]):
                 return
 
 

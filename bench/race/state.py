@@ -49,7 +49,7 @@ class Slot:
 
     @property
     def is_done(self):
-        """A run that was interrupted leaves its slot open; one that failed does not."""
+        """A run that was interrupted or lost a node leaves its slot open; one that failed does not."""
         return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
 
     @property

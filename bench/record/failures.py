@@ -62,6 +62,11 @@ def failure(kind: str, message: str, *where: int | str | None, **more: int | str
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
+def is_interrupt(found: dict | None) -> bool:
+    """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
+    return found is not None and found["kind"] == "interrupted"
+
+
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
     """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
     kind = kind_of(error)

@@ -2,14 +2,15 @@
 
     a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
     part of a run id  every run that bears it, a config_id for example
-    part of a sweep id the runs of the sweep
     part of a race id the race; where a verb wants runs, those of its arms        RACE:ARM   one arm of it
+    part of a sweep id  the sweep; where a verb wants runs, its own
     ONE,OTHER         both
 
 Paths start where the user stands, in the repository or in results/.  Ids are looked for among this machine's own
-results, and where nothing bears them among the published; runs before races.
+results, and where nothing bears them among the published; runs before races before sweeps.
 """
 
+import difflib
 import functools
 import glob
 import os
@@ -21,6 +22,7 @@ from bench.paths import REPO, published_root, race_roots, results_root, working_
 from bench.record import race_folder, run_folder, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
+MAX_LISTED = 5  # sweeps in a refusal, the newest
 FILES = ("run.json", "race.json")  # stand for their folder
 
 
@@ -88,9 +90,16 @@ class Lookup:
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
         raise ValueError(
-            f"{word}: is not a path, a glob that matches, or part of the id of a run or a race: "
-            "./run.sh table lists the runs"
+            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
+            f"{self._near(word)}./run.sh table lists the runs{_known_sweeps()}"
         )
+
+    def _near(self, word):
+        """Whether ids of runs, races or sweeps that resemble the word were meant."""
+        races = [path.name for root in race_roots() for path in root.glob("*") if _is_race(path)]
+        ids = [*self._own, *self._published, *races, *(folder.name for folder in sweep.folders())]
+        near = difflib.get_close_matches(word, ids, n=3, cutoff=0.75)
+        return f"did you mean {' or '.join(near)}? " if near else ""
 
     def each(self, words: Iterable[str]) -> list[Named]:
         """Words, comma lists among them -> [Named].  ValueError: nothing is called so."""
@@ -125,6 +134,14 @@ def folder(word: str) -> Path:
     found = path(word)
     if not found.is_dir():
         raise ValueError(f"{word}: is a file: give a folder, or part of a run id; ./run.sh table lists the runs")
+    return found
+
+
+def sweep_folder(word: str) -> Path:
+    """The folder of the one sweep that a word means.  ValueError: it means none."""
+    found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
+    if found is None:
+        raise ValueError(f"{word}: is no sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
     return found
 
 
@@ -171,6 +188,12 @@ def _one_with(word, folders, kind):
     if len(found) > 1:
         raise ValueError(f"{word}: is part of {len(found)} {kind} ids: {', '.join(path.name for path in found)}")
     return found[0] if found else None
+
+
+def _known_sweeps():
+    names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{more}" if names else ""
 
 
 def _runs_of_sweep(word, folder):
