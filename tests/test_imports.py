@@ -30,7 +30,7 @@ TABLE = {
     "trace": "reading machine terminal units",
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
-    "memory.snapshot": "reading memory units web",
+    "memory.snapshot": "reading memory paths units web",
     "record": "reading atomic config data.sources machine paths private stats units utc",
     "importers": "reading record units utc",
     "exporters": "reading atomic config paths private record units utc",
@@ -48,7 +48,7 @@ TABLE = {
     "passport.measure": "config launch machine passport record stats telemetry training units utc",
     "explain": "diagnosis machine passport record terminal trace units web",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal units web",
+    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units web",
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",

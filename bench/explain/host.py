@@ -10,8 +10,8 @@ import numpy as np
 
 from bench.explain import parts
 from bench.trace import attribution, categories, events
-from bench.trace.load import STEP, Rank
 from bench.trace.nest import Nest
+from bench.trace.rank import STEP, Rank
 
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")

@@ -10,6 +10,7 @@ from bench.trace.columns import US, groups, index_of, sums
 from bench.trace.flops import flops, precision, traffic_bytes
 from bench.trace.load import Rank
 from bench.trace.nest import Nest
+from bench.trace.stamps import whole
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
@@ -27,15 +28,17 @@ def table(rank, rows, until_ns=None):
     ops = window.host_rows(rank, events.CPU_OP, until_ns)
     if not len(ops):
         return []
+    launcher = index_of(attribution.operators(rank, rows), ops)  # first: what it needs meanwhile is much
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
     keys, index = np.unique(key, return_inverse=True)
     facts = [facts_of(rank, one // (len(rank.extras) + 1), one % (len(rank.extras) + 1) - 1) for one in keys.tolist()]
     nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
-    launcher = index_of(attribution.operators(rank, rows), ops)
+    own_ns = _own_time(rank, ops, nests)
+    del nests, key
     columns_ns = {
         "cpu_us": rank.dur[ops],
-        "self_cpu_us": _own_time(rank, ops, nests),
+        "self_cpu_us": own_ns,
         "device_us": sums(launcher, len(ops), rank.dur[rows]),
         "flop_us": np.where(is_leaf, rank.dur[ops], 0),
     }
@@ -131,7 +134,7 @@ def _memory(rank, rows, ops):
 
 
 def _believed(value):
-    number = events.whole(value)
+    number = whole(value)
     return number if abs(number) < MAX_BYTES else 0
 
 
