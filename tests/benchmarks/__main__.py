@@ -1,6 +1,7 @@
 """What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
 
 PART: import_logs, results, telemetry (the default ones), trace (installs HolisticTraceAnalysis, takes minutes).
+Alone: faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 """
 
 import importlib
@@ -17,6 +18,10 @@ def main(parts):
     if parts == ["--hta-python"]:
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
+    if parts[:1] == ["faults"]:
+        return bench_self.show(
+            [bench_self.row(*one) for one in importlib.import_module("benchmarks.faults").measure(*parts[1:])]
+        )
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         print(f"{unknown[0]}: choose from {', '.join(PARTS)}", file=sys.stderr)
