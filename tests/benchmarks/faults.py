@@ -8,6 +8,7 @@ never be so).
 """
 
 import random
+import sys
 import tempfile
 import time
 
@@ -56,6 +57,7 @@ def _kill(shop, name, chance):
 
 
 def _shown(outcome):
-    if outcome.wrong or not outcome.hit:
+    if outcome.wrong:
         print(disk_faults.as_json(outcome), flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {'WRONG' if outcome.wrong else 'ok'} {outcome.place}", file=sys.stderr, flush=True)
     return outcome
