@@ -8,6 +8,8 @@ LD_PRELOAD it.  Processes inherit it and share one counter, so n counts the oper
     DISK_FAULT_KIND     enospc, eio       this one operation fails so
                         full              this and all later ones that need space, until a .reserve is removed
                         short             a write takes half of its bytes; other operations are as ever
+                        lost              a write says that it wrote, and did not: no program can survive this; it proves that
+                                          what looks for losses finds them
                         crash, torn       SIGKILL in place of the operation; torn: a write writes half of its bytes before
 Operations: open to write or create, write, pwrite, writev, sendfile, copy_file_range, fsync, fdatasync, ftruncate, rename,
 link, symlink, mkdir, unlink, rmdir.  Linux, glibc. */
@@ -29,7 +31,7 @@ link, symlink, mkdir, unlink, rmdir.  Linux, glibc. */
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { PASS = 0, HALF = 1, FAIL = -1 }; /* what becomes of an operation */
+enum { PASS = 0, HALF = 1, LOST = 2, FAIL = -1 }; /* what becomes of an operation */
 enum { NEEDS_SPACE = 1, WRITES = 2 };
 
 struct state {
@@ -119,6 +121,7 @@ static int decide(int dir_fd, const char *path, const char *what, int needs) {
     if (!strcmp(kind, "crash")) die();
     if (!strcmp(kind, "torn")) return (needs & WRITES) ? HALF : (die(), FAIL);
     if (!strcmp(kind, "short")) return (needs & WRITES) ? HALF : PASS;
+    if (!strcmp(kind, "lost")) return (needs & WRITES) ? LOST : PASS;
     if (!strcmp(kind, "enospc") && !(needs & NEEDS_SPACE)) return PASS;
     errno = strcmp(kind, "eio") ? ENOSPC : EIO;
     return FAIL;
@@ -174,6 +177,7 @@ FOPEN(fopen64)
 ssize_t write(int fd, const void *data, size_t n) {
     switch (decide_fd(fd, "write", NEEDS_SPACE | WRITES)) {
     case FAIL: return -1;
+    case LOST: return n;
     case HALF: return after(REAL(write)(fd, data, HALVED(n)));
     default: return REAL(write)(fd, data, n);
     }

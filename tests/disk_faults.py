@@ -83,7 +83,7 @@ class Workshop:
         self.library, self.state = self.folder / "disk_faults.so", self.folder / "state"
         self.base, self.project = self.folder / "base", self.folder / "project"
         self._num_judged = 0
-        self.lasts_s = {}  # command: seconds that it takes undisturbed, where somebody measured them
+        self.lasts_s = {}  # command: seconds that it takes undisturbed
 
     def __enter__(self):
         words = [compiler(), "-shared", "-fPIC", "-O2", "-o", str(self.library), str(SOURCE), "-ldl"]
@@ -104,10 +104,12 @@ class Workshop:
     # ---- one command
 
     def count(self, scenario):
-        """The operations of a command that nothing disturbs."""
+        """The operations of a command that nothing disturbs; .lasts_s says how long it took."""
         self._begin()
+        began_s = time.monotonic()
         done = self._command(self.project, scenario.words, self._faulty(0, ""))
         assert done.returncode == 0, done.stdout
+        self.lasts_s[scenario.name] = time.monotonic() - began_s
         return self._log()
 
     def fault(self, scenario, number, kind):
@@ -120,11 +122,13 @@ class Workshop:
         outcome.hit = bool(hits)
         return self._judged(scenario, outcome, is_kill=kind in ("crash", "torn"))
 
-    def kill(self, scenario, chance, longest_s):
-        """The command with SIGKILL to one of its processes, drawn, at a moment within longest_s, drawn."""
+    def kill(self, scenario, chance):
+        """The command with SIGKILL to one of its processes, drawn, at a moment, drawn."""
+        if scenario.name not in self.lasts_s:
+            self.count(scenario)
         self._begin()
         process = self._start(self.project, scenario.words, self._faulty(0, ""))
-        moment_s = chance.uniform(0, longest_s)
+        moment_s = chance.uniform(0, self.lasts_s[scenario.name])
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(moment_s)
         victims = self.alive()

@@ -16,7 +16,7 @@ from bench import reading
 BLOCK_BYTES = 2**20
 MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after the events is short
 HEAD_BYTES = 64 * 2**20  # what comes before the events: device properties and the like, kilobytes as a rule
-MAX_RATIO = 100  # of the bytes that a megabyte of gzip gives; 15 recorded traces give 13 to 21, a bomb up to 1,030
+MAX_RATIO = 40  # of the bytes that a megabyte of gzip gives; 15 recorded traces give 13 to 21, a bomb up to 1,030
 RATIO_FROM_BYTES = 64 * 2**20  # below, whatever it gives is soon read
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|args|dur|id|bp|s)"\s*:)')
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
