@@ -1,12 +1,12 @@
-"""SQLite's way: a command whose n-th file operation fails, or whose process is killed, and what may never be so afterwards.
+"""SQLite's way: a command whose n-th file operation fails, or whose process is killed, and what may never be so then.
 
     with Workshop(folder) as shop:
         shop.count(RUN)                     -> the operations of the whole command, [(number, process, what, path)]
         shop.fault(RUN, 17, "enospc")       -> Outcome: .wrong is [] or sentences
         shop.kill(RUN, chance)              -> the same with SIGKILL of one of its processes at a random moment
 
-Every place gets a project of its own: results/, with one complete run and a publication to be made of it.  disk_faults.c
-says what an operation is and how it fails; each process of a command inherits it, and they share one counter.
+Every place gets a project of its own: results/ with one complete run, which publish copies.  disk_faults.c says what an
+operation is and how it fails; each process of a command inherits it, and they share one counter.
 """
 
 import contextlib
@@ -30,7 +30,14 @@ from bench.record import failures, ledger, run_folder, verification
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
 KINDS = ("enospc", "full", "eio", "short", "crash", "torn")
-TINY = ["track=free", "model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.val_tokens=4096", "hardware=cpu"]
+TINY = [
+    "track=free",
+    "model.num_layers=1",
+    "model.width=32",
+    "model.num_heads=1",
+    "goal.val_tokens=4096",
+    "hardware=cpu",
+]
 TINY += ["goal.num_steps=6", "goal.val_every_steps=3", "hardware.num_threads=1", "hardware.stall_timeout_s=30"]
 LOG = "".join(f"iter {step}: loss {5 - step / 9:.4f}, time 12.00ms, mfu 1.00%\n" for step in range(9))
 LIMIT_S = 240.0  # of a command on a busy machine: beyond it, it hangs
@@ -50,11 +57,15 @@ class Scenario:
     quick: tuple[str, ...] | None = None  # in the place of `again` at three places of four: it trains nothing
 
 
-RUN = Scenario("run", ("run", *TINY), ("run", *TINY, "seed=7"), 1, ("import", "nanogpt", "nanogpt.log"))
-SWEEP = Scenario("sweep", ("run", "-m", *TINY, "seed=0,1", "--anyway"), ("run", "-m", *TINY, "seed=0,1", "--anyway"), 2)
-RACE = Scenario("race", ("race", "A=", "B=optim.beta2=0.9", "n=2", *TINY, "--anyway"), ("race", "--resume", "--anyway"), 6)
-IMPORT = Scenario("import", ("import", "nanogpt", "nanogpt.log"), ("import", "nanogpt", "nanogpt.log"))
-PUBLISH = Scenario("publish", ("publish", "results/free", "--name", "mine"), ("publish", "results/free", "--name", "again"))
+OF_SWEEP, OF_IMPORT = ("run", "-m", *TINY, "seed=0,1", "--anyway"), ("import", "nanogpt", "nanogpt.log")
+OF_RACE = ("race", "A=", "B=optim.beta2=0.9", "n=2", *TINY, "--anyway")
+RUN = Scenario("run", ("run", *TINY), ("run", *TINY, "seed=7"), 1, OF_IMPORT)
+SWEEP = Scenario("sweep", OF_SWEEP, OF_SWEEP, 2)
+RACE = Scenario("race", OF_RACE, ("race", "--resume", "--anyway"), 6)
+IMPORT = Scenario("import", OF_IMPORT, OF_IMPORT)
+PUBLISH = Scenario(
+    "publish", ("publish", "results/free", "--name", "mine"), ("publish", "results/free", "--name", "again")
+)
 SCENARIOS = {one.name: one for one in (RUN, SWEEP, RACE, IMPORT, PUBLISH)}
 
 
@@ -204,7 +215,9 @@ class Workshop:
         before = _records(results, outcome.wrong)
         outcome.num_records = len(before)
         outcome.wrong += _of_records(before, outcome, scenario, is_kill)
-        outcome.wrong += [f"ledger: {fault}" for fault in ledger.read(results).faults if "the last, is damaged" not in fault]
+        outcome.wrong += [
+            f"ledger: {fault}" for fault in ledger.read(results).faults if "the last, is damaged" not in fault
+        ]
         outcome.wrong += self._of_the_next(scenario, results, before)
         return outcome
 
