@@ -14,6 +14,7 @@ from test_ends import TINY
 from test_rainy_days import HURRIED, fill, small_disk  # noqa: F401 - a fixture
 
 from bench.cli import analyze, compare
+from bench.data import shards
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.record import ledger
@@ -34,6 +35,21 @@ def test_a_pipe_in_its_logs_and_damaged_progress_disturb_no_end_of_a_run(tmp_pat
         run = real_runs.run_json(running.folder)
     assert (code, run["status"], run["failure"]["kind"]) == (1, "aborted", "interrupted"), out
     assert "Traceback" not in out
+
+
+def test_a_shard_that_is_written_over_while_it_is_trained_on_makes_no_complete_run(tmp_path):
+    for name in ("train", "val"):
+        shards.write(tmp_path / f"{name}.bin", [token % 256 for token in range(200_000)])
+    words = [f"data.train_glob={tmp_path}/train.bin", f"data.val_glob={tmp_path}/val.bin", "data.vocab_size=257"]
+    with real_runs.Background(tmp_path / "results", "data=shards", *words, *TINY[:3], "goal.num_steps=100") as running:
+        running.wait_for_step(3)
+        with open(tmp_path / "train.bin", "r+b") as file:  # tokens as good as those, at the same place
+            file.seek(-100_000, os.SEEK_END)
+            file.write(bytes(100_000))
+        code, out = running.end(120)
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"], run["failure"]["kind"]) == (1, "failed", "bad_data"), out
+    assert run["failure"]["message"].startswith("train.bin: was changed while the run lasted: sha256 ")
 
 
 def test_progress_of_the_wrong_kind_is_no_progress(tmp_path):
