@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from comparing import raced, write
 from test_ends import TINY
 from test_rainy_days import HURRIED, fill, small_disk  # noqa: F401 - a fixture
 
+from bench.__main__ import main as bench
 from bench.cli import analyze, compare
 from bench.data import shards
 from bench.launch.console import Bars
@@ -200,3 +202,39 @@ def test_what_its_machine_ended_is_raced_again_and_a_failed_run_is_not(results, 
         race.main(["A=", "B=optim.beta2=0.99", "n=3"])
         (folder,) = (mine.folder / "races").glob("*")
         assert len(state.read(folder, mine.folder).slots[3].attempts) == attempts
+
+
+def test_an_export_of_nothing_that_can_be_read_is_wrong_use(tmp_path, capsys):
+    bad = tmp_path / "cpu_nano" / "20261122T000001Z-x-48623a63-s1"
+    bad.mkdir(parents=True)
+    (bad / "run.json").write_text('{"schema_version": 1, "run_id": 7}')
+    assert bench(["export", str(bad), "--to", "csv"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "run.json" in err
+
+
+def test_data_show_waits_for_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.bin")
+    done = real_runs.bench(tmp_path, "data", "show", str(tmp_path / "pipe.bin"), timeout_s=60)
+    assert done.returncode == 1 and "no regular file" in done.stdout + done.stderr
+
+
+# ---- what docs/ promises has a test
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "FAULTS.md"])
+def test_every_test_that_a_page_names_is_there(page):
+    names = re.findall(r"`(test_\w+\.py)::(\w+)`", (real_runs.REPO / "docs" / page).read_text())
+    assert len(names) >= 20
+    for file, name in names:
+        assert f"\ndef {name}(" in (real_runs.REPO / "tests" / file).read_text(), f"{file}::{name}"
+
+
+def test_every_one_of_the_fifty_faults_has_its_row():
+    rows = re.findall(r"^\| ([0-9b, to]+) \|", (real_runs.REPO / "docs" / "FAULTS.md").read_text(), re.M)
+    numbers = set()
+    for row in rows:
+        for part in row.split(", "):
+            first, _, last = part.replace("b", "").partition(" to ")
+            numbers |= set(range(int(first), int(last or first) + 1))
+    assert numbers == set(range(1, 51))
