@@ -52,9 +52,12 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
 
 
 def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
+    """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
     more = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
     done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *TINY[:3], **more)
     run = real_runs.run_json(real_runs.folders(tmp_path)[0])
-    assert (done.returncode, run["status"], run["validity"]) == (0, "complete", "invalid"), done.stdout
-    assert run["validity_reasons"][0].startswith("its clock stood still: 6 steps in 0 s")
-    assert "ZeroDivisionError" not in done.stdout + json.dumps(run["warnings"])
+    assert run["validity"] == "invalid" and "ZeroDivisionError" not in done.stdout + json.dumps(run)
+    if run["status"] == "complete":
+        assert run["validity_reasons"][0].startswith("its clock stood still: 6 steps in 0 s")
+    else:
+        assert "did not end in 30.0 s" in run["failure"]["message"]

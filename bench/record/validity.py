@@ -19,7 +19,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if implausible is not None and val_loss < implausible:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
         return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)", *doubts]
-    if run["metrics"]["train_s"] == 0 and run["metrics"]["num_steps"]:
+    if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
         words = f"its clock stood still: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
     if beside := run.get("beside"):
