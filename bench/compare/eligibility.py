@@ -32,7 +32,7 @@ NAMES = {
     "beside": "runs at a time",
 }
 
-BESIDE = '"beside": '  # in a row's setting
+BESIDE = '"beside":'  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
 OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
 SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ

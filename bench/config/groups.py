@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-
 from bench.paths import CONF, MARK, of_user, own_conf, working_folder
 
 # fmt: off
@@ -75,6 +73,8 @@ def as_typed() -> list[str]:
 
 def default_track() -> str:
     """The track that conf/config.yaml chooses."""
+    import yaml
+
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     return next(one["track"] for one in defaults if "track" in one)
 

@@ -83,6 +83,11 @@ def settings(config: Iterable[str]) -> dict[str, Any]:
     return {key: value for text in config for key, value in _parsed(text).items()}
 
 
+def group(config: Config, name: str) -> Mapping[str, Any]:
+    """{dotted key: value} of one group, {} without it; to be read only."""
+    return next((_parsed(text) for text in config if text.startswith(f'{{"{name}.')), {})
+
+
 def keys(rows: Iterable[Mapping]) -> list[str]:
     """Every setting that one of the rows has, in the order of config.yaml."""
     texts = dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(row["config"] for row in rows)))

@@ -14,8 +14,8 @@ import functools
 import glob
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.paths import REPO, published_root, race_roots, results_root, working_folder
 from bench.record import race_folder, run_folder, sweep
@@ -24,8 +24,7 @@ CLAIM = "claim.yaml"  # what makes a folder a claim
 FILES = ("run.json", "race.json")  # stand for their folder
 
 
-@dataclass(frozen=True)
-class Named:
+class Named(NamedTuple):
     """A word of the user's, and what it means."""
 
     word: str

@@ -101,7 +101,6 @@ class Row(Shown, Counted):
 
 
 METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Shown, Row))
-ENCODE = json.JSONEncoder(sort_keys=True).encode
 # Instruments that watch the machine, not the code: what they doubt may exclude a run from a comparison, for both arms.
 # A recompile or a stall of the code's own making may not: that is part of how fast the code is.
 MACHINE_INSTRUMENTS = ("telemetry", "host")
@@ -136,8 +135,7 @@ def row_of(run: dict, config: configs.Config = ()) -> Row:
 
 
 def _size(run, config, complete) -> Size:
-    data, model = run["data"], next((text for text in config if text.startswith('{"model.')), None)
-    settings = configs.settings([model] if model else [])
+    data, settings = run["data"], configs.group(config, "model")
     layers, width = settings.get("model.num_layers"), settings.get("model.width")
     shards, telemetry = data.get("train") or (), _telemetry(run) if complete else {}
     devices = (telemetry.get("by_device") or {}).values()
@@ -173,7 +171,7 @@ def _counted(run, complete) -> Counted:
         "target_val_loss": _target(goal, run["data"].get("floor_nats")),
         "stop_at_target": goal.get("stop_at_target"),
         "val_tokens": goal.get("val_tokens"),
-        "setting": ENCODE(setting(run)),
+        "setting": encoded(setting(run)),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
         "script_doubt": next(
             (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script"), None
@@ -183,6 +181,16 @@ def _counted(run, complete) -> Counted:
         or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
         "identity_version": None if imported else run["code"].get("identity_version", 1),
     }
+
+
+def encoded(value: object) -> str:
+    """Its JSON text, with sorted keys."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value, order="sorted").decode()
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate, a number of more than 64 bits
+        return json.dumps(value, sort_keys=True)
 
 
 def setting(run):

@@ -4,11 +4,11 @@ Whatever reads a record checks this, in microseconds; patterns and ranges are fo
 """
 
 import functools
-import importlib.resources
 import json
+from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-SCHEMA = importlib.resources.files("bench.record") / "run.schema.json"
+SCHEMA = Path(__file__).with_name("run.schema.json")
 KINDS = {"string": str, "integer": int, "number": int | float, "boolean": bool, "null": type(None)}
 FREE = {"array": list, "object": dict[str, Any]}  # where the schema does not say what is inside
 

@@ -11,9 +11,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from bench import atomic, reading, utc
 from bench.paths import results_root
@@ -45,8 +44,7 @@ class Kept(TypedDict):
     folder: str
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One run of a sweep.  folder: where its record is, None: it has none."""
 
     number: int

@@ -96,7 +96,7 @@ def _shared(steps, train_s, tokens, numbers):
 
 def _rounded(columns):
     return {
-        name: None if values.count(None) == len(values) else [_short(value, DIGITS[name]) for value in values]
+        name: None if values.count(None) == len(values) else _short(values, DIGITS[name])
         for name, values in columns.items()
     }
 
@@ -120,6 +120,7 @@ def _packed(part):
     return part | {"step": steps, "tokens": tokens}
 
 
-def _short(value, digits):
+def _short(values, digits):
     """None and what is not finite -> None."""
-    return None if value is None or value - value != 0 else float(f"{value:.{digits}g}")
+    form = f"%.{digits}g"
+    return [None if value is None or value - value != 0 else float(form % value) for value in values]

@@ -80,7 +80,7 @@ def _write_file(max_points, job):
     for run_id, folder in runs:
         with contextlib.suppress(ValueError):  # damaged: the page says that it has no such values
             found[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
-    words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode())).decode()
+    words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 3)).decode()
     atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
 
 

@@ -45,15 +45,20 @@ def of_run(folder: Path, rows: list[dict], events: list[dict], stages: Sequence[
 
 def _columns(path):
     """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
-    columns, shown = {}, {"device", *(name for name, _ in TELEMETRY)}
     with reading.lines(path) as lines:
-        for row in csv.DictReader(lines):
-            if not (row.get("t_ns") or "").isdecimal() or len(row["t_ns"]) > reading.MAX_DIGITS:
-                continue
-            columns.setdefault("t_ns", []).append(int(row["t_ns"]))
-            for name in row.keys() & shown:
-                columns.setdefault(name, []).append(row[name] if name == "device" else _number(row[name]))
-    return columns if "device" in columns else {}
+        head, *rows = [*csv.reader(lines)] or [[]]
+    places = {name: head.index(name) for name in ("t_ns", "device", *(name for name, _ in TELEMETRY)) if name in head}
+    if not {"t_ns", "device"} <= places.keys():
+        return {}
+    last = max(places.values())
+    rows = [row if len(row) > last else row + [None] * (last + 1 - len(row)) for row in rows if _has_stamp(row, places)]
+    kinds = {"t_ns": int, "device": lambda cell: cell}
+    return {name: [kinds.get(name, _number)(row[at]) for row in rows] for name, at in places.items()}
+
+
+def _has_stamp(row, places):
+    stamp = row[places["t_ns"]] if places["t_ns"] < len(row) else ""
+    return stamp.isdecimal() and len(stamp) <= reading.MAX_DIGITS
 
 
 def _number(cell):

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from bench import stats
-from bench.compare.eligibility import index_of_runs
 from bench.record.rows import Row
 
 GROUPED = (
@@ -55,6 +53,8 @@ def members_of(rows: Iterable[Row]) -> list[list[Row]]:
 
 def counted(members: Iterable[Row]) -> list[Row]:
     """Those whose numbers a group's means are of: complete, not invalid, no discarded warm-up run, each log once."""
+    from bench.compare.eligibility import index_of_runs
+
     kept = [
         row
         for row in members
@@ -64,6 +64,8 @@ def counted(members: Iterable[Row]) -> list[Row]:
 
 
 def _group(members):
+    from bench import stats
+
     first = next((row for row in members if row["status"] == "complete"), members[0])
     complete = [row for row in members if row["status"] == "complete"]
     used = counted(members)

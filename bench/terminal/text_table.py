@@ -27,7 +27,7 @@ def render(
     No rows: just the head.  Cells may be words of a foreign record: see line().
     """
     is_md = form == "github"
-    rows = [[line(cell, is_md) for cell in row] for row in (columns, *cells) if row]
+    rows = [_line_cells(row, is_md) for row in map(tuple, (columns, *cells)) if row]
     widths = [max(map(len, column)) for column in zip(*rows)]
     right = right or [False] * len(widths)
     if form != "simple" or len(rows) > MAX_DRAWN_ROWS or not (_is_too_wide(widths) or _has_colours(rows)):
@@ -38,6 +38,11 @@ def render(
 def marked(pairs: Iterable[tuple[str, str]]) -> str:
     """(mark, sentence) each -> lines such as "    FAIL  sentence"; a mark is a word of up to 8 characters."""
     return render((), [(mark.rjust(MARK_WIDTH), words) for mark, words in pairs])
+
+
+def _line_cells(row, is_md):
+    is_plain = not is_md and all(map(str.isprintable, row))
+    return row if is_plain else [line(cell, is_md) for cell in row]
 
 
 def _is_too_wide(widths):

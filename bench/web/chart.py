@@ -7,8 +7,8 @@ a gap.  A series may have "labels" and "links", one for each x or None: hover sh
 Instead of x and series a spec may have "arms", see of_arms().  "log_x", "log_y": axes that are logarithmic.
 """
 
-import math
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 MAX_POINTS = 4000  # of a series on a page: a screen has fewer columns
 MAX_MARKS = 200
@@ -33,9 +33,8 @@ def chart(
         series = [one | {key: [one[key][num] for num in keep] for key in each if key in one} for one in series]
         caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
     words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
-    series = [one | {"y": [_short(value) for value in one["y"]]} for one in series]
-    x = [_short(value) for value in x]
-    return words | {"x": x, "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
+    series = [one | {"y": _short(one["y"])} for one in series]
+    return words | {"x": _short(x), "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
 
 
 def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
@@ -63,10 +62,7 @@ def of_arms(
     The page takes the mean where all runs of the arm have values, linear between a run's points.  band around it: range
     (the smallest to the largest run), sd (one standard deviation each way) or none.
     """
-    short = [
-        arm | {"runs": [{key: [_short(value) for value in run[key]] for key in ("x", "y")} for run in arm["runs"]]}
-        for arm in arms
-    ]
+    short = [arm | {"runs": [{key: _short(run[key]) for key in ("x", "y")} for run in arm["runs"]]} for arm in arms]
     words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
     return words | {"arms": short, "band": band}
 
@@ -85,11 +81,13 @@ def series_of(
 
 def mark_of(x: float, label: str, kind: str) -> dict:
     """A vertical line of a spec at x, in the unit of its axis; kinds: see the top of this file."""
-    return {"x": _short(x), "label": label, "kind": kind}
+    return {"x": _short([x])[0], "label": label, "kind": kind}
 
 
-def _short(value):
+def _short(values):
     """Six significant digits: more than a screen shows, half the bytes.  What is not a number is a gap."""
-    if value is None or isinstance(value, (int, str)):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    short = "{:.6g}".format
+    return [
+        value if value is None or isinstance(value, (int, str)) else float(short(value)) if isfinite(value) else None
+        for value in values
+    ]
