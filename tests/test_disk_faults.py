@@ -6,7 +6,7 @@ A sample that each commit draws anew; .venv/bin/python tests/benchmarks faults t
 import disk_faults
 import pytest
 
-NUM_PLACES = {"import": 4, "publish": 4, "run": 3}
+NUM_PLACES = {"import": 2, "publish": 3, "run": 3}
 NUM_KILLS = 2
 
 
