@@ -14,6 +14,7 @@ from comparing import raced, write
 from test_ends import TINY
 from test_rainy_days import HURRIED, fill, small_disk  # noqa: F401 - a fixture
 
+from bench import private
 from bench.__main__ import main as bench
 from bench.cli import analyze, compare
 from bench.data import shards
@@ -60,6 +61,22 @@ def test_progress_of_the_wrong_kind_is_no_progress(tmp_path):
         progress = Progress(tmp_path, 10, Bars())
         progress.show()
         assert progress.step is None
+
+
+def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "BLOCK_BYTES", 64)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    line = f"read {real_runs.REPO}/bench/x.py\n"
+    (logs / "rank0.log").write_text(line * 50)
+    (logs / "flight.bin").write_bytes(line.encode() * 50 + b"\0")
+    (logs / "other.log").write_bytes(b"\xff\r\n" * 50)
+    os.mkfifo(logs / "pipe.log")
+    private.redact_logs(tmp_path, real_runs.REPO)
+    assert (logs / "rank0.log").read_text() == "read ./bench/x.py\n" * 50
+    assert (logs / "flight.bin").read_bytes() == line.encode() * 50 + b"\0"
+    assert (logs / "other.log").read_bytes() == b"\xff\r\n" * 50
+    assert len(list(logs.iterdir())) == 4
 
 
 def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_path(tmp_path):
