@@ -33,7 +33,7 @@ def test_a_pipe_in_its_logs_and_damaged_progress_disturb_no_end_of_a_run(tmp_pat
         (running.folder / ".progress.tmp").write_text("[1, 2]")
         time.sleep(1.5)  # the launcher looks twice a second
         running.process.terminate()
-        code, out = running.end()
+        code, out = running.end(120)
         assert running.all_gone()
         run = real_runs.run_json(running.folder)
     assert (code, run["status"], run["failure"]["kind"]) == (1, "aborted", "interrupted"), out
@@ -99,7 +99,7 @@ def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_pat
         running.wait_for_record()
         path = running.folder / "run.json"
         path.unlink() if damage == "removed" else os.truncate(path, 100)
-        code, out = running.end()
+        code, out = running.end(120)
         run = real_runs.run_json(running.folder)
     assert (code, run["status"]) == (1, "failed"), out
     assert run["failure"]["kind"] == "folder_removed", run["failure"]

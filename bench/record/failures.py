@@ -94,7 +94,7 @@ def kind_of(error: BaseException) -> str:
         return "disk_full"
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE):
         return "disk_error"
-    if isinstance(error, ValueError) and "run.json: cannot be read" in text:
+    if isinstance(error, reading.Damaged) and "run.json: " in text:  # removed or cut: it is the launcher's alone
         return "folder_removed"
     if isinstance(error, ValueError):
         return "bad_data" if ".bin" in text else "bad_setting"
