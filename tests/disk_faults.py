@@ -254,9 +254,10 @@ class Workshop:
         after = _records(results, after_)
         yield from after_
         yield from (f"ledger afterwards: {fault}" for fault in ledger.read(results).faults)
-        for folder, known in files.items():
-            if folder not in after or _hashes(folder) != known:
-                yield f"{folder.name}: was complete and was changed by the next command"
+        for folder, known in files.items():  # pages that are made of a record may come
+            now = _hashes(folder) if folder in after else {}
+            if changed := [path.name for path, sha256 in known.items() if now.get(path) != sha256]:
+                yield f"{folder.name}: was complete, and the next command changed {', '.join(changed)}"
         table = self._command(self.project, ("table", str(results)))
         if table.returncode or "excluded" in table.stdout or "Traceback" in table.stdout:
             yield f"then table: exit code {table.returncode}: {table.stdout[-400:]}"
