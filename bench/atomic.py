@@ -102,9 +102,9 @@ def reserve(folder: Path | str) -> None:
 
 
 def release(folder: Path | str) -> bool:
-    """Remove the reserve.  True if there was one."""
+    """Remove the reserve.  True if there was one, and its space is free now."""
     try:
         os.unlink(Path(folder) / RESERVE)
-    except FileNotFoundError:
+    except OSError:
         return False
     return True

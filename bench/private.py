@@ -4,10 +4,14 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from bench import atomic
+from bench import atomic, reading
+from bench.units import MIB
+
+BLOCK_BYTES = 16 * MIB  # of a log, in memory at once
 
 
 def salted_hash(text: str) -> str:
@@ -47,14 +51,31 @@ def redact_all(values: Any, repo: Path | str) -> Any:
 
 
 def redact_logs(folder: Path, repo: Path | str) -> None:
-    """The texts in a run folder's logs/, in place; on a full disk they stay as they are."""
+    """The texts in a run folder's logs/, in place; what cannot be read (a pipe) or written stays as it is.
+
+    Binary files stay too: dumps of NCCL's.  Takes a block's memory however long a log is.
+    """
     for path in (folder / "logs").glob("*"):
-        with contextlib.suppress(OSError):
-            if not path.is_file():  # a pipe would keep the reader waiting
-                continue
-            if b"\0" in path.read_bytes():  # binary: a dump of NCCL's
-                continue
-            text = path.read_text(errors="replace")
-            clean = redact(text, repo)
-            if clean != text:
-                atomic.write_text(path, clean, durable=False)
+        with contextlib.suppress(OSError, reading.Damaged), reading.opened(path) as file:
+            is_private = False
+            for block in _blocks(file):
+                if b"\0" in block:
+                    break
+                is_private = is_private or _is_private(block, repo)
+            else:
+                if is_private:
+                    file.seek(0)
+                    with atomic.replacing(path, durable=False) as clean:
+                        for block in _blocks(file):
+                            clean.write(redact(block.decode(errors="replace"), repo).encode())
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, a block at a time."""
+    while block := file.read(BLOCK_BYTES):
+        yield block + file.readline(BLOCK_BYTES)
+
+
+def _is_private(block, repo):
+    text = block.decode(errors="replace")
+    return redact(text, repo) != text

@@ -44,6 +44,14 @@ FILES |= dict.fromkeys(("steps.csv", "steps_by_rank.csv", "telemetry.csv"), CSV)
 FILES |= dict.fromkeys(("events.jsonl", "../../ledger.jsonl"), JSONL)
 
 
+MAKERS = (
+    ("pipe", os.mkfifo),
+    ("device", lambda path: os.symlink("/dev/zero", path)),
+    ("folder", os.mkdir),
+    ("loop", lambda path: os.symlink(path, path)),
+)
+
+
 class Hang(BaseException):
     """A verb is not back in time."""
 
@@ -92,12 +100,7 @@ def of_files(_chance):
     for name, texts in FILES.items():
         for text in texts:
             yield f"{name} {text[:25]!r}", lambda folder, n=name, t=text: (folder / n).write_text(t)
-        for what, make in (
-            ("pipe", os.mkfifo),
-            ("device", lambda path: os.symlink("/dev/zero", path)),
-            ("folder", os.mkdir),
-            ("loop", lambda path: os.symlink(path, path)),
-        ):
+        for what, make in MAKERS:
             yield f"{name} is a {what}", lambda folder, n=name, m=make: replaced(folder / n, m)
 
 
@@ -156,10 +159,7 @@ def main(results, part, num_parts):
     chance, num_calls, faults = random.Random(0), 0, []
     for seed in (1, 2, 3):
         kept_records.add(results, seed)
-    import bench.report.site.site  # noqa: F401 - what is imported is not what a record costs
-
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + GIB, used + GIB))
+    bounded()
     cases = [*of_fields(chance), *of_files(chance)]
     for number, (what, damage) in enumerate(cases):
         chosen = chance.sample(range(15), 6)
@@ -184,6 +184,14 @@ def main(results, part, num_parts):
         remove(bad)
         remove(ledger)
     print(json.dumps({"calls": num_calls, "cases": len(cases), "faults": faults}))
+
+
+def bounded():
+    """Memory to 1 GiB from here on."""
+    import bench.report.site.site  # noqa: F401 - what is imported is not what a record costs
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + GIB, used + GIB))
 
 
 def _hang(*_):

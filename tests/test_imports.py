@@ -22,7 +22,7 @@ TABLE = {
     "web": "",
     "atomic": "reading units",
     "user_code": "paths",
-    "private": "atomic",
+    "private": "reading atomic units",
     "data": "reading atomic",
     "config": "reading user_code paths",
     "data.sources": "atomic data user_code paths units",
@@ -39,8 +39,8 @@ TABLE = {
     "instruments": "atomic config memory user_code paths private profiling telemetry units",
     "training": "atomic config data data.sources instruments machine memory user_code paths record units utc",
     "compat": "memory training units",
-    "launch.script": "atomic config data importers instruments machine paths private profiling record telemetry "
-    "training units user_code utc",
+    "launch.script": "reading atomic config data importers instruments machine paths private profiling record "
+    "telemetry training units user_code utc",
     "launch.nodes": "atomic machine paths record terminal",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
     "private reading record terminal training units user_code utc",
@@ -48,7 +48,8 @@ TABLE = {
     "passport.measure": "config launch machine passport record stats telemetry training units utc",
     "explain": "diagnosis machine passport record terminal trace units web",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units web",
+    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units "
+    "web",
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",

@@ -1,5 +1,6 @@
 """Durations hold whatever happens to the time of day, and the record says it: clocks that a library moves."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,3 +49,15 @@ def test_a_clock_that_is_set_in_mid_run_is_a_doubt_and_changes_no_duration(tmp_p
     assert 0 < measured["launch_s"] < 60 and 0 < measured["import_s"] < 60 and 0 < measured["wall_s"] < 120
     assert 0 < run["metrics"]["goodput_frac"] < 1
     assert real_runs.bench(tmp_path / "results", "verify", str(running.folder)).returncode == 0
+
+
+def test_a_clock_that_stands_still_measures_nothing_and_the_run_does_not_count(tmp_path, library):
+    """Waiting for a thread with a timeout may fail at once under such a clock: then the run says that."""
+    more = {"LD_PRELOAD": str(library), "FAKE_CLOCK_STOPS_IN": "bench.training.worker"}
+    done = real_runs.bench(tmp_path, "run", *real_runs.SHORT, *TINY[:3], **more)
+    run = real_runs.run_json(real_runs.folders(tmp_path)[0])
+    assert run["validity"] == "invalid" and "ZeroDivisionError" not in done.stdout + json.dumps(run)
+    if run["status"] == "complete":
+        assert run["validity_reasons"][0].startswith("its clock stood still: 6 steps in 0 s")
+    else:
+        assert "did not end in 30.0 s" in run["failure"]["message"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import private
+from bench import private, reading
 from bench.paths import PUBLISHED, REPO, published_root
 from bench.race import state
 from bench.record import artifacts, certificates, ledger, named, race_folder, run_folder
@@ -157,6 +157,6 @@ def _files_of_run(folder):
 
 def _refuse_private(results, path):
     """Records are written without private names; a diff of the sources and a plan are as the user made them."""
-    text = (results / path).read_bytes().decode(errors="replace")
+    text = reading.text(results / path, reading.MAX_LINES_BYTES, errors="replace")
     if private.redact(text, REPO, user="") != text:  # user="": their name in a path may be an ordinary word
         raise ValueError(f"{path}: names this machine's repository, home or host: run again without it, publish that")

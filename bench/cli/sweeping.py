@@ -39,10 +39,12 @@ def go(args, argv):
             why = None
     except Unfinished as error:
         why = str(error)
-    except ValueError:
-        if is_new and not any(point.folder for point in sweep.points(folder)):
-            shutil.rmtree(folder)  # it was refused before its first run
-        raise
+    except ValueError as error:
+        if not any(point.folder for point in sweep.points(folder)):
+            if is_new:
+                shutil.rmtree(folder)  # it was refused before its first run
+            raise
+        why = str(error)
     return _end(folder, why)
 
 

@@ -21,10 +21,11 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
-    results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
-    verdict.adjusted(dict(enumerate(results)))
-    if len(results) == 1 and baseline.race == candidates[0].race is not None:
-        verdict.adjusted_as(results[0], candidates[0].reported)
+    with contextlib.nullcontext() if baseline.race is None else reading.of_record(f"race {baseline.race}"):
+        results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
+        verdict.adjusted(dict(enumerate(results)))
+        if len(results) == 1 and baseline.race == candidates[0].race is not None:
+            verdict.adjusted_as(results[0], candidates[0].reported)
     return [(arm.name, result) for arm, result in zip(candidates, results, strict=True)]
 
 

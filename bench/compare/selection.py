@@ -161,6 +161,8 @@ def _of_paths(word, paths, rows):
             folders += [folder for folder in below if f"/{PUBLISHED}/" not in folder[len(path) :]]
     folders = list(dict.fromkeys(folders))
     if not folders:
+        if any(True for path in paths for _ in run_folder.walk(os.path.abspath(path))):
+            raise ValueError(f"{word}: none of its records can be read: restore run.json")  # and its logs are no run
         return _of_logs(word, paths)
     kept = [folder for folder in folders if not rows[folder]["discarded"]]  # warm-up runs of races count nowhere
     if not kept:

@@ -26,10 +26,11 @@ def finish(folder, run, exit_code, failure, clock):
     try:
         _finish(folder, run, exit_code, failure, clock)
     except OSError as error:
-        if folder.is_dir() and not isinstance(error, FileNotFoundError):
-            raise
-        failure = failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
-        _merge(run, {}, failure, clock)
+        if not folder.is_dir() or isinstance(error, FileNotFoundError):
+            kind, words = "folder_removed", "the run's folder was removed or moved while it ran"
+        else:
+            kind, words = failures.kind_of(error), "the record could not be finished"
+        _merge(run, {}, failures.failure(kind, f"{words} ({error})"), clock)
         run["metrics"] = metrics(run, [])
         run["validity"], run["validity_reasons"] = validity.validity(run)
         _write(folder, run)
@@ -94,13 +95,24 @@ def _diagnose(folder, run, rows):
 
 
 def _write(folder, run):
-    """run.json, then the ledger; what cannot be written is named on standard error."""
+    """run.json, then the ledger; what cannot be written is named on standard error, and makes the run a failed one."""
     try:
-        atomic.write_json(folder / "run.json", run)
+        _twice(lambda: atomic.write_json(folder / "run.json", run))
     except OSError as error:
-        print(f"{folder}/run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
+        words = f"run.json could not be finished ({error.strerror})"
+        run["status"], run["failure"] = "failed", failures.failure(failures.kind_of(error), words)
+        run["validity"], run["validity_reasons"] = validity.validity(run)
+        print(f"{folder}: {words}: it still says running", file=sys.stderr)
     results = folder.parent.parent
     try:
-        ledger.ended(results, folder, run)
+        _twice(lambda: ledger.ended(results, folder, run))
     except (OSError, reading.Damaged) as error:
         print(f"{results}: the ledger lacks the end of {folder.name} ({error})", file=sys.stderr)
+
+
+def _twice(write):
+    """A disk that refuses once may take it when it is written anew; a run is not to be lost for that."""
+    try:
+        write()
+    except OSError:
+        write()

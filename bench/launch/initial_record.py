@@ -1,6 +1,8 @@
 """A job -> the record that its run begins with: its folder, run.json, and everything that goes into the run."""
 
+import contextlib
 import os
+import shutil
 import time
 from collections.abc import Sequence
 
@@ -21,18 +23,30 @@ from bench.training.clock import TIMING_PROTOCOL
 def folder_of(config, run, results):
     """A new run folder; its ledger entry is written before its run.json, so that every run on disk is in the ledger.
 
-    ValueError where nothing can be written there.
+    ValueError where nothing can be written there: then no folder stays, and a run that the ledger already knows is
+    aborted there.
     """
+    folder = None
     try:
         folder = run_folder.new_folder(results, config.track.name, config.name, run["config_id"], config.seed)
         run["run_id"] = folder.name
+        atomic.reserve(folder)  # first: a disk on which this does not fit takes no run
         run["ledger_sha256"] = ledger.started(results, folder, run)
         atomic.write_json(folder / "run.json", run)
-        atomic.reserve(folder)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            _undo(results, folder, run)
         words = f"{results}: no record can be written there ({error.strerror})"
         raise ValueError(f"{words}: free space, or name another folder with SPEEDRUN_RESULTS=/path") from None
     return folder
+
+
+def _undo(results, folder, run):
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # frees the space that the ledger needs
+        if "ledger_sha256" in run:
+            name = ledger.name_of(results, folder)
+            ledger.append(results, "end", run=name, status="aborted", validity="invalid", run_json_sha256=None)
 
 
 def record_of(job, env: dict, command: Sequence[str]) -> dict:

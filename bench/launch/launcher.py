@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from bench import atomic, instruments, utc
+from bench.data import sources
 from bench.exporters import dashboards
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
@@ -99,6 +100,8 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
             of_nodes.complete(run)
         if watched:
             failure = watched.conclude(run, exit_code, failure)
+        if failure is None and exit_code == 0 and (changed := sources.changed(job.dataset)):
+            failure = failures.failure("bad_data", "; ".join(changed))
         finish.finish(folder, run, exit_code, failure, clock)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)

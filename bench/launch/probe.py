@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench import atomic, reading
 from bench.config.schema import HardwareConfig
 from bench.launch import ranks
 from bench.machine.preflight import Check
@@ -40,9 +41,11 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
                 exit_code = process.wait(START_S + 4 * timeout_s)
             except subprocess.TimeoutExpired:
                 exit_code = None
-        answers = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.probe.json"), key=_rank)]
-        failed = [json.loads(path.read_text()) for path in sorted(folder.glob("logs/rank*.failure.json"), key=_rank)]
-        output = (folder / "logs" / "agent.log").read_text(errors="replace")
+        answers = [atomic.read_json(path) for path in sorted(folder.glob("rank*.probe.json"), key=_rank)]
+        answers = [answer for answer in answers if answer]  # one that a rank could not finish is none
+        failed = [atomic.read_json(path) for path in sorted(folder.glob("logs/rank*.failure.json"), key=_rank)]
+        failed = [failure for failure in failed if failure]
+        output = reading.text(folder / "logs" / "agent.log", reading.MAX_LINES_BYTES, errors="replace")
     if len(answers) < num_ranks:
         return [no_answer(num_ranks, len(answers), failed, exit_code, output, timeout_s)]
     return judge(hardware.device, answers)

@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 
+from bench import reading
 from bench.launch.console import Bars, show
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
@@ -28,7 +29,7 @@ class Progress:
         self._folder, self._num_steps, self._bars = folder, num_steps, bars
         self._brief, self._blind = brief, blind
         self._offset = 0  # into rank0.log
-        self._rest = ""  # a line that is not finished
+        self._rest = b""  # a line that is not finished
         self._next = {False: 0, True: 0}  # step from which on the next line is shown, of steps and of validations
         self._started_s = time.monotonic()
         self._first = self._seen = None  # (seconds, step) when the first step was seen, and the last one
@@ -111,7 +112,7 @@ class Progress:
     def _power_w(self):
         """Of all GPUs together at the last whole tick of telemetry.csv; None without."""
         try:
-            with open(self._folder / "telemetry.csv", "rb") as file:
+            with reading.opened(self._folder / "telemetry.csv") as file:
                 columns = file.readline().decode().rstrip("\n").split(",")
                 file.seek(max(file.tell(), file.seek(0, 2) - TAIL_BYTES))
                 lines = file.read().decode(errors="replace").split("\n")[1:-1]
@@ -129,11 +130,11 @@ class Progress:
 
     def _new_lines(self):
         try:
-            with open(self._folder / "logs" / "rank0.log", errors="replace") as file:
+            with reading.opened(self._folder / "logs" / "rank0.log") as file:
                 file.seek(self._offset)
-                text = self._rest + file.read()
-                self._offset = file.tell()
-        except OSError:
+                new = file.read()
+        except (OSError, reading.Damaged):
             return []
-        *lines, self._rest = text.split("\n")
-        return lines
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        return [line.decode(errors="replace").removesuffix("\r") for line in lines]

@@ -92,10 +92,14 @@ class Series:
             each, left = format_about_s(run_s), format_about_s(self.left_s())
             say("plan", f"{each} a run by its first steps, {left} to go for all of them{self._in_budget()}")
 
-    def end(self) -> str:
-        """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known."""
-        self._spent_s.setdefault(self._kinds[self._num_done], []).append(time.monotonic() - self._began_s)
-        self._num_done, self._began_s = self._num_done + 1, None
+    def end(self, is_done: bool = True) -> str:
+        """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known.
+
+        is_done=False: it comes again.
+        """
+        if is_done:
+            self._spent_s.setdefault(self._kinds[self._num_done], []).append(time.monotonic() - self._began_s)
+        self._num_done, self._began_s = self._num_done + is_done, None
         return self._to_go()
 
     @property

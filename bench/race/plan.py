@@ -19,7 +19,8 @@ N = 5  # runs an arm; a record needs what its track says
 MAX_ATTEMPTS = 3
 RULES = {
     "failed": "a run that fails keeps its slot: it was started, has no time, and is not repeated",
-    "interrupted": f"a slot whose run was interrupted is run again, {MAX_ATTEMPTS} times at most; "
+    "interrupted": f"a slot whose run was interrupted, or ended by its machine (a killed agent, a full or broken disk, "
+    f"a removed folder), is run again, {MAX_ATTEMPTS} times at most; "
     "all attempts stay in the ledger",
     "excluded": "only runs that the machine disturbed, by their record and never by their time, from all arms alike",
     "early_stop": "at a look before the last, every verdict must be faster, slower or equivalent; "

@@ -117,10 +117,19 @@ def _run_one(race, slot, folder, results, show, series):
     if len(done.attempts) <= num_attempts:
         raise ValueError(f"{slot.arm}: the run did not start:\n{tail}")
     words = f"run {series.position} {done.status}{', warm-up' * done.discarded}"
-    say("race", f"{words}{series.end()}", always=done.status != "complete")
+    say("race", f"{words}{series.end(done.is_done)}", always=done.status != "complete")
+    _refuse_disk(race, done, results)
     if done.discarded:
         _warn_of_doubts(done, results)
     return race
+
+
+def _refuse_disk(race, done, results):
+    """Run again at once, it would fail again, and use up the slot's attempts."""
+    failure = (arm_process.record_of(results, done.attempts[-1][0]) or {}).get("failure")
+    if failure and failure["kind"] in state.OF_THE_DISK:
+        why = f"{done.arm}: {failure['kind']}: {failure['message']}"
+        raise ValueError(f"{why}: free or mend the disk, then ./run.sh race --resume {race.race_id}")
 
 
 def _warn_of_doubts(warm_up, results):

@@ -15,6 +15,8 @@ from bench.record import ledger, race_folder, run_folder
 
 LOCK = ".lock.tmp"  # a name that git ignores
 NUM_ATTEMPTS = 10
+OF_THE_DISK = ("disk_full", "disk_error")
+OF_THE_MACHINE = ("agent_killed", "folder_removed", *OF_THE_DISK)  # kinds of failure that say nothing of the arm
 RUN = re.compile(rf"{race_folder.NAME.pattern}/{race_folder.NAME.pattern}")
 
 
@@ -49,7 +51,7 @@ class Slot:
 
     @property
     def is_done(self):
-        """A run that was interrupted or lost a node leaves its slot open; one that failed does not."""
+        """A run that was interrupted, or ended by its machine or a lost node, leaves its slot open; one that failed does not."""
         return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
 
     @property
@@ -142,9 +144,9 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
 
 
 def _status(results, run, end):
-    """How the run ended, by the ledger; where that has no end (a killed launcher, a full disk), by its record."""
+    """How the run ended for its race: by the ledger, or where that has no end (a killed launcher), by its record."""
     if end is not None:
-        return end["status"]
+        return "aborted" if end.get("failure") in OF_THE_MACHINE else end["status"]
     try:
         return run_folder.read(results / run)["status"]
     except ValueError:

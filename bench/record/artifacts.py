@@ -1,5 +1,6 @@
 """The files of a run folder: what each is for, their hashes for run.json, and which are temporary."""
 
+import contextlib
 import hashlib
 import re
 from pathlib import Path
@@ -57,10 +58,11 @@ def remove_outputs(folder: Path | str) -> None:
 
 
 def remove_temporary(folder: Path | str) -> None:
-    """Deletes the run's temporary files and the reserve."""
+    """Deletes the run's temporary files and the reserve; what a disk does not let go stays."""
     for path in Path(folder).iterdir():
         if _is_temporary(path.name):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _is_temporary(name):

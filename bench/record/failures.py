@@ -26,6 +26,7 @@ HINTS = {  # what to do
     "non_finite_loss": "lower optim.lr (or optim.muon_lr), or set optim.grad_clip_norm=1.0",
     "not_causal": "check that attention is causal and that logits are computed from tokens alone",
     "disk_full": "free space where results/ is, then run again",
+    "disk_error": "look into the kernel log (dmesg) and at the disk or mount where results/ is, then run again",
     "rank_killed": KILLED,
     "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; "
     "no module: remove .venv, ./run.sh makes it anew; 127.0.0.1: bring the loopback up (ip link set lo up)",
@@ -95,7 +96,9 @@ def kind_of(error: BaseException) -> str:
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
-    if isinstance(error, ValueError) and "run.json: cannot be read" in text:
+    if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE):
+        return "disk_error"
+    if isinstance(error, reading.Damaged) and "run.json: " in text:  # removed or cut: it is the launcher's alone
         return "folder_removed"
     if isinstance(error, ValueError):
         return "bad_data" if ".bin" in text else "bad_setting"

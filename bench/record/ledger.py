@@ -4,7 +4,7 @@ results/ledger.jsonl, a JSON object a line, only ever appended to:
     {"prev", "at", "event", ..., "sha256"}      prev: the sha256 of the line before, null for the first
     start  run ("<track>/<run_id>"), config_id, seed, source_sha256, identity_version (not there: 1), deviations,
            race (None: in no race)
-    end    run, status, validity, run_json_sha256
+    end    run, status, validity, run_json_sha256, failure (its kind; not there: none, or of an older ledger)
     plan   race_id, plan_sha256, baseline, arms     look  race_id, started, planned
     race_end  race_id, status, race_json_sha256
 
@@ -59,6 +59,7 @@ class Line(TypedDict):
     identity_version: NotRequired[int | None]
     deviations: NotRequired[int]
     status: NotRequired[str | None]
+    failure: NotRequired[str | None]
     planned: NotRequired[bool]
 
 
@@ -152,7 +153,9 @@ def ended(results: Path | str, folder: Path | str, run: dict) -> dict:
     """The end of a run whose run.json is final.  Returns the line."""
     sha256 = sha256_of(Path(folder) / "run.json")
     name = name_of(results, folder)
-    return append(results, "end", run=name, status=run["status"], validity=run["validity"], run_json_sha256=sha256)
+    facts = {"status": run["status"], "validity": run["validity"], "run_json_sha256": sha256}
+    facts |= {"failure": run["failure"]["kind"]} if run.get("failure") else {}
+    return append(results, "end", run=name, **facts)
 
 
 def sha256_of(path: Path | str) -> str:

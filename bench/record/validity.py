@@ -16,6 +16,9 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if implausible is not None and val_loss < implausible:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
         return "invalid", [f"{words}: {sees} (track.rules.implausible_val_loss)", *doubts]
+    if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
+        words = f"its clock stood still: {run['metrics']['num_steps']} steps in 0 s"
+        return "invalid", [f"{words}, so that no time of it was measured", *doubts]
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1
         words = f"up to {others} other run{'s' * (others > 1)} of its sweep ran beside it"

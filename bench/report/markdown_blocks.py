@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import atomic
-from bench.paths import INSTALLED, project_folder, published_root
+from bench.paths import REPO, project_folder, published_root
 
 END = "<!-- end of ./run.sh -->"
 FILES = ("README.md", "results/README.md")  # of project_folder(): where committed tables are
@@ -95,7 +95,7 @@ def _committed():
     """The repository's and those of publications; the table of a claim's folder is judge's matter."""
     readmes = sorted(published_root().glob("*/README.md"))
     found = [project_folder() / name for name in FILES]
-    if INSTALLED:  # the user's folder need not have them
+    if project_folder() != REPO:  # the user's folder need not have them
         found = [path for path in found if path.exists()]
     found += [path for path in readmes if not (path.parent / "claim.yaml").exists()]
     if not found:

@@ -51,6 +51,8 @@ def step_spans(
         if not numbers or any(step_ms.get(number) is None for number in numbers):
             continue
         edges_ms = list(accumulate((step_ms[number] for number in numbers), initial=0.0))
+        if not edges_ms[-1]:  # a clock that stands still
+            continue
         ns_per_ms = (end_ns - begin_ns) / edges_ms[-1]
         edges_ns = [begin_ns + round(ms * ns_per_ms) for ms in edges_ms]
         found |= dict(zip(numbers, pairwise(edges_ns)))

@@ -1,6 +1,8 @@
 """What needs the tests' own files, or another program, to be measured.  .venv/bin/python tests/benchmarks [PART ...]
 
-PART: import_logs, results, telemetry (the default ones), trace (installs HolisticTraceAnalysis, takes minutes).
+PART: import_logs, results, telemetry (the default ones), slope (table over 100,000 records) and trace
+(installs HolisticTraceAnalysis), which take minutes.
+Alone: faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]] fails file operations and kills processes (faults.py).
 """
 
 import importlib
@@ -8,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("import_logs", "results", "telemetry", "trace")
+PARTS = ("import_logs", "results", "telemetry", "slope", "trace")
 
 
 def main(parts):
@@ -17,12 +19,16 @@ def main(parts):
     if parts == ["--hta-python"]:
         print(importlib.import_module("benchmarks.trace").hta_python())
         return 0
+    if parts[:1] == ["faults"]:
+        return bench_self.show(
+            [bench_self.row(*one) for one in importlib.import_module("benchmarks.faults").measure(*parts[1:])]
+        )
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         print(f"{unknown[0]}: choose from {', '.join(PARTS)}", file=sys.stderr)
         return 2
     rows = []
-    for part in parts or PARTS[:-1]:
+    for part in parts or PARTS[:-2]:
         print(f"measuring {part} ...", file=sys.stderr, flush=True)
         rows += [bench_self.row(*one) for one in importlib.import_module(f"benchmarks.{part}").measure()]
     return bench_self.show(rows)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from bench.record import index
@@ -77,17 +78,17 @@ def _children_cpu_s():
     return used.ru_utime + used.ru_stime
 
 
-def make_runs(folder):
+def make_runs(folder, num_runs=NUM_RUNS):
     """Two arms of copies of a kept record, of two learning rates, with seeds, starts and times of their own."""
     base = REPO / "tests" / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
     run, steps = json.loads((base / "run.json").read_text()), (base / "steps.csv").read_text()
     config = (base / "config.yaml").read_text()
     rng = random.Random(0)
-    for number in range(NUM_RUNS):
+    for number in range(num_runs):
         arm, seed = "ab"[number % 2], number // 2
-        minute = f"{number // 1440 + 1:02d}T{number // 60 % 24:02d}:{number % 60:02d}"
-        run |= {"config_id": arm * 8, "seed": seed, "started_at": f"2026-11-{minute}:00.000Z"}
-        run["run_id"] = f"202611{minute.replace(':', '')}00Z-x-{arm * 8}-s{seed}"
+        moment = datetime(2026, 11, 1) + timedelta(minutes=number)
+        run |= {"config_id": arm * 8, "seed": seed, "started_at": f"{moment:%Y-%m-%dT%H:%M}:00.000Z"}
+        run["run_id"] = f"{moment:%Y%m%dT%H%M}00Z-x-{arm * 8}-s{seed}"
         run["metrics"] |= {"train_s": rng.gauss(11.0, 0.1), "val_loss": rng.gauss(4.25, 0.01), "num_flagged_steps": 0}
         home = folder / run["track"] / run["run_id"]
         home.mkdir(parents=True)

@@ -4,6 +4,7 @@ find() trusts nothing because it exists: header, size, sha256 and largest token 
 file has changed.  prepare() first makes what is missing, or fetches it if asked.
 """
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class ShardFile:
     num_bytes: int
     sha256: str
     max_token: int
+    stamp: list[int] | None = field(default=None, compare=False)  # checked.stamp_of() when it was hashed
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,24 @@ def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
         raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
 
 
+def changed(dataset: Dataset) -> list[str]:
+    """Sentences: the files that hold other bytes than when they were checked.
+
+    Only what was written to or replaced since is read again; a file that is gone may have been read before.
+    """
+    found = []
+    for file in dataset.train + dataset.val:
+        with contextlib.suppress(OSError):
+            if file.stamp is not None and checked.stamp_of(file.path) != file.stamp:
+                digest = shards.sha256(file.path)
+                if digest != file.sha256:
+                    found.append(
+                        f"{file.path.name}: was changed while the run lasted: sha256 {digest}, and was "
+                        f"{file.sha256} when it began"
+                    )
+    return found
+
+
 def _find(origin, say):
     files = origin.files()
     with checked.Facts(data_root()) as facts:
@@ -132,8 +152,9 @@ def _find(origin, say):
 
 def _check(origin, expected, facts, say):
     shard = shards.check(expected.path)
+    stamp = checked.stamp_of(shard.path)
     digest, max_token = facts.of(shard, say)
     if expected.sha256 not in (None, digest):
         what = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
         raise CheckFailed(f"{shard.path}: {what}; {origin.remedy(shard.path)}")
-    return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token)
+    return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token, stamp)

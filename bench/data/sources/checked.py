@@ -15,6 +15,12 @@ FILE = ".checked.json"
 SLOW_BYTES = 100 * MIB  # from here on reading takes long enough to be announced
 
 
+def stamp_of(path: Path) -> list[int]:
+    """Bytes, times and inode of a file, which stay while nobody writes to it or replaces it."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]  # ctime too: mtime can be put back
+
+
 class Facts:
     """with Facts(root) as facts: digest, max_token = facts.of(shard)"""
 
@@ -40,13 +46,12 @@ class Facts:
 
     def _fact(self, path, kind, find, say=lambda text: None):
         path = path.resolve()
-        stat = path.stat()
-        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]  # ctime too: mtime can be put back
+        stamp = stamp_of(path)
         known = self._known.get(str(path))
         if not isinstance(known, dict) or known.get("stamp") != stamp:
             known = self._known[str(path)] = {"stamp": stamp}
         if kind not in known:
-            if stat.st_size > SLOW_BYTES:
-                say(f"checking {path.name}, {format_bytes(stat.st_size)}")
+            if stamp[0] > SLOW_BYTES:
+                say(f"checking {path.name}, {format_bytes(stamp[0])}")
             known[kind], self._new = find(), True
         return known[kind]

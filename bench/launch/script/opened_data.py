@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 from bench import private
 from bench.launch.script import work_folder
@@ -12,6 +13,14 @@ from bench.training import script_worker
 # Where programs keep what they have compiled, and what is installed.  Not ~/.cache: it may hold weights and data.
 CACHES = (".triton", "torchinductor", "site-packages", "dist-packages")
 MAX_SHOWN = 200
+
+
+class Opened(TypedDict):
+    """A file that a script opened, as its worker noted it; the script can write there too."""
+
+    path: str  # as the script named it
+    real: str  # without links
+    writes: bool
 
 
 def shown(folder: Path, job, opened: list[dict]) -> list[str]:

@@ -5,12 +5,12 @@ and how it ended (training/script_worker.py).
 """
 
 import contextlib
-import json
 import math
 import time
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
-from bench import atomic, private, utc
+from bench import atomic, private, reading, utc
 from bench.importers import dialects
 from bench.importers.foreign_run import Run
 from bench.importers.modded_nanogpt import MEANINGS
@@ -22,11 +22,22 @@ from bench.record import failures, printed_times, run_folder, step_files
 from bench.units import ms_from_ns, s_from_ms
 
 TRAINED_FRAC = 0.5  # of ln(vocabulary): a loss at step 0 below this was trained before the clock, or knows the data
+
 OWN_DATA = {"source": "script", "vocab_size": None, "floor_nats": None, "train": [], "val": []}  # nothing is known
 LOWER = "lower the script's learning rate"
 NO_LINES = "the script printed no line that {} reads"
 NO_VALIDATION = "the script printed no validation loss in nats a token"
 NO_STEPS = "the script printed no step after step 0"
+
+
+class Facts(TypedDict):
+    """What a rank's worker wrote of itself at its end; the script can write there too."""
+
+    python: NotRequired[str]
+    peak_rss_gib: NotRequired[float | None]
+    peak_mem_gib: NotRequired[dict[str, float | None] | None]
+    torch: NotRequired[dict]
+    packages: NotRequired[dict[str, str | None]]
 
 
 def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
@@ -155,18 +166,19 @@ def _failure(foreign, rows):
 def _facts_of_ranks(folder, num_ranks):
     found = {"by_rank": [], "opened": []}
     for rank in range(num_ranks):
-        found["by_rank"].append(_json(folder / f".rank{rank}.facts.tmp"))
-        with contextlib.suppress(OSError):
-            for line in (folder / f".rank{rank}.opened.tmp").read_text().splitlines():
-                with contextlib.suppress(ValueError):
-                    found["opened"].append(json.loads(line))
+        found["by_rank"].append(_facts(folder / f".rank{rank}.facts.tmp"))
+        path = folder / f".rank{rank}.opened.tmp"
+        with contextlib.suppress(reading.Damaged), reading.lines(path) as lines:
+            for line in lines:
+                with contextlib.suppress(reading.Damaged):  # a line that a killed rank left unfinished
+                    found["opened"].append(reading.json_value(line, path, opened_data.Opened))
     return found
 
 
-def _json(path):
+def _facts(path):
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return reading.json_object(path, Facts)
+    except reading.Damaged:
         return {}
 
 
@@ -212,7 +224,7 @@ def _write_result(folder, facts, measured, said, telemetry):
         result["measured"]["foreign_cpu_cores"] = telemetry["foreign_cpu_cores"]
     atomic.write_json(folder / run_folder.RESULT, result)
     if first.get("packages"):  # of the script's own interpreter
-        env = _json(folder / "environment.json")
+        env = atomic.read_json(folder / "environment.json", {})
         packages = dict(sorted((name, version) for name, version in first["packages"].items() if name))
         atomic.write_json(folder / "environment.json", env | {"packages": packages, "python": first["python"]})
 

@@ -1,13 +1,13 @@
 """Profiler windows on a script: what its worker is asked to record, and the traces that come of it."""
 
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
-from bench import instruments
+from bench import instruments, reading
 from bench.config import profiler_windows
 from bench.importers import dialects
 from bench.profiling import files
@@ -21,6 +21,14 @@ EDGES = {
     "kempnerforge": (r"\[step (\d+)\] loss=", 0),
     "llm.c": (r"^step\s+(\d+)/\d+ \|", 0),
 }
+
+
+class Noted(TypedDict):
+    """Of a recorded window."""
+
+    name: str
+    raw: NotRequired[str | None]  # the trace
+    disturbed: NotRequired[list[int]]  # first and last step
 
 
 def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
@@ -72,11 +80,12 @@ def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: lis
 
 
 def _recorded(path):
-    """{name of a window: what training/script_profiler.py noted of it} of one rank."""
+    """{name of a window: what training/script_profiler.py noted of it} of one rank; {} where the script spoilt that."""
     try:
-        return {one["name"]: one for one in json.loads(path.read_text())}
-    except (OSError, ValueError):
+        noted = reading.json_value(reading.content(path), path, list[Noted])
+    except reading.Damaged:
         return {}
+    return {one["name"]: one for one in noted}
 
 
 def _saved(folder, window, rank, raw):

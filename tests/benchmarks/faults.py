@@ -1,0 +1,59 @@
+"""Every file operation of every command that writes records, failed in every way, and processes killed at any moment.
+
+    .venv/bin/python tests/benchmarks faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]]
+
+NUM_PLACES: of all commands together, drawn by SEED; "all" (the default) takes hours.  NUM_KILLS: 200, of runs and of
+races.  Each place that leaves something wrong is printed as JSON when it is found (tests/disk_faults.py says what may
+never be so).
+"""
+
+import random
+import sys
+import tempfile
+import time
+
+import disk_faults
+
+NUM_KILLS = 200
+KILLED = ("run",) * 7 + ("race",)  # in turn: a race lasts six runs
+SHARES = {"run": 9, "sweep": 3, "race": 3, "import": 2, "publish": 3}  # of the places, where not all are tried
+
+
+def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands="run,sweep,race,import,publish"):
+    """[(what, number, sign, target)]"""
+    chance, outcomes, commands = random.Random(seed), [], commands.split(",")
+    with tempfile.TemporaryDirectory() as folder, disk_faults.Workshop(folder) as shop:
+        for name in commands:
+            outcomes += _places(shop, name, chance, num_places, sum(SHARES[one] for one in commands))
+        killed = [name for name in KILLED if name in commands]
+        for number in range(int(num_kills) if killed else 0):
+            outcomes.append(_shown(shop.kill(disk_faults.SCENARIOS[killed[number % len(killed)]], chance)))
+    hits = [one for one in outcomes if one.hit]
+    wrong = [one for one in hits if one.wrong]
+    return [
+        ("places and kills that hit", len(hits), ">=", 1),
+        ("of them that left something lost or false", len(wrong), "<=", 0),
+        ("records that were looked at", sum(one.num_records for one in hits), ">=", 1),
+    ]
+
+
+def _places(shop, name, chance, num_places, of_shares):
+    scenario = disk_faults.SCENARIOS[name]
+    if num_places == "0":
+        return
+    operations = shop.count(scenario)
+    if num_places == "all":
+        chosen = [place for one in operations for place in disk_faults.every_place(one)]
+    else:
+        chosen = disk_faults.places(operations, chance, round(int(num_places) * SHARES[name] / of_shares))
+    for number, kind in chosen:
+        yield _shown(shop.fault(scenario, number, kind))
+
+
+def _shown(outcome):
+    if outcome.wrong:
+        print(disk_faults.as_json(outcome), flush=True)
+    print(
+        f"{time.strftime('%H:%M:%S')} {'WRONG' if outcome.wrong else 'ok'} {outcome.place}", file=sys.stderr, flush=True
+    )
+    return outcome

@@ -1,0 +1,50 @@
+"""What SQLite does to itself: operations of a whole command fail one by one, processes are killed, and nothing is lost.
+
+A sample that each commit draws anew; .venv/bin/python tests/benchmarks faults tries all of it.
+"""
+
+import disk_faults
+import pytest
+
+NUM_PLACES = {"import": 2, "publish": 3, "run": 3}
+NUM_KILLS = 2
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    if disk_faults.compiler() is None:
+        pytest.skip("no C compiler, which makes the library that fails operations")
+    with disk_faults.Workshop(tmp_path_factory.mktemp("shop")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", NUM_PLACES)
+def test_a_file_operation_that_fails_loses_no_record_and_falsifies_none(shop, name):
+    scenario, chance = disk_faults.SCENARIOS[name], disk_faults.seed_of_commit()
+    operations = shop.count(scenario)
+    for number, kind in disk_faults.places(operations, chance, NUM_PLACES[name]):
+        outcome = shop.fault(scenario, number, kind)
+        assert outcome.wrong == [], outcome.place
+
+
+def test_a_killed_process_loses_no_record_and_falsifies_none(shop):
+    chance = disk_faults.seed_of_commit()
+    for _ in range(NUM_KILLS):
+        outcome = shop.kill(disk_faults.RUN, chance)
+        assert outcome.wrong == [], outcome.place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sweep", "race"])
+def test_a_file_operation_that_fails_loses_nothing_of_several_runs(shop, name):
+    scenario, chance = disk_faults.SCENARIOS[name], disk_faults.seed_of_commit()
+    ((number, kind),) = disk_faults.places(shop.count(scenario), chance, 1)
+    outcome = shop.fault(scenario, number, kind)
+    assert outcome.wrong == [], outcome.place
+
+
+def test_the_harness_sees_a_write_that_is_lost(shop):
+    operations = shop.count(disk_faults.IMPORT)
+    (number,) = [number for number, _, what, path in operations if what == "write" and ".run.json." in path]
+    outcome = shop.fault(disk_faults.IMPORT, number, "lost")
+    assert any("unreadable" in one for one in outcome.wrong), outcome

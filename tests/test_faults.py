@@ -1,0 +1,257 @@
+"""Faults that once got through, each injected for real: docs/FAULTS.md names the test of every one."""
+
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import real_runs
+from comparing import raced, write
+from test_ends import TINY
+from test_rainy_days import HURRIED, fill, small_disk  # noqa: F401 - a fixture
+
+from bench import private
+from bench.__main__ import main as bench
+from bench.cli import analyze, compare
+from bench.data import shards
+from bench.launch.console import Bars
+from bench.launch.progress import Progress
+from bench.record import ledger
+
+slow = pytest.mark.slow
+
+
+def test_a_pipe_in_its_logs_and_damaged_progress_disturb_no_end_of_a_run(tmp_path):
+    with real_runs.Background(tmp_path, *TINY) as running:
+        running.wait_for_step(3)
+        os.mkfifo(running.folder / "logs" / "pipe.log")
+        os.kill(running.rank_pid(0), signal.SIGSTOP)
+        (running.folder / ".progress.tmp").write_text("[1, 2]")
+        time.sleep(1.5)  # the launcher looks twice a second
+        running.process.terminate()
+        code, out = running.end(120)
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"], run["failure"]["kind"]) == (1, "aborted", "interrupted"), out
+    assert "Traceback" not in out
+
+
+def test_a_shard_that_is_written_over_while_it_is_trained_on_makes_no_complete_run(tmp_path):
+    for name in ("train", "val"):
+        shards.write(tmp_path / f"{name}.bin", [token % 256 for token in range(200_000)])
+    words = [f"data.train_glob={tmp_path}/train.bin", f"data.val_glob={tmp_path}/val.bin", "data.vocab_size=257"]
+    with real_runs.Background(tmp_path / "results", "data=shards", *words, *TINY[:3], "goal.num_steps=100") as running:
+        running.wait_for_step(3)
+        with open(tmp_path / "train.bin", "r+b") as file:  # tokens as good as those, at the same place
+            file.seek(-100_000, os.SEEK_END)
+            file.write(bytes(100_000))
+        code, out = running.end(120)
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"], run["failure"]["kind"]) == (1, "failed", "bad_data"), out
+    assert run["failure"]["message"].startswith("train.bin: was changed while the run lasted: sha256 ")
+
+
+def test_progress_of_the_wrong_kind_is_no_progress(tmp_path):
+    for text in ("[1, 2]", '{"step": "x"}', "[" * 10_000, ""):
+        (tmp_path / ".progress.tmp").write_text(text)
+        progress = Progress(tmp_path, 10, Bars())
+        progress.show()
+        assert progress.step is None
+
+
+def test_logs_lose_their_private_paths_a_block_at_a_time_and_what_is_no_text_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "BLOCK_BYTES", 64)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    line = f"read {real_runs.REPO}/bench/x.py\n"
+    (logs / "rank0.log").write_text(line * 50)
+    (logs / "flight.bin").write_bytes(line.encode() * 50 + b"\0")
+    (logs / "other.log").write_bytes(b"\xff\r\n" * 50)
+    os.mkfifo(logs / "pipe.log")
+    private.redact_logs(tmp_path, real_runs.REPO)
+    assert (logs / "rank0.log").read_text() == "read ./bench/x.py\n" * 50
+    assert (logs / "flight.bin").read_bytes() == line.encode() * 50 + b"\0"
+    assert (logs / "other.log").read_bytes() == b"\xff\r\n" * 50
+    assert len(list(logs.iterdir())) == 4
+
+
+def test_a_launcher_that_is_killed_before_its_ranks_are_up_leaves_no_private_path(tmp_path):
+    with real_runs.Background(tmp_path, *TINY) as running:
+        running.wait_for_record()
+        running.process.kill()
+        running.process.wait()
+        assert running.all_gone()
+        left = [path.name for path in running.folder.iterdir() if path.name.startswith(".")]
+        run = real_runs.run_json(running.folder)
+    assert (run["status"], run["failure"]["kind"], left) == ("aborted", "launcher_killed", [])
+
+
+@pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=slow)])
+def test_a_run_json_that_goes_before_the_ranks_read_it_is_no_bad_setting(tmp_path, damage):
+    (tmp_path / "sitecustomize.py").write_text(
+        HURRIED.format(repo=str(real_runs.REPO)).replace("HEARTBEAT_S = 0.0", "HEARTBEAT_S = 1e9")
+    )
+    with real_runs.Background(tmp_path / "results", *TINY, PYTHONPATH=str(tmp_path)) as running:
+        running.wait_for_record()
+        path = running.folder / "run.json"
+        path.unlink() if damage == "removed" else os.truncate(path, 100)
+        code, out = running.end(120)
+        run = real_runs.run_json(running.folder)
+    assert (code, run["status"]) == (1, "failed"), out
+    assert run["failure"]["kind"] == "folder_removed", run["failure"]
+
+
+@slow
+def test_an_agent_that_hangs_is_ended_by_its_silence(tmp_path):
+    with real_runs.Background(tmp_path, *TINY[:3], "goal.num_steps=300", "hardware.stall_timeout_s=6") as running:
+        running.wait_for_step(3)
+        (agent,) = running.pids("bench.launch.agent")
+        os.kill(agent, signal.SIGSTOP)
+        code, out = running.end(120)
+        assert running.all_gone()
+        run = real_runs.run_json(running.folder)
+    assert (code, run["failure"]["kind"]) == (1, "stalled"), out
+
+
+@slow
+def test_a_race_that_is_ended_as_its_run_begins_leaves_an_interrupted_run_with_its_end(tmp_path):
+    words = ["race", "A=", "B=optim.beta2=0.9", "n=2", *real_runs.SHORT, *TINY[:3], "--anyway"]
+    env = real_runs.environment(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench", *words], cwd=real_runs.REPO, env=env, stdout=subprocess.DEVNULL
+    )
+    until_s = time.monotonic() + 120
+    while not real_runs.folders(tmp_path) and time.monotonic() < until_s:
+        time.sleep(0.005)
+    process.terminate()
+    assert process.wait(90) == 1
+    (folder,) = real_runs.folders(tmp_path)
+    run = real_runs.run_json(folder)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
+    assert [line["event"] for line in ledger.read(tmp_path).lines] == ["plan", "start", "end"]
+
+
+def test_a_disk_that_takes_no_run_gets_no_half_of_one(small_disk):
+    fill(small_disk / "other_program.bin")
+    os.truncate(small_disk / "other_program.bin", os.path.getsize(small_disk / "other_program.bin") - 20_480)
+    done = real_runs.bench(small_disk, "run", *real_runs.SHORT, *TINY[:3])
+    assert done.returncode == 2 and "no record can be written there (No space left on device)" in done.stderr
+    assert real_runs.folders(small_disk) == [] and not list(small_disk.glob("free/*"))
+    (small_disk / "other_program.bin").unlink()
+    assert ledger.read(small_disk).faults == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "shell", "kind", "words"),
+    [
+        (
+            "import sys\nif 'bench.launch.agent' in sys.orig_argv: sys.modules['torch'] = None\n",
+            "exec {command}",
+            "not_started",
+            "torch",
+        ),
+        pytest.param("", "ulimit -v 400000; exec {command}", "out_of_memory", "no rank could be started", marks=slow),
+    ],
+)
+def test_an_agent_without_torch_or_memory_says_so(tmp_path, hook, shell, kind, words):
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3]])
+    env = real_runs.environment(tmp_path / "results", PYTHONPATH=str(tmp_path))
+    words_of_shell = ["bash", "-c", shell.format(command=command)]
+    done = subprocess.run(words_of_shell, cwd=real_runs.REPO, env=env, capture_output=True, text=True)
+    (folder,) = real_runs.folders(tmp_path / "results")
+    failure = real_runs.run_json(folder)["failure"]
+    assert (done.returncode, failure["kind"]) == (1, kind), failure
+    assert words in failure["message"] and "rank's log" not in failure["hint"]
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_at_once(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"traceEvents":[')
+        for _ in range(300):
+            file.write(b" " * 2**20)
+        file.write(b"]}")
+    began_s = time.process_time()
+    with pytest.raises(ValueError, match="unpack to more than .* times as many, as no trace does"):
+        analyze.main([str(path)])
+    assert time.process_time() - began_s < 5
+
+
+def test_a_damaged_record_given_to_compare_is_refused_and_its_log_is_no_run(results, capsys):
+    folders = [write(results, run) for arm in raced([10.0], [10.5]) for run in arm]
+    bad = folders[0]
+    (bad / "logs").mkdir()
+    (bad / "logs" / "rank0.log").write_text(
+        "step:1/2 val_loss:5.0 train_time:10ms\nstep:2/2 val_loss:4.0 train_time:20ms\n"
+    )
+    (bad / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="none of its records can be read"):
+        compare.main([str(bad), str(folders[1])])
+    assert "run.json" in capsys.readouterr().err
+
+
+def test_what_its_machine_ended_is_raced_again_and_a_failed_run_is_not(results, monkeypatch):
+    import claimed
+
+    from bench.cli import race
+    from bench.race import state
+
+    def hurt(kind):
+        def change(run):
+            if run["race"]["position"] == 3 and run["race"]["attempt"] == 1:
+                run |= {"status": "failed", "validity": "invalid", "validity_reasons": ["the run did not complete"]}
+                run["failure"] = {"kind": kind, "rank": None, "step": 3, "signal": None, "exit_code": None}
+                run["failure"] |= {"message": "x", "hint": "y"}
+
+        return change
+
+    for number, (kind, attempts) in enumerate([("agent_killed", 2), ("rank_crashed", 1)]):
+        mine = claimed.Results(results / str(number))
+        monkeypatch.setenv("SPEEDRUN_RESULTS", str(mine.folder))
+        add = mine.add
+        mine.add = lambda *words, add=add, kind=kind, **more: add(*words, change=hurt(kind), **more)
+        claimed.Racers(mine, lambda arm, seed: 10.0 + 0.01 * seed).install(monkeypatch)
+        race.main(["A=", "B=optim.beta2=0.99", "n=3"])
+        (folder,) = (mine.folder / "races").glob("*")
+        assert len(state.read(folder, mine.folder).slots[3].attempts) == attempts
+
+
+def test_an_export_of_nothing_that_can_be_read_is_wrong_use(tmp_path, capsys):
+    bad = tmp_path / "cpu_nano" / "20261122T000001Z-x-48623a63-s1"
+    bad.mkdir(parents=True)
+    (bad / "run.json").write_text('{"schema_version": 1, "run_id": 7}')
+    assert bench(["export", str(bad), "--to", "csv"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "run.json" in err
+
+
+def test_data_show_waits_for_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.bin")
+    done = real_runs.bench(tmp_path, "data", "show", str(tmp_path / "pipe.bin"), timeout_s=60)
+    assert done.returncode == 1 and "no regular file" in done.stdout + done.stderr
+
+
+# ---- what docs/ promises has a test
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "FAULTS.md"])
+def test_every_test_that_a_page_names_is_there(page):
+    names = re.findall(r"`(test_\w+\.py)::(\w+)`", (real_runs.REPO / "docs" / page).read_text())
+    assert len(names) >= 20
+    for file, name in names:
+        assert f"\ndef {name}(" in (real_runs.REPO / "tests" / file).read_text(), f"{file}::{name}"
+
+
+def test_every_one_of_the_fifty_faults_has_its_row():
+    rows = re.findall(r"^\| ([0-9b, to]+) \|", (real_runs.REPO / "docs" / "FAULTS.md").read_text(), re.M)
+    numbers = set()
+    for row in rows:
+        for part in row.split(", "):
+            first, _, last = part.replace("b", "").partition(" to ")
+            numbers |= set(range(int(first), int(last or first) + 1))
+    assert numbers == set(range(1, 51))
