@@ -48,7 +48,8 @@ TABLE = {
     "passport.measure": "config launch machine passport record stats telemetry training units utc",
     "explain": "diagnosis machine passport record terminal trace units web",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units web",
+    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units "
+    "web",
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",

@@ -82,8 +82,8 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep, None: all;
-    without PYTHON and CPU_OP it takes half the time and memory.
+    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep, None:
+    all; without PYTHON and CPU_OP it takes half the time and memory.
     """
 
     def __init__(self, kinds=None):
