@@ -48,10 +48,13 @@ def main(argv: list[str]) -> int:
         return 2
     module = importlib.import_module(f"bench.cli.{VERBS[verb][0]}")
     try:
-        if verb in SUBMITTED and any(word.startswith(("cluster=", "cluster.")) for word in rest):
+        if verb in SUBMITTED and not {"-h", "--help"} & set(rest):
             from bench.launch import cluster
 
-            return cluster.go(verb, cluster.asked(rest))
+            if want := cluster.asked(rest):
+                if not any(word.startswith(("--cfg", "--info")) for word in rest):
+                    return cluster.go(verb, want)
+                rest = want.words
         if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):
             from bench.launch import joining
 

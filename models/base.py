@@ -6,6 +6,7 @@ B batch, T tokens, V vocabulary
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from models import flops
 
@@ -21,6 +22,8 @@ class LanguageModel(nn.Module):
         None where they have none.  An argument of that name of __init__, with a default, is given it too.
     """
 
+    recomputes_blocks = False  # model.activation_checkpointing
+
     def __init__(self, residual_dtype: str | None = None):
         super().__init__()
         self.residual_dtype = None if residual_dtype is None else getattr(torch, residual_dtype)
@@ -31,6 +34,15 @@ class LanguageModel(nn.Module):
         Under autocast blocks add in bfloat16 what they compute in bfloat16, so a stream that begins so stays so.
         """
         return x_BTD if self.residual_dtype is None else x_BTD.to(self.residual_dtype)
+
+    def through(self, block: nn.Module, *args):
+        """block(*args); with recomputes_blocks what it computed is dropped, and computed again in the backward pass.
+
+        Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost.  No random numbers are drawn in a block.
+        """
+        if self.recomputes_blocks and torch.is_grad_enabled():
+            return checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
+        return block(*args)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean nats per token, float32 also under bf16 autocast."""

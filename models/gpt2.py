@@ -82,7 +82,7 @@ class GPT2(LanguageModel):
         x_BTD = self.token_embedding(tokens_BT) + self.position_embedding.weight[: tokens_BT.shape[1]]
         x_BTD = self.stream(x_BTD)
         for block in self.blocks:
-            x_BTD = block(x_BTD)
+            x_BTD = self.through(block, x_BTD)
         return F.linear(self.final_norm(x_BTD), self.head_weight()).float()
 
     def head_weight(self) -> nn.Parameter:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from models.documents import document_ids
+
 BLOCK_TOKENS = 128  # FlexAttention's default on CUDA
 NO_LIMIT = 2**30
 CHUNK_TOKENS = 1024  # queries of the plain way at once
@@ -24,22 +26,26 @@ class Visible:
 
     eos_token: None makes each row one document.  near_tokens, near_blocks: 0-D int32 tensors, so that a compiled graph
     serves every window.  reach_tokens: how far back the two let a token see, a bound that only saves work; None: none.
-    scale: of the scores; None is 1 / sqrt(K).
+    scale: of the scores; None is 1 / sqrt(K).  A 0-D tensor: one compiled graph serves all its values.
     """
 
     def __init__(self, tokens_BT, eos_token, near_tokens, near_blocks, reach_tokens, block=BLOCK_TOKENS, scale=None):
         self.block, self.scale = block, scale
         self.near_tokens, self.near_blocks, self.reach_tokens = near_tokens, near_blocks, reach_tokens
-        is_start_BT = torch.zeros_like(tokens_BT) if eos_token is None else tokens_BT == eos_token
-        self.docs_BT = is_start_BT.cumsum(1, dtype=torch.int32)
+        self.docs_BT = document_ids(tokens_BT, eos_token).to(torch.int32)
         self._chunks = self._block_mask = None
 
     def __call__(self, q_BHTK, k_BHTK, v_BHTK):
-        fast = q_BHTK.is_cuda and torch.compiler.is_compiling()
+        fast = q_BHTK.is_cuda and torch.compiler.is_compiling() and q_BHTK.shape[2] % self.block == 0
         return self.fast(q_BHTK, k_BHTK, v_BHTK) if fast else self.plain(q_BHTK, k_BHTK, v_BHTK)
 
     def plain(self, q_BHTK, k_BHTK, v_BHTK):
         """On any device and of any length; memory in proportion to T * (CHUNK_TOKENS + reach_tokens)."""
+        scale = self.scale
+        if isinstance(scale, torch.Tensor) and (torch.compiler.is_compiling() or scale.is_meta):
+            q_BHTK, scale = (q_BHTK * scale).type_as(q_BHTK), 1.0
+        elif isinstance(scale, torch.Tensor):
+            scale = scale.item()
         if self._chunks is None:
             self._chunks = list(self._masks(q_BHTK.shape[2]))
         mixed = [
@@ -48,7 +54,7 @@ class Visible:
                 k_BHTK[:, :, first:stop],
                 v_BHTK[:, :, first:stop],
                 attn_mask=mask_B1TT,
-                scale=self.scale,
+                scale=scale,
             )
             for start, stop, first, mask_B1TT in self._chunks
         ]
@@ -58,7 +64,13 @@ class Visible:
         """FlexAttention.  T is a multiple of block.  It has no backward pass on a CPU (torch 2.13)."""
         if self._block_mask is None:
             self._block_mask = self.block_mask()
-        return flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=self._block_mask, scale=self.scale)
+        if not isinstance(self.scale, torch.Tensor):
+            return flex_attention(q_BHTK, k_BHTK, v_BHTK, block_mask=self._block_mask, scale=self.scale)
+
+        def scaled(score, b, h, query, key):
+            return score * self.scale
+
+        return flex_attention(q_BHTK, k_BHTK, v_BHTK, scaled, block_mask=self._block_mask, scale=1.0)
 
     def sees(self, docs_of_query, docs_of_key, query, key):
         """The four rules, for positions and document numbers that broadcast."""

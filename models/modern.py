@@ -7,6 +7,8 @@ From github.com/KellerJordan/modded-nanogpt, records 2 (rotary), 5 (ReLU squared
 B batch, T tokens, D width, V vocabulary, H heads, K head width
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -64,12 +66,13 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x_BTD, rotary, mask_B1TT=None):
+    def forward(self, x_BTD, rotary, mix=causal_attention):
+        """mix: who sees whom, q, k and v to [B, H, T, K]."""
         q_BHTK = split_heads(self.query(x_BTD), self.num_heads)
         k_BHTK = split_heads(self.key(x_BTD), self.num_heads)
         v_BHTK = split_heads(self.value(x_BTD), self.num_heads)
         q_BHTK, k_BHTK = rotary(rms_norm(q_BHTK)), rotary(rms_norm(k_BHTK))
-        return self.proj(merge_heads(causal_attention(q_BHTK, k_BHTK, v_BHTK, mask_B1TT)))
+        return self.proj(merge_heads(mix(q_BHTK, k_BHTK, v_BHTK)))
 
 
 class MLP(nn.Module):
@@ -88,8 +91,8 @@ class Block(nn.Module):
         self.attention = Attention(num_heads, width)
         self.mlp = MLP(width)
 
-    def forward(self, x_BTD, rotary, mask_B1TT=None):
-        x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rotary, mask_B1TT)
+    def forward(self, x_BTD, rotary, mix=causal_attention):
+        x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rotary, mix)
         return x_BTD + self.mlp(rms_norm(x_BTD))
 
 
@@ -123,14 +126,14 @@ class Modern(LanguageModel):
 
     def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """[B, T] -> [B, T, V], of the next token, float32, within -LOGIT_CAP..LOGIT_CAP."""
-        x_BTD, mask_B1TT = self.stream(rms_norm(self.embedding(tokens_BT))), self.mask(tokens_BT)
+        x_BTD, mix = self.stream(rms_norm(self.embedding(tokens_BT))), self.mix(tokens_BT)
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.rotary, mask_B1TT)
+            x_BTD = self.through(block, x_BTD, self.rotary, mix)
         return softcap(self.head(rms_norm(x_BTD)).float())
 
-    def mask(self, tokens_BT: torch.Tensor) -> torch.Tensor | None:
-        """[B, 1, T, T], which token attends to which; None: each to all before it."""
-        return None
+    def mix(self, tokens_BT: torch.Tensor) -> Callable:
+        """Attention, of which token to which: here of each to all before it."""
+        return causal_attention
 
     def head_weight(self) -> nn.Parameter:
         """[V, D]."""

@@ -11,8 +11,8 @@ of models/muon_update.py, for a matrix W of R rows and C columns:
 
 The sixth is record 43's, its learning rate twice in the decay: a weight decays only where the step makes it smaller
 anyway (Chen et al. 2025, arXiv 2510.12402).  Not cautious, W <- W * (1 - lr * weight_decay) comes first, as in Muon.
-The records keep q, k, v and the projection in one wide matrix, so that step 4 goes by its columns: here each of them is
-square and goes by rows.
+Records 42 to 47 keep q, k, v and the projection in one wide matrix, so that step 4 goes by the columns of each: that is
+evened="columns".
 """
 
 import torch
@@ -39,11 +39,14 @@ def polar_coefficients():
 
 
 class NorMuon(muon_update.Muon):
-    """See above.  beta2: None leaves steps 4 and 5 out.  muon: Muon's own.  state_dict(): of this rank's share only."""
+    """See above.  beta2: None leaves steps 4 and 5 out.  muon: Muon's own.  state_dict(): of this rank's share only.
 
-    def __init__(self, matrices, beta2, cautious, **muon):
+    evened: "rows" or "columns" have a number each in step 4; None: the longer side's, of a square matrix rows.
+    """
+
+    def __init__(self, matrices, beta2, cautious, evened=None, **muon):
         super().__init__(matrices, **muon)
-        self.beta2, self.cautious = beta2, cautious
+        self.beta2, self.cautious, self.evened = beta2, cautious, evened
 
     def _update(self, matrix, group):
         update = super()._update(matrix, group)
@@ -56,8 +59,9 @@ class NorMuon(muon_update.Muon):
         return [self._evened(matrix, update) for matrix, update in zip(matrices, updates, strict=True)]
 
     def _evened(self, matrix, update):
-        state, rows_are_neurons = self.state[matrix], matrix.shape[0] >= matrix.shape[1]
-        mean = update.float().square().mean(dim=1 if rows_are_neurons else 0, keepdim=True)
+        state = self.state[matrix]
+        by_rows = matrix.shape[0] >= matrix.shape[1] if self.evened is None else self.evened == "rows"
+        mean = update.float().square().mean(dim=1 if by_rows else 0, keepdim=True)
         mean_square = state.setdefault("mean_square", torch.zeros_like(mean))
         mean_square.lerp_(mean, 1 - self.beta2)
         evened = update * mean_square.clamp_min(MEAN_SQUARE_FLOOR).rsqrt()

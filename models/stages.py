@@ -30,6 +30,8 @@ class Stage:
     # whole blocks of the model, of which a window has at least one; null: it does not grow
     first_window_tokens: NotNegativeInt | None = None
     window_rounding: Annotated[str, one_of("down", "up")] | None = None  # of a window that grows; null: down
+    # window of the validation after the run's last step, in the last stage alone; null: what windows have grown to
+    end_window_tokens: PositiveInt | None = None
     lr_frac: Positive | None = None  # multiplies every learning rate; null: 1
     # momentum, or beta1, of parts of the optimizer: groups of optim=groups, adamw and muon of optim=muon
     momenta: dict[str, Momentum] | None = None
@@ -87,6 +89,7 @@ class Timeline:
         for index, stage in enumerate(stages):
             if stage.first_window_tokens is None:
                 check_window(f"stages[{index}].window_tokens", stage.window_tokens, window_block)
+            check_window(f"stages[{index}].end_window_tokens", stage.end_window_tokens, window_block)
 
     @cached_property
     def portions(self) -> list[Portion]:
@@ -117,9 +120,9 @@ class Timeline:
         return self.portions[bisect.bisect_right(self._starts, step) - 1]
 
     def window_after(self, steps_done: int) -> int | None:
-        """The window of the step that comes next; at the end of the run, where the last stage's has grown to."""
+        """The window of the step that comes next; at the end of the run end_window_tokens, or what it has grown to."""
         if steps_done >= self.num_steps:
-            return self._window(self._stages[-1], 1, 1)
+            return self._stages[-1].end_window_tokens or self._window(self._stages[-1], 1, 1)
         return self.at(steps_done).window_tokens
 
     def _window(self, stage, steps_done, num_steps):

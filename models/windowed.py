@@ -1,14 +1,13 @@
 """models/modern.py whose tokens attend only within their document and a window, which stages may change.
 
-From github.com/KellerJordan/modded-nanogpt, records 12 (document mask) and 13 (a window that grows).  The mask is an
-explicit tensor, so that it runs everywhere and skips no work: the reference beside which a fast kernel is tested.
+From github.com/KellerJordan/modded-nanogpt, records 12 (document mask) and 13 (a window that grows), by
+models/masked_attention.py.
 """
 
 import torch
 
 from models import flops
-from models.attention import window_mask
-from models.documents import document_ids
+from models.masked_attention import NO_LIMIT, Visible
 from models.modern import Modern
 
 
@@ -29,15 +28,19 @@ class Windowed(Modern):
         window_tokens: int | None = None,
     ):
         super().__init__(vocab_size, seq_len, num_layers, num_heads, width, residual_dtype)
-        self.window_tokens = window_tokens or seq_len
+        self.register_buffer("near_tokens", torch.empty((), dtype=torch.int32), persistent=False)
+        self.register_buffer("near_blocks", torch.tensor(NO_LIMIT, dtype=torch.int32), persistent=False)
+        self.set_window(window_tokens or seq_len)
 
     def set_window(self, window_tokens: int) -> None:
         """Of every layer, from now on."""
         self.window_tokens = window_tokens
+        self.near_tokens.fill_(window_tokens)
 
-    def mask(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """[B, 1, T, T], within window and document."""
-        return window_mask(document_ids(tokens_BT, self.eos_token), self.window_tokens)
+    def mix(self, tokens_BT: torch.Tensor) -> Visible:
+        """Attention within window and document."""
+        reach_tokens = None if torch.compiler.is_compiling() else self.window_tokens
+        return Visible(tokens_BT, self.eos_token, self.near_tokens, self.near_blocks, reach_tokens)
 
     def flops_per_token(self, seq_len: int) -> int:
         """Forward and backward, every pair of tokens in a window counted, across documents too."""

@@ -17,7 +17,7 @@ from bench.config import compose, resolve, schema
 from bench.machine import environment
 from bench.machine.signals import Interrupted
 from bench.race import arm_process
-from bench.record import ledger, metrics, run_folder, step_files
+from bench.record import artifacts, ledger, metrics, run_folder, step_files
 
 BASE = Path(__file__).parent / "records" / "20261121T031500Z-gpt2-adamw-48623a63-s0"
 BEGIN = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -131,7 +131,7 @@ class Results:
         (folder / "config.yaml").write_text(yaml.safe_dump(schema.to_dict(of_run), sort_keys=False))
         step_files.write(folder, rows)
         run["metrics"] = metrics.metrics(run, rows)
-        run["artifacts"] = run_folder.artifacts(folder)
+        run["artifacts"] = artifacts.listed(folder)
         atomic.write_json(folder / "run.json", run)
         ledger.ended(self.folder, folder, run)
 

@@ -15,7 +15,13 @@ from bench.machine import environment
 # 90 times slower as soon as something else wants the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each process would compile bench anew: 0.7 s
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
+
+
+# Files of many runs, the longest first.
+LONGEST = "wheel scripts slurm nodes ends rainy_days bisect races sweep_runs replay ladder_race profiling_runs run own "
+LONGEST = [f"test_{name}" for name in (LONGEST + "adopted stages worker_by_hand telemetry cli fuzz_records").split()]
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -80,9 +86,16 @@ def bare_run(shared_run):
 
 
 @pytest.fixture(scope="session")
-def two_rank_run(shared_run):
+def ranks_run(shared_run):
+    """ranks_run(N): the same on N ranks of a thread each."""
+    one_each = [word for word in real_runs.TWO if "num_threads" in word]
+    return lambda number: shared_run(f"{number}_rank", "seed=5", f"hardware.num_processes={number}", *one_each)
+
+
+@pytest.fixture(scope="session")
+def two_rank_run(ranks_run):
     """The same on two ranks."""
-    return shared_run("two_rank", "seed=5", *real_runs.TWO)
+    return ranks_run(2)
 
 
 @pytest.fixture(scope="session")
@@ -101,9 +114,16 @@ def diverged_run(shared_run):
     return shared_run("diverged", "optim.lr=1e30", "optim.grad_clip_norm=null", "goal.num_steps=50")
 
 
+def pytest_configure(config):
+    """pytest -n --dist loadfile hands out files in our order, not by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen: torch is asked only if a GPU test is left
 def pytest_collection_modifyitems(items):
-    """Skip GPU tests where torch sees no GPU."""
+    """Files that take longest come first, so that none is left at the end; GPU tests without a GPU are skipped."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _torch_sees_gpu():
         for item in gpu_items:

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
+
 REPO = Path(__file__).resolve().parent.parent
 SHORT = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3", "hardware=cpu"]
 LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
@@ -23,6 +25,8 @@ def environment(results, **more):
 
 def bench(results, *words, timeout_s=240, **env):
     """python -m bench WORDS -> CompletedProcess with text output."""
+    if fork_server.fits(env):
+        return fork_server.call(words, environment(results, **env), timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "bench", *words],
         cwd=REPO,

@@ -24,7 +24,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -38,12 +38,15 @@ SlurmctldPidFile={folder}/run/ctld.pid
 SlurmdPidFile={folder}/run/d%n.pid
 SlurmctldLogFile={folder}/log/ctld.log
 SlurmdLogFile={folder}/log/d%n.log
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000
 PartitionName=p Nodes=n1,n2 Default=YES State=UP
 """
+# cred_expire is also how long a requeued job waits before it may start again: 120 s if nobody says otherwise
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"  # without it steps hang at launch
 
 

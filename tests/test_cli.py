@@ -90,6 +90,13 @@ def test_wrong_use_is_one_clear_line_and_exit_code_2(results, words, message):
     assert real_runs.folders(results) == []  # nothing was started
 
 
+def test_a_fork_answers_as_the_program_does(results):
+    """Of which all tests that call real_runs.bench() make use."""
+    for words in (["run", "seed=0,1"], ["table"], ["--help"]):
+        one, other = real_runs.bench(results, *words), real_runs.bench(results, *words, PYTHONHASHSEED="0")
+        assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+
+
 def test_help_and_the_composed_config_show_the_choices(results):
     text = real_runs.bench(results, "run", "--help").stdout
     assert "model=gpt2 | modern" in text

@@ -39,6 +39,19 @@ def test_a_pause_is_not_in_train_s():
     assert clock.num_pauses == {"validation": 1}
 
 
+def test_a_stop_inside_a_pause_adds_no_time():
+    hand, clock = make()
+    clock.start()
+    hand.ns += 2_000_000_000
+    with clock.paused("validation"):
+        hand.ns += 5_000_000_000
+        clock.stop()
+        hand.ns += 10_000
+    assert clock.train_s == 2.0
+    assert clock.paused_ns == {"validation": 5_000_010_000}
+    assert hand.calls == ["barrier", "sync", "sync", "barrier"]
+
+
 def test_start_waits_for_all_ranks_and_every_edge_for_the_device():
     hand, clock = make()
     clock.start()

@@ -428,3 +428,16 @@ def test_the_sentence_alone_says_what_the_verdict_is_and_says_it_once():
     assert sentences.alone(other) == "not comparable: B has no complete run with a time among 0"
     of_before = {"verdict": "inconclusive", "words": "inconclusive: +1.10 % (95 % interval -1.0 to +3.2 %)"}
     assert sentences.alone(of_before) == of_before["words"]
+
+
+def test_seeds_that_all_gave_one_loss_are_remarked_on():
+    same, other = [4.25] * 3, [4.25, 4.26, 4.24]
+    found = compare(*raced([10.0, 10.1, 10.2], [10.0, 10.1, 10.2], same, other))
+    sentence = "the 3 seeds of A gave the same val_loss, 4.25: if it ignores its seed, they are one loss and not 3"
+    assert found["val_loss"]["remarks"] == [sentence]
+    assert sentence in measures.loss_sentences(found["val_loss"], ["A", "B"])
+    assert not compare(*raced([10.0, 10.1], [10.0, 10.1], other[:2], other[:2]))["val_loss"]["remarks"]
+
+
+def test_a_p_that_is_too_small_to_print_is_below_a_bound():
+    assert [measures.p_sentence(p) for p in (0.0114, 3e-20, None)] == ["p = 0.011", "p < 1e-16", "p = -"]

@@ -63,7 +63,7 @@ def test_instruments_are_a_list():
         ("instruments=[wattmetre]", "instruments=.*there is no instrument 'wattmetre'"),
         ("track=cpu_nono", r"did you mean cpu_nano\?"),
         ("seed", "'seed' is not an override: write key=value"),
-        ("profile=null", "profile=null: omit it, or choose from memory, modded, stages, window"),
+        ("profile=null", "profile=null: omit it, or choose from memory, modded, nsys, stages, window"),
         ("model/size=huge", "model/size=huge: there is no model/size 'huge'.*choose from medium, nano, small"),
         ("goal.num_steps=", "goal.num_steps=: "),
         ("seed=1,2", "seed=1,2: "),

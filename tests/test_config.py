@@ -105,6 +105,7 @@ def test_what_takes_more_memory_gets_a_smaller_micro_batch():
     assert (seqs(), seqs("data.seq_len=2048"), seqs("hardware.compile=false")) == (64, 32, 32)
     assert seqs("hardware.dtype=float32", "model/size=medium") == 16
     assert seqs("hardware.micro_batch_seqs=4") == 4  # as asked
+    assert seqs("model.activation_checkpointing=true") == 128  # the logits stay
     assert seqs("data.batch_tokens=98304") == 96  # all of a step: nothing is accumulated
     assert seqs("data.batch_tokens=393216") == 64  # 384 = 3 * 128
 
@@ -213,6 +214,14 @@ def test_resolving_does_not_change_what_was_asked(values):
     asked = build(Config, values)
     resolve(asked, LAPTOP, 257)
     assert asked.hardware.num_processes is None
+
+
+def test_activation_checkpointing_is_refused_where_the_model_does_not_know_it():
+    words = ["experiment=r09", "track=free", "model/size=nano", "model.activation_checkpointing=true"]
+    with pytest.raises(ValueError, match="model.activation_checkpointing=true: r09 does not know it: gpt2, modern"):
+        resolve(compose.compose([*words, "hardware=cpu"]), Machine(0, 2), 257)
+    config = compose.compose(["track=cpu_nano", "model.activation_checkpointing=false"])
+    assert resolve(config, Machine(0, 2), 257).model.activation_checkpointing is None  # one config with one id
 
 
 def test_a_residual_dtype_is_refused_where_the_model_takes_none():

@@ -11,7 +11,7 @@ import pytest
 import real_runs
 import scripted
 
-from bench.record import run_folder
+from bench.record import artifacts
 
 TINY = ["model.num_layers=1", "model.width=32", "model.num_heads=1", "goal.num_steps=100000", "hardware.num_threads=1"]
 ENDS = {"SIGTERM": "interrupted", "timeout": "wall_timeout", "agent": "agent_killed", "launcher": "launcher_killed"}
@@ -41,8 +41,6 @@ def bring_to_an_end(running, how):
     [
         ("SIGTERM", 1),
         ("launcher", 1),
-        pytest.param("timeout", 1, marks=slow),
-        pytest.param("agent", 1, marks=slow),
         pytest.param("SIGTERM", 2, marks=slow),
         pytest.param("timeout", 2, marks=slow),
         pytest.param("agent", 2, marks=slow),
@@ -50,7 +48,7 @@ def bring_to_an_end(running, how):
     ],
 )
 def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, how, num_ranks):
-    more = [f"hardware.num_processes={num_ranks}"] + ["hardware.wall_timeout_s=45"] * (how == "timeout")
+    more = [f"hardware.num_processes={num_ranks}"] + ["hardware.wall_timeout_s=25"] * (how == "timeout")
     with real_runs.Background(tmp_path, *TINY, *more) as running:
         running.wait_for_step(3)
         for rank in range(num_ranks):
@@ -61,10 +59,10 @@ def test_a_stopped_rank_is_ended_and_no_file_changes_after_the_record(tmp_path, 
             assert scripted.pids(tmp_path) == []  # at once: the launcher has waited for it
         assert running.all_gone()
         run, before = real_runs.run_json(running.folder), files(running.folder)
-        time.sleep(1.5)
+        time.sleep(0.7)  # longer than a step or a sample of telemetry
         assert files(running.folder) == before
     assert run["failure"]["kind"] == ENDS[how]
-    assert run_folder.artifacts(running.folder) == run["artifacts"]
+    assert artifacts.listed(running.folder) == run["artifacts"]
     assert not any(path.name.startswith(".") for path in before)
 
 
@@ -77,7 +75,7 @@ def test_what_is_hashed_is_what_was_left_when_ranks_were_writing(tmp_path, how):
         assert running.all_gone() and scripted.pids(tmp_path) == []
         run = real_runs.run_json(running.folder)
     assert run["failure"]["kind"] == ENDS[how]
-    assert run_folder.artifacts(running.folder) == run["artifacts"]
+    assert artifacts.listed(running.folder) == run["artifacts"]
 
 
 @slow
@@ -134,10 +132,10 @@ def test_a_removed_folder_is_said_in_words_and_the_sweep_goes_on(tmp_path):
     ("shell", "kind", "words"),
     [
         ("exec unshare -rn {command}", "not_started", "127.0.0.1 cannot be reached"),
-        pytest.param("ulimit -n 24; exec {command}", "not_started", "Too many open files", marks=slow),
+        pytest.param("ulimit -n 12; exec {command}", "exception", "too many open files", marks=slow),
     ],
 )
-def test_an_agent_that_cannot_start_says_why_at_once(tmp_path, shell, kind, words):
+def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
     if "unshare" in shell and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")
     command = " ".join([sys.executable, "-m", "bench", "run", *real_runs.SHORT, *TINY[:3], *real_runs.TWO])

@@ -149,7 +149,7 @@ def test_a_disk_that_takes_no_run_gets_no_half_of_one(small_disk):
     ("hook", "shell", "kind", "words"),
     [
         (
-            "import sys\nif 'bench.launch.agent' in sys.orig_argv: sys.modules['torch'] = None\n",
+            "import sys\nif 'bench.training.worker' in sys.orig_argv: sys.modules['torch'] = None\n",
             "exec {command}",
             "not_started",
             "torch",

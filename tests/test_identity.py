@@ -26,6 +26,7 @@ NOT_RACED = {
     "bench/record/shape.py": "the types of a record's fields",
     "bench/utc.py": "writes times of day",
     "bench/record/run_folder.py": "writes and reads records",
+    "bench/record/artifacts.py": "lists and removes the files of records",
     "bench/record/failures.py": "records how a rank failed",
     "bench/private.py": "hides private words in records",
     "bench/paths.py": "finds folders",

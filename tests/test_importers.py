@@ -521,7 +521,8 @@ def test_a_record_says_what_is_unknown(tmp_path):
             "step:3/3 val_loss:3.2700 train_time:300ms step_avg:100.00ms",
         )
     )
-    (run,) = importers.load([tmp_path])
+    ((path, part_of),) = importers.files([tmp_path])
+    (((run, _),), _) = importers.read(path, part_of=part_of)
     assert (run["provenance"], run["track"], run["name"]) == ("imported", "track_1_short", "2026-01-10_Idea-baseline")
     assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
     assert (

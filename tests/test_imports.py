@@ -50,7 +50,7 @@ TABLE = {
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
-    "sweep": "config launch launch.script machine paths record",
+    "sweep": "config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",
@@ -67,7 +67,6 @@ TABLE = {
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms
     "cli/starter/my_model.py",
     "data/loader.py",
-    "launch/agent.py",
     "overhead/gpu.py",
     "overhead/loop.py",
     "overhead/plain_loops.py",
@@ -82,12 +81,14 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/causality.py",
     "training/distributed.py",
     "training/evaluate.py",
+    "training/finished.py",
     "training/graph_cut.py",
     "training/kernels.py",
     "training/reducer.py",
     "training/step_log.py",
     "training/run.py",
     "training/trainer.py",
+    "training/weights.py",
 }
 TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "sweep", "training", "cli"}
 

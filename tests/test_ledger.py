@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.record import ledger
+from bench.record import ledger, lock_file
 
 
 def fill(folder, count=4):
@@ -150,7 +150,7 @@ def test_writers_on_a_file_system_without_locks_take_turns(tmp_path):
 
 
 def test_the_turn_of_a_writer_that_was_killed_is_taken_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "STALE_S", 0.2)
+    monkeypatch.setattr(lock_file, "STALE_S", 0.2)
     (tmp_path / ledger.TURN).touch()
     (line,) = fill(tmp_path, 1)
     assert ledger.read(tmp_path).lines == [line]

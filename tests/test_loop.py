@@ -32,11 +32,12 @@ class Instruments:
         return lambda *args: self.log.append((edge, *args))
 
 
-def run(losses, num_steps, val_every_steps, target=None):
+def run(losses, num_steps, val_every_steps, target=None, stop_after=None):
     clock, steps, val_losses = FakeClock(), [], iter(losses)
     reached = (lambda loss: loss <= target) if target is not None else (lambda loss: False)
+    edges = Instruments(clock.log)
     answer = train(
-        steps.append, lambda: next(val_losses), reached, num_steps, val_every_steps, clock, Instruments(clock.log)
+        steps.append, lambda: next(val_losses), reached, num_steps, val_every_steps, clock, edges, stop_after
     )
     return answer, steps, clock.log
 
@@ -57,7 +58,20 @@ def test_stops_at_the_finish_line():
     answer, steps, log = run([5.0, 4.0, 2.9], num_steps=100, val_every_steps=10, target=3.0)
     assert answer == (20, 2.9)
     assert len(steps) == 20
-    assert log[-1] == "stop"
+    assert log[-2:] == ["stop", "go"]  # inside the pause: no time passes between the last step line and the record
+
+
+def test_stops_after_the_step_that_is_asked_for_without_a_validation():
+    answer, steps, log = run([5.0, 4.0], num_steps=100, val_every_steps=10, stop_after=14)
+    assert answer == (14, 4.0)
+    assert len(steps) == 14
+    assert log[-2:] == [("on_step_end", 13), "stop"]
+
+
+def test_a_stop_after_the_last_step_leaves_the_run_as_it_is():
+    answer, _, log = run([5.0, 4.0, 3.0], num_steps=4, val_every_steps=2, stop_after=4)
+    assert answer == (4, 3.0)
+    assert log.count("pause validation") == 3
 
 
 def test_the_last_step_is_validated_once_when_it_is_also_a_regular_one():

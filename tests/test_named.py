@@ -62,7 +62,9 @@ def test_a_whole_run_id_wins_over_a_longer_one_that_begins_with_it(results):
 
 
 def test_every_verb_refuses_an_unknown_word_in_the_same_words(results, capsys):
-    words = "nothing-like-it: is not a path, a glob that matches, or part of the id of a run or a race: ./run.sh"
+    words = (
+        "nothing-like-it: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: ./run.sh"
+    )
     for verb in (judge.main, lambda argv: race.main(["--resume", *argv]), lambda argv: named.folder(*argv)):
         with pytest.raises(ValueError, match=words):
             verb(["nothing-like-it"])

@@ -11,7 +11,7 @@ import pytest
 import real_runs
 
 from bench.launch.nodes import carried, clocks, peers
-from bench.record import run_folder
+from bench.record import artifacts
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
 
@@ -63,9 +63,9 @@ def test_a_file_of_another_node_overwrites_none(tmp_path):
 
 
 def test_files_that_each_node_writes_have_one_role():
-    assert run_folder._role("telemetry.node1.csv") == "telemetry"
-    assert run_folder._role("environment.node12.json") == "environment"
-    assert run_folder._role("telemetry.csv") == "telemetry"
+    assert artifacts._role("telemetry.node1.csv") == "telemetry"
+    assert artifacts._role("environment.node12.json") == "environment"
+    assert artifacts._role("telemetry.csv") == "telemetry"
 
 
 ALIKE = {"source_sha256": "a" * 64, "torch": "2.13.0", "python": "3.11.7", "data_sha256": ["b" * 64], "config_id": "c"}
@@ -91,14 +91,13 @@ def test_what_a_node_has_of_its_own_is_named_with_what_to_do(changed, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_node", [1, 2])
-def test_two_nodes_make_one_record_with_the_losses_of_one(pair, tmp_path, of_node):
+def test_two_nodes_make_one_record_with_the_losses_of_one(pair, ranks_run, of_node):
     for host in (0, 1):
-        pair.start(host, *words(pair, 2 * of_node))
+        pair.start(host, *words(pair, 2 * of_node, "seed=5"))
     (code, out), (other, said) = pair.end(0), pair.end(1)
     assert (code, other) == (0, 0), out + said
     folder, run = only_record(pair)
-    one = real_runs.run(tmp_path / "one", f"hardware.num_processes={2 * of_node}", "hardware.num_threads=1")
-    assert real_runs.losses(folder) == real_runs.losses(one)
+    assert real_runs.losses(folder) == real_runs.losses(ranks_run(2 * of_node))
     assert run["world_size"] == 2 * of_node and run["launched_by"] == {"by": "nodes", "job_id": None}
     first, second = run["nodes"]
     assert (first["ranks"], second["ranks"]) == (list(range(of_node)), list(range(of_node, 2 * of_node)))
@@ -122,7 +121,7 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
     code, out = pair.end(0)
     assert code == 1
     _, run = only_record_of_failed(pair)
-    assert (run["status"], run["failure"]["kind"]) == ("failed", "node_lost"), out
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "node_lost"), out
     assert run["failure"]["message"].startswith("node 1, rank 1 is lost: ")
     assert pair.all_gone()
 

@@ -154,7 +154,7 @@ def test_a_run_is_refused_before_it_starts():
     with pytest.raises(ValueError, match="instruments.window: instruments.stages profiles too"):
         composed("profile=window", "instruments=[stages]")
     with pytest.raises(
-        ValueError, match="profile=kempner: there is no profile 'kempner'; .*choose from memory, modded, stages, window"
+        ValueError, match="profile=kempner: there is no profile.*choose from memory, modded, nsys, stages, window"
     ):
         composed("profile=kempner")
 
@@ -194,4 +194,25 @@ def test_checking_any_instrument_needs_no_torch(repo):
         "print(instruments.flagging([*names, 'wandb']), 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=repo, capture_output=True, text=True)
-    assert done.stdout == "['memory_history', 'stages', 'trace', 'window'] False\n", done.stderr
+    assert done.stdout == "['memory_history', 'nsys', 'stages', 'trace', 'window'] False\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        (["profile=modded"], 14),
+        (["profile=window", "instruments.window.end_step=9"], 9),
+        (["profile=stages", "instruments.stages.step=3"], 3),
+        (["profile=memory", "+instruments=trace"], 13),
+    ],
+)
+def test_what_is_looked_at_ends_with_the_last_window(words, step):
+    assert instruments.last_step(composed(*words)) == step
+
+
+def test_a_run_without_a_window_cannot_stop_after_it():
+    words = ["track=cpu_nano", "profile.stop_after_window=true"]
+    with pytest.raises(ValueError, match="stop_after_window=true: no chosen instrument has a window of steps: choose"):
+        asked(words)
+    with pytest.raises(ValueError, match="stop_after_window=true with script=x.py: a script ends itself"):
+        asked([*words, "script=x.py", "profile=window"])

@@ -61,6 +61,23 @@ def test_the_modded_recipe_traces_every_rank_and_changes_no_loss(run_with):
     assert {file["role"] for file in run["artifacts"] if file["path"].startswith("traces/")} == {"trace"}
 
 
+def test_a_speedrun_under_a_profiler_is_one_run_that_stops_after_its_window(run_with, tmp_path):
+    words = ["speedrun", *real_runs.SHORT, *COMMON, "profile=modded", "profile.stop_after_window=true"]
+    done = real_runs.bench(tmp_path, *words, "seed=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "one run, profiled, which counts nowhere" in done.stdout and "verdict" not in done.stdout
+    (folder,) = real_runs.folders(tmp_path)
+    assert real_runs.losses(folder) == real_runs.losses(run_with("plain"))[:15]  # of 15 steps: no last validation
+    run, summary = recipe_of(folder, "trace")
+    assert (run["status"], run["failure"]["kind"], run["failure"]["step"]) == ("stopped", "stopped", 14)
+    assert "stopped at step 14: the profiler's window ended" in done.stdout
+    assert (summary["modded"]["status"], summary["modded"]["steps"]) == ("recorded", [11, 14])
+    assert len(read(folder / "traces" / "modded_rank1.pt.trace.json.gz")["traceEvents"]) > 50
+    assert (run["validity"], run["validity_reasons"]) == ("invalid", ["the run did not complete"])
+    rows = json.loads(real_runs.bench(tmp_path, "table", str(tmp_path), "--group", "--json").stdout)
+    assert [(row["n"], row["num_stopped"], row["train_s_mean"]) for row in rows] == [(0, 1, None)]
+
+
 def test_the_traces_of_both_ranks_are_analysed(run_with):
     folder = run_with("modded")
     found = analysis.analyze(load.find(folder))

@@ -254,12 +254,23 @@ def test_a_pipe_gets_no_bar():
     assert (done.stdout.count("\n"), "\x1b" in done.stdout, "━" in done.stdout) == (2, False, False)
 
 
-def test_the_last_line_says_why_its_step_avg_is_not_that_of_the_last_step_line():
-    metrics = {"val_loss": 3.0, "train_s": 2.0, "step_avg_ms": 96.651, "num_steps": 20, "num_flagged_steps": 4}
+def last_line(step_avg_ms=100.0, num_flagged_steps=0, train_s_by_rank=(2.0,), **more):
+    metrics = {"val_loss": 3.0, "train_s": 2.0, "num_steps": 20}
+    metrics |= {"step_avg_ms": step_avg_ms, "num_flagged_steps": num_flagged_steps}
     run = {"status": "complete", "validity": "valid", "folder": "f", "instruments": {"trace": {}, "regions": {}}}
-    words = summary.last_words(run | {"metrics": metrics})
-    assert "step_avg 96.65 ms without the 4 steps that trace disturbed, 100.00 ms with them" in words
-    words = summary.last_words(run | {"metrics": metrics | {"num_flagged_steps": 0}})
-    assert words.splitlines()[0].endswith("step_avg 96.65 ms")
-    words = summary.last_words(run | {"metrics": metrics | {"num_flagged_steps": 20, "step_avg_ms": None}})
-    assert words.splitlines()[0].endswith("no step_avg: trace disturbed every step (100.00 ms)")
+    measured = {"train_s_by_rank": list(train_s_by_rank), "num_untimed_steps": more.pop("untimed", 0)}
+    return summary.last_words(run | {"metrics": metrics, "measured": measured} | more).splitlines()[0]
+
+
+def test_the_last_line_says_why_its_step_avg_is_not_that_of_the_last_step_line():
+    assert last_line().endswith("train 2.00 s, step_avg 100.00 ms")
+    words = last_line(96.651, num_flagged_steps=4)
+    assert words.endswith("step_avg 96.65 ms without the 4 steps that trace disturbed, 100.00 ms with them")
+    assert last_line(None, num_flagged_steps=20).endswith("no step_avg: trace disturbed every step (100.00 ms)")
+    words = last_line(train_s_by_rank=(1.999, 2.0))
+    assert "step_avg 100.00 ms by the clock of the slowest rank, 99.95 ms by that of rank 0, whose" in words
+    script = {"printed_step_avg_ms": 100.0, "step_avg_meaning": "cumulative: train_time/step"}
+    assert last_line(script=script).endswith("step_avg 100.00 ms")
+    assert last_line(script={"printed_step_avg_ms": None}).endswith("step_avg 100.00 ms")
+    words = last_line(script=script | {"printed_step_avg_ms": 90.0}, untimed=2)
+    assert words.endswith("without the first 2 steps; the script printed 90.00 ms, cumulative: train_time/step")

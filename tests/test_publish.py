@@ -16,7 +16,7 @@ from bench.__main__ import main as bench
 from bench.claims import publication
 from bench.cli import judge, publish, race, table
 from bench.compare import selection
-from bench.record import ledger, named, run_folder, verification
+from bench.record import artifacts, ledger, named, run_folder, verification
 from bench.report import markdown_blocks
 
 OWN_TABLE = "# Mine\n\n<!-- ./run.sh table --leaderboard results/published -->\n<!-- end of ./run.sh -->\n"
@@ -91,6 +91,11 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
     (folders[0] / "logs").mkdir()
     for name in ("logs/rank0.log", "report.html", ".run.json.7.tmp", "notes.txt"):
         (folders[0] / name).write_text("mine")
+    run = run_folder.read(folders[1])
+    (losses_sha256,) = [one["sha256"] for one in run["artifacts"] if one["path"] == "steps.csv"]
+    certificate = {"outcome": "identical", "replays": [], "record": f"cpu_nano/{folders[1].name}"}
+    certificate |= {"losses_sha256": losses_sha256, "made_at": "2026-11-22T00:00:00Z"}
+    (folders[1] / "certificate.json").write_text(json.dumps(certificate))
     assert publish.main([*map(str, folders), "--name", "first"]) == 0
     out = capsys.readouterr().out
     assert "results/published/first: 3 runs" in out and "git add results" in out
@@ -102,10 +107,13 @@ def test_published_runs_verify_and_are_judged_as_they_were_and_nothing_else_went
             "run.json",
             "config.yaml",
             "steps.csv",
+            *["certificate.json"] * (run == folders[1]),
         }
         assert all(
             (copy / name).read_bytes() == (run / name).read_bytes() for name in ("run.json", "config.yaml", "steps.csv")
         )
+    link = f"[certificate of cpu_nano/{folders[1].name}](cpu_nano/{folders[1].name}/certificate.json): identical, 2026"
+    assert link in (folder / "README.md").read_text()
     assert (folder / ledger.NAME).read_bytes() == (results.folder / ledger.NAME).read_bytes()
     shutil.rmtree(results.folder / "cpu_nano")
     (results.folder / ledger.NAME).unlink()
@@ -211,7 +219,7 @@ def test_runs_of_two_ledgers_and_no_run_at_all_are_refused(house, results, tmp_p
     assert "each with its own ledger" in refused(house, capsys, results.add(0), other)
     (tmp_path / "empty").mkdir()
     assert "there is no run.json in or below it" in refused(house, capsys, tmp_path / "empty")
-    assert "part of the id of a run or a race" in refused(house, capsys, "nothing-like-it")
+    assert "part of the id of a run, a race or a sweep" in refused(house, capsys, "nothing-like-it")
 
 
 def test_what_is_published_is_not_published_again(house, results, capsys):
@@ -333,7 +341,7 @@ OWN = [
     "results/published/first/site/index.html",
 ]
 EVIDENCE = [
-    *(f"{PUBLISHED_RUN}/{name}" for name in run_folder.ROLES if name not in ("code", "logs", "traces", "memory")),
+    *(f"{PUBLISHED_RUN}/{name}" for name in artifacts.ROLES if name not in ("code", "logs", "traces", "memory")),
     f"{PUBLISHED_RUN}/run.json",
     f"{PUBLISHED_RUN}/code/diff.patch",
     f"{PUBLISHED_RUN}/code/commit.json",

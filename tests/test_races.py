@@ -240,6 +240,23 @@ def test_a_look_that_does_not_decide_shows_nothing(results, monkeypatch, capsys)
     assert race_json(results)["status"] == "complete"
 
 
+def test_a_race_whose_job_slurm_requeues_goes_on_with_itself(results, monkeypatch, capsys):
+    def in_job(run):
+        run["launched_by"] = {"by": "slurm", "job_id": "7", "num_restarts": 0}
+
+    add = results.add
+    monkeypatch.setattr(results, "add", lambda *args, **more: add(*args, **more | {"change": in_job}))
+    words = ("A=", "B=", "n=2")
+    assert go(results, monkeypatch, *words, hurt={3: "interrupt"})[0] == 1
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, arms = go(results, monkeypatch, *words)
+    assert code == 0 and "job requeued: " in capsys.readouterr().out
+    assert arms.num_started == 3  # not six: those before stand
+    assert race_json(results)["status"] == "complete"
+    assert race._requeued(results.folder) is None  # it has ended
+
+
 def test_looking_is_written_down_and_an_unplanned_look_spoils_the_verdict(results, monkeypatch, capsys):
     go(results, monkeypatch, "A=", "B=", "n=3", hurt={5: "interrupt"})
     assert race.main(["--look"]) == 0

@@ -17,7 +17,7 @@ import pytest
 from bench import atomic, private
 from bench.machine import processes
 from bench.paths import REPO
-from bench.record import run_folder, step_files
+from bench.record import artifacts, run_folder, step_files
 
 RECORDS = Path(__file__).parent / "records"
 COMPLETE = RECORDS / "20261121T031500Z-gpt2-adamw-48623a63-s0"
@@ -119,7 +119,12 @@ def test_a_folder_without_a_record_is_refused_by_name(tmp_path):
 
 def test_a_running_record_with_its_launcher_alive_is_running(folder):
     edit(folder, status="running")
-    run = run_folder.read(folder, now_s=HEARTBEAT_S + 1e6, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: 99887766)
+    run = run_folder.effective(
+        run_folder.read_raw(folder),
+        now_s=HEARTBEAT_S + 1e6,
+        boot="ab12ab12ab12ab12",
+        start_ticks_of=lambda pid: 99887766,
+    )
     assert run["status"] == "running"  # however old its heartbeat: the process is there
 
 
@@ -127,7 +132,9 @@ def test_a_running_record_with_its_launcher_alive_is_running(folder):
 def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, ticks):
     """No such process (None), or its pid now belongs to another (5)."""
     before = edit(folder, status="running", ended_at=None)
-    run = run_folder.read(folder, now_s=HEARTBEAT_S, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: ticks)
+    run = run_folder.effective(
+        run_folder.read_raw(folder), now_s=HEARTBEAT_S, boot="ab12ab12ab12ab12", start_ticks_of=lambda pid: ticks
+    )
     assert (run["status"], run["failure"]["kind"], run["validity"]) == ("aborted", "launcher_killed", "invalid")
     assert run["ended_at"] == "2026-11-21T03:15:05.000Z"  # its last sign of life
     assert json.loads((folder / "run.json").read_text()) == before  # shown, not written
@@ -139,7 +146,9 @@ def test_a_running_record_whose_launcher_is_gone_is_shown_as_aborted(folder, tic
 )
 def test_on_another_boot_the_heartbeat_decides(folder, age_s, status):
     edit(folder, status="running")
-    run = run_folder.read(folder, now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766)
+    run = run_folder.effective(
+        run_folder.read_raw(folder), now_s=HEARTBEAT_S + age_s, boot="another", start_ticks_of=lambda pid: 99887766
+    )
     assert run["status"] == status
 
 
@@ -336,7 +345,7 @@ def test_artifacts_are_all_files_but_the_record_and_what_passes(tmp_path):
     for name in ("run.json", ".run.json.12.tmp", "steps.csv", "odd.bin"):
         (tmp_path / name).write_text("")
     atomic.reserve(tmp_path)
-    found = run_folder.artifacts(tmp_path)
+    found = artifacts.listed(tmp_path)
     assert [(one["path"], one["role"], one["num_bytes"]) for one in found] == [
         ("code/untracked/.hidden.py", "code", 0),
         ("logs/rank0.log", "log", 3),

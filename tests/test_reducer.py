@@ -190,8 +190,8 @@ def test_one_process_has_nothing_to_reduce_and_keeps_its_config_id():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, 8])
-def test_a_run_with_shares_has_the_losses_of_one_process_and_says_so(tmp_path, num_processes):
-    run = real_runs.run(tmp_path, "seed=5")
+def test_a_run_with_shares_has_the_losses_of_one_process_and_says_so(tmp_path, finished_run, num_processes):
+    run = finished_run
     several = [f"hardware.num_processes={num_processes}", "hardware.num_threads=1"]
     shared = real_runs.run(tmp_path, "seed=5", *several, "hardware.reducer=shard")
     assert numbers(shared) == pytest.approx(numbers(run), rel=2e-5)

@@ -14,6 +14,7 @@ from bench import atomic
 from bench.machine import environment
 from bench.record import certificates, step_files
 from bench.replay import environments, outcomes, repeats
+from bench.report import run_page
 
 
 def replayed(results, *words, expect=0, **env):
@@ -121,6 +122,8 @@ def test_a_record_replays_identical_and_both_hold_the_certificate(finished_run, 
     assert certificates.read(replay.parent) is not None
     assert step_files.read_columns(folder, ["train_loss"]) == step_files.read_columns(replay.parent, ["train_loss"])
     assert real_runs.bench(tmp_path / "results", "verify", str(folder)).returncode == 0
+    page = run_page.html(folder, at=tmp_path)
+    assert f'href="results/free/{folder.name}/certificate.json">identical (same session)' in page
     assert [path.parent for path in (tmp_path / "results").glob("*/*/run.json")] == [folder]  # no repeat of its config
 
 
@@ -220,7 +223,29 @@ def test_a_judge_may_demand_that_each_run_was_run_again(tmp_path):
         assert json.loads(done.stdout)["accepted"] == accepted, done.stdout
     copy = tmp_path / "copy"
     shutil.copytree(published, copy)
-    next(copy.glob("cpu_nano/*/certificate.json")).unlink()
+    min(copy.glob("cpu_nano/*/certificate.json")).unlink()
     done = real_runs.bench(tmp_path, "judge", str(copy), "--json", "--replayed")
     (failed,) = [rule for rule in json.loads(done.stdout)["rules"] if rule["passed"] is False]
     assert failed["rule"] == "every run came out again" and "./run.sh replay" in failed["evidence"]
+    _lists_certificates(tmp_path, published, copy)
+
+
+def _lists_certificates(results, published, copy):
+    """published: three runs with certificates; copy: the first one's is gone."""
+    table = real_runs.bench(results, "table", str(copy), "--json", "--columns", "run_id,certificate").stdout
+    assert [row["certificate"] for row in json.loads(table)] == [None, *["equal within rounding"] * 2]
+    head, *_ = real_runs.bench(results, "table", str(copy)).stdout.splitlines()
+    assert head.split()[-1] == "certificate"
+    for folder, words in ((copy, "2 of 3 equal within rounding"), (published, "  3 equal within rounding")):
+        assert words in real_runs.bench(results, "table", "--leaderboard", str(folder)).stdout
+    for path in copy.glob("cpu_nano/*/certificate.json"):
+        path.unlink()
+    assert "certificate" not in real_runs.bench(results, "table", str(copy)).stdout
+    assert "certificate" not in real_runs.bench(results, "table", "--leaderboard", str(copy)).stdout
+
+
+def test_repeats_are_certified_together():
+    assert certificates.of_several([None, None]) is None
+    assert certificates.of_several(["identical"] * 3) == "3 identical"
+    found = certificates.of_several(["identical", None, "identical", "not reproduced"])
+    assert found == "2 of 4 identical, 1 of 4 not reproduced"

@@ -91,6 +91,9 @@ def test_lines_are_those_of_modded_nanogpt(results, finished_run):
     assert re.fullmatch(rf"step:0/6 val_loss:{number} train_time:0ms", lines[0])
     assert re.fullmatch(rf"step:1/6 train_time:{number}ms step_avg:{number}ms", lines[1])
     assert re.fullmatch(rf"step:6/6 val_loss:{number} train_time:{number}ms step_avg:{number}ms", lines[-1])
+    step_avg = f"{real_runs.run_json(finished_run)['metrics']['step_avg_ms']:.2f}"
+    assert lines[-1].endswith(f" step_avg:{step_avg}ms")  # the record's is the last one printed
+    assert f", step_avg {step_avg} ms" in real_runs.said(finished_run)[1]
 
 
 @pytest.mark.slow
@@ -165,9 +168,8 @@ def test_the_losses_are_the_same_for_two_ranks(finished_run, two_rank_run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [4, 8])
-def test_the_losses_are_the_same_for_more_ranks(results, finished_run, num_processes):
-    folder = real_runs.run(results, "seed=5", f"hardware.num_processes={num_processes}")
-    assert numbers(folder) == pytest.approx(numbers(finished_run), rel=2e-5)
+def test_the_losses_are_the_same_for_more_ranks(ranks_run, finished_run, num_processes):
+    assert numbers(ranks_run(num_processes)) == pytest.approx(numbers(finished_run), rel=2e-5)
 
 
 @pytest.mark.slow

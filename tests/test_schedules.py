@@ -5,7 +5,7 @@ import math
 import pytest
 
 from models import schedules
-from models.schedules import constant, cosine, trapezoid
+from models.schedules import constant, cosine, stepped, trapezoid
 
 
 def whole(schedule, num_steps, **settings):
@@ -57,7 +57,25 @@ def test_constant_stays_after_its_warmup():
     assert fracs == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
 
 
-FINAL = {constant: {}, cosine: {"final_lr_frac": 0.0}, trapezoid: {"final_lr_frac": 0.0, "cooldown_frac": 0.3}}
+def test_a_trapezoid_with_a_tail_has_ended_its_cooldown_before_it():
+    # 4 steps from 1 to 0.2, and 2 that stay there
+    fracs = whole(trapezoid, 8, warmup_frac=0.0, cooldown_frac=0.5, final_lr_frac=0.2, tail_frac=0.25)
+    assert fracs == pytest.approx([1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    with pytest.raises(ValueError, match="cooldown_frac=0.5 and tail_frac=0.6 it is more than the whole run"):
+        trapezoid.Config(name="trapezoid", cooldown_frac=0.5, final_lr_frac=0.0, tail_frac=0.6)
+
+
+def test_a_stepped_peak_falls_to_the_same_end():
+    # doubled from step 2, fourfold from step 6: half way down there, 4 * 0.5 + 0.2 * 0.5, then 4 * 0.25 + 0.2 * 0.75
+    steps = {"at_fracs": [0.25, 0.75], "lr_fracs": [2.0, 4.0]}
+    fracs = whole(stepped, 8, warmup_frac=0.0, cooldown_frac=0.5, final_lr_frac=0.2, **steps)
+    assert fracs == pytest.approx([1, 1, 2, 2, 2, 1.55, 2.1, 1.15])
+    with pytest.raises(ValueError, match="give as many, and at_fracs in order"):
+        stepped.Config(name="stepped", cooldown_frac=0.5, final_lr_frac=0.0, at_fracs=[0.5])
+
+
+COOLED = {"final_lr_frac": 0.0, "cooldown_frac": 0.3}
+FINAL = {constant: {}, cosine: {"final_lr_frac": 0.0}, trapezoid: COOLED, stepped: COOLED}
 EVERY = pytest.mark.parametrize("schedule", FINAL, ids=lambda schedule: schedule.__name__)
 
 
@@ -65,7 +83,7 @@ EVERY = pytest.mark.parametrize("schedule", FINAL, ids=lambda schedule: schedule
 def test_no_step_is_wasted_and_none_is_above_the_peak(schedule):
     for num_steps in (1, 2, 3, 7, 50):
         for warmup_frac, cooldown_frac in ((0.0, 1.0), (0.5, 0.5), (0.02, 0.3), (1.0, 0.0)):
-            cooldown = {"cooldown_frac": cooldown_frac} if schedule is trapezoid else {}
+            cooldown = {"cooldown_frac": cooldown_frac} if schedule in (trapezoid, stepped) else {}
             fracs = whole(schedule, num_steps, **FINAL[schedule] | {"warmup_frac": warmup_frac} | cooldown)
             assert all(0 < frac <= 1 for frac in fracs), (num_steps, warmup_frac, fracs)
 

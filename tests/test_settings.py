@@ -1,12 +1,16 @@
 """What `run --help KEY` and `--cfg job` say of a setting is what its code, its yaml and its refusals say."""
 
+import dataclasses
+
 import pytest
 import yaml
 
+from bench import __main__ as program
 from bench import instruments
 from bench.cli import run, settings
-from bench.config import compose, explain, meanings, schema
+from bench.config import cluster, compose, explain, meanings, schema
 from bench.config.typed import leaves
+from bench.launch import cluster as job
 from bench.launch.prepare import asked
 from bench.paths import CONF
 
@@ -154,3 +158,46 @@ def test_a_comment_is_read_wherever_it_stands(tmp_path):
         meanings.of_class(schema.TrackConfig)["p_value"]
         == "of the one-sided t test of the mean val_loss against the target"
     )
+
+
+# ---- the cluster's
+
+
+def test_the_cluster_has_help_and_its_values_are_checked():
+    assert "minutes until SLURM ends the job" in settings.help_of("cluster.time_min", [])
+    text = " ".join(settings.help_of("time_min", ["cluster=slurm", "cluster.time_min=30"]).split())
+    assert "now 30, from cluster.time_min=30 on the command line" in text
+    text = settings.help_of("cluster", [])
+    assert all(f"cluster.{one.name}, only with cluster=slurm" in text for one in dataclasses.fields(cluster.Cluster))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cluster=slurm", "cluster.time_min=abc"], "cluster.time_min=abc: use a whole number above 0, or null"),
+        (["cluster=slurm", "cluster.tim=3"], "unknown setting cluster.tim=3: cluster has partition, account, nodes"),
+        (["cluster.name=x"], "cluster.name=x: say which: cluster=slurm"),
+        (["cluster=k8s"], "cluster=k8s: choose slurm, or remove it"),
+    ],
+)
+def test_words_of_a_cluster_that_cannot_be_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        job.asked(words)
+
+
+def test_what_sbatch_is_asked_for():
+    words = ["A=x hardware.nodes=2", "cluster=slurm", "cluster.requeue=false", "cluster.gpus_per_node=h100:8"]
+    found = job.asked([*words, "cluster.options=--exclusive --qos=high"])
+    assert found.words == words[:1] and found.num_nodes == 2
+    assert found.options == [
+        *("--job-name=speedrun", "--gpus-per-node=h100:8", "--no-requeue", "--exclusive", "--qos=high")
+    ]
+    assert job.asked([*words, "cluster.nodes=3"]).num_nodes == 3 and job.asked(words[:1]) is None
+    options = {f"cluster.{name}" for name in [*job.SBATCH, "nodes", "requeue", "options"]}
+    assert options == {f"cluster.{one.name}" for one in dataclasses.fields(cluster.Cluster)}
+
+
+def test_help_beside_a_cluster_submits_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(job, "go", lambda verb, want: pytest.fail("a job was submitted"))
+    assert program.main(["run", "cluster=slurm", "--help", "cluster.name"]) == 0
+    assert "sbatch --job-name" in capsys.readouterr().out

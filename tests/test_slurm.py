@@ -1,15 +1,22 @@
-"""A real SLURM of two nodes on this machine (slurm_cluster.py): ranks of srun, jobs of cluster=slurm, their ends."""
+"""A real SLURM of two nodes on this machine (slurm_cluster.py): ranks of srun, jobs of cluster=slurm, sweeps by
+submitit, a race, and the ends that they may come to."""
 
+import contextlib
+import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import real_runs
 import slurm_cluster
 
 from bench.launch import cluster as room
+from bench.record import sweep
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "")]
@@ -85,10 +92,9 @@ def test_scancel_ends_in_an_honest_record(slurm, tmp_path):
 
 
 def test_a_requeued_job_leaves_the_run_that_it_lost_and_the_one_that_it_made(slurm, tmp_path):
-    process, job_id = submitted(slurm, tmp_path, "goal.num_steps=60", "goal.val_every_steps=60", "cluster.requeue=true")
+    process, job_id = submitted(slurm, tmp_path, "goal.num_steps=30", "goal.val_every_steps=30", "cluster.requeue=true")
     slurm.run("scontrol", "requeue", job_id)
-    slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-    out, _ = process.communicate(timeout=400)
+    out, _ = process.communicate(timeout=200)
     assert process.returncode == 0, out
     first, second = sorted(records(tmp_path), key=lambda run: run["started_at"])
     assert (first["status"], first["failure"]["kind"]) == ("aborted", "interrupted")
@@ -107,3 +113,82 @@ def test_a_sweep_spans_nodes_run_by_run(slurm, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(json.loads(done.stdout)) == 2
     assert [len(run["nodes"]) for run in records(tmp_path)] == [2, 2]
+
+
+# ---- Hydra's launcher
+
+
+HAS_SUBMITIT = importlib.util.find_spec("submitit") is not None
+needs_submitit = pytest.mark.skipif(not HAS_SUBMITIT, reason="no submitit: pip install hydra-submitit-launcher")
+LAUNCHER = ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=p", "hydra.launcher.timeout_min=10")
+
+
+@needs_submitit
+def test_a_sweep_by_submitit_is_collected_and_its_table_printed(slurm, tmp_path):
+    points = ["optim.lr=0.001,0.002", "hardware.num_threads=1"]
+    done = bench(slurm, tmp_path, "run", "-m", *real_runs.SHORT, *points, *LAUNCHER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = records(tmp_path)
+    assert [(run["status"], run["launched_by"]["by"]) for run in runs] == [("complete", "slurm")] * 2
+    assert "run  optim.lr=0.001: complete: val_loss" in done.stdout  # as it ended, in its job
+    assert "2 configs, least mean val_loss first" in done.stdout and "2 of 2 complete" in done.stdout
+    (folder,) = sweep.folders(tmp_path)
+    assert {path.name for path in folder.glob("points*.jsonl")} == {"points.0.jsonl", "points.1.jsonl"}
+    assert {point.folder.name for point in sweep.points(folder)} == {run["run_id"] for run in runs}
+
+
+@needs_submitit
+def test_a_signal_to_a_sweep_by_submitit_ends_its_jobs_and_keeps_honest_records(slurm, tmp_path):
+    env = real_runs.environment(tmp_path) | slurm.variables
+    points = ["seed=0,1,2", "hardware.num_threads=1", "hydra.launcher.array_parallelism=1"]
+    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *points, *LAUNCHER]
+    with subprocess.Popen(
+        command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        wait_for(lambda: list(tmp_path.glob("*/*/.progress.tmp")))
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=90)
+    assert process.returncode == 1 and "ending 3 job(s)" in out and "2 not run, it was interrupted" in out, out
+    assert slurm.run("squeue", "--noheader").stdout == ""
+    (run,) = records(tmp_path)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted"), run["failure"]
+    (folder,) = sweep.folders(tmp_path)
+    assert sweep.read(folder)["why"] == "it was interrupted"
+
+
+# ---- a race
+
+
+def followers(results):
+    """The pids of what srun started on other nodes for the runs in this results folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            ours = f"SPEEDRUN_RESULTS={results}".encode() in (path / "environ").read_bytes().split(b"\0")
+            if ours and b"bench.launch.follow" in words and words[0] != b"srun":
+                found.append(int(path.name))
+    return found
+
+
+def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
+    """As far as its second attempt; then it is interrupted, to be resumed."""
+    env = real_runs.environment(tmp_path) | slurm.variables
+    arms = ["A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway"]
+    command = ["salloc", "-N2", sys.executable, "-m", "bench", "race", *arms, *real_runs.SHORT, *NODES]
+    with subprocess.Popen(
+        command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        wait_for(lambda: real_runs.folders(tmp_path), timeout_s=240)  # all nodes have met
+        for pid in followers(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: "complete" in [run["status"] for run in records(tmp_path)], timeout_s=240)
+        (of_salloc,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(of_salloc), signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and "./run.sh race --resume" in out, out
+    lost, again, *_ = sorted(records(tmp_path), key=lambda run: run["started_at"])
+    assert (lost["status"], lost["failure"]["kind"]) == ("aborted", "node_lost")
+    assert (again["status"], len(again["nodes"]), again["race"]["attempt"]) == ("complete", 2, 2)
+    assert lost["race"]["position"] == again["race"]["position"] == 0
+    wait_for(lambda: not slurm.run("squeue", "--noheader").stdout)

@@ -50,6 +50,15 @@ def test_train_s_runs_on_over_a_validation_but_does_not_count_it():
     assert log.rows == seen[1:]
 
 
+def test_the_end_of_a_run_without_a_validation_reads_what_is_unread():
+    hand, log, seen = make()
+    log.on_validation(0, 5.5, 0.0)
+    for number in (0, 1):
+        step(hand, log, number, 100, [1.0])
+    log.on_run_end()
+    assert [(row["step"], row["step_ms"], row["val_loss"]) for row in seen[1:]] == [(1, 100.0, None), (2, 100.0, None)]
+
+
 def test_between_validations_train_s_is_the_clock_of_the_last_one_and_the_marks_since():
     hand, log, seen = make()
     log.on_validation(0, 5.5, 0.0)

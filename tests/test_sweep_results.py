@@ -1,6 +1,7 @@
 """A sweep as a thing: its id, what it asked for, its runs, its words, its page and pictures."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bench.cli import report, table
 from bench.launch import series
 from bench.record import named, sweep
 from bench.report import sweep_charts, sweep_results, sweep_text, table_pivot
+from bench.sweep import packing
 from bench.units import seconds_of
 
 WORDS = ["optim.lr=0.001,0.003", "model.num_layers=2,4", "seed=0,1"]
@@ -41,7 +43,7 @@ LOST = {"status": "failed", "validity": "invalid", "failure": FAILURE}
 
 
 def test_the_same_words_and_code_are_the_same_sweep():
-    assert sweep.ID.fullmatch(sweep.id_of(WORDS, "s"))
+    assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.id_of(WORDS, "s"))
     assert sweep.id_of(WORDS, "s") == sweep.id_of(WORDS[::-1], "s")
     assert len({sweep.id_of(WORDS, "s"), sweep.id_of(WORDS[:2], "s"), sweep.id_of(WORDS, "t")}) == 3
 
@@ -98,20 +100,27 @@ def test_a_damaged_sweep_says_so(results):
 def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(results):
     folder = make(results, not_run=[(0.003, 4, 1)], why="--budget 2h is spent", **{str((0.003, 4, 0)): LOST})
     found = sweep_results.read(folder)
-    best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (n=2)"
-    assert sweep_text.best(found) == f"{best}; race it before you claim it: ./run.sh race"
+    best = "best of 3: optim.lr=0.003 model.num_layers=2, val_loss 3.9000 (mean of 2 runs, sd 0.1414)"
+    ahead = "0.2000 nats ahead of optim.lr=0.001 model.num_layers=2, which these runs do not tell apart"
+    interval = "(95 % interval -0.4085 to +0.8085)"  # 4.30265, t(0.975, df 2), times sqrt(0.02 / 2 + 0.02 / 2)
+    assert sweep_text.best(found) == f"{best}; {ahead} {interval}"
+    why = sweep_text.why(found)
+    assert "optim.lr 0.3000 (best 0.003)" in why and "model.num_layers 0.3000 (best 2)" in why
+    assert "repeats of one config differ by sd 0.1155" in why  # sqrt((0.02 + 0 + 0.02) / 3)
+    assert why.endswith("; not every combination ran: the means are of unlike runs")
+    assert sweep_text.confirm(found).endswith(f"./run.sh race --from-sweep {folder.name} --top 2 n=5")
     means = {pivot.keys[0]: {at[0]: (cell.n, cell.mean) for at, cell in pivot.cells.items()} for pivot in found.means()}
     assert means["optim.lr"] == {0.001: (4, pytest.approx(4.2)), 0.003: (2, pytest.approx(3.9))}
     assert means["model.num_layers"] == {2: (4, pytest.approx(4.0)), 4: (2, pytest.approx(4.3))}
     lines = sweep_text.ended(found, folder, 6, 8).splitlines()
     assert [line.strip() for line in lines[:4]] == [
         "6 of 8 complete",
-        "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory",
+        "failed: optim.lr=0.003 model.num_layers=4 seed=0: out_of_memory: m",
         "1 not run, --budget 2h is spent: the same command goes on with them",
         "not begun: optim.lr=0.003 model.num_layers=4 seed=1",
     ]
     shown = "\n".join(sweep_text.table(found))
-    assert shown.splitlines()[3].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
+    assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
 def test_a_point_that_failed_and_then_ran_is_not_lost(results):
@@ -120,6 +129,15 @@ def test_a_point_that_failed_and_then_ran_is_not_lost(results):
     sweep.keep(folder, 6, point(0.003, 4, 0), {"folder": results / "cpu_nano" / again})
     found = sweep_results.read(folder)
     assert found.lost == [] and found.not_run == []
+
+
+def test_a_run_whose_launcher_was_killed_before_it_was_kept_is_lost_and_not_one_that_did_not_begin(results):
+    folder = make(results, **{str((0.003, 4, 0)): LOST})
+    path = folder / sweep.POINTS
+    lines = [line for line in path.read_text().splitlines() if json.loads(line)["overrides"] != point(0.003, 4, 0)]
+    path.write_text("\n".join(lines) + "\n")
+    found = sweep_results.read(folder)
+    assert [row["failure"] for row in found.lost] == ["out_of_memory"] and found.not_run == []
 
 
 # ---- budget
@@ -141,18 +159,52 @@ def test_what_is_no_duration_is_refused(words):
 def test_no_run_begins_that_would_end_after_the_budget(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(series.time, "monotonic", lambda: now_s[0])
-    one = series.Series(["a", "a", "b"], {"b": 50.0}, live=False)
+    one = series.Series(["a", "a", "b"], {"b": 50.0}, live=False, budget_s=89.0)
     with one:
-        assert one.fits(60.0) and not one.fits(40.0)  # nothing known of a: as long as b
+        assert one.num_fitting() == 1  # nothing known of a: as long as b
         one.begin()
         now_s[0] = 20.0
+        assert one.num_fitting() == 1  # the one that runs
         one.end()
-        assert one.fits(40.0) and not one.fits(39.0)  # 20 s spent, and a takes 20
+        assert one.num_fitting() == 1  # 20 s spent, a takes 20, and b 50 after that: 90
         one.begin()
         now_s[0] = 40.0
         one.end()
-        assert one.fits(90.0) and not one.fits(89.0)  # 40 s spent, and b takes 50
-    assert series.Series(["a"], {}, live=False).fits(0.0)  # nothing is known of any
+        assert one.num_fitting() == 0 and not one.fits()
+    unknown = series.Series(["a"], {}, live=False, budget_s=0.0)
+    assert unknown.num_fitting() is None and unknown.fits()
+
+
+def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
+    now_s = [0.0]
+    monkeypatch.setattr(series.time, "monotonic", lambda: now_s[0])
+    with series.Series(["a"] * 12, {"a": 600.0}, live=False, budget_s=3600.0):
+        pass
+    assert "12 runs, about 2.0 h; 6 of 12 fit in the budget, 60 min" in capsys.readouterr().out
+    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:
+        assert "12 runs, how long is known after the first\n" in capsys.readouterr().out
+        one.begin()
+        one.paced(600.0)
+        assert "a run by its first steps, about 2.0 h to go for all of them; all fit in the budget" in (
+            capsys.readouterr().out
+        )
+    with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:  # too short for its first steps to tell
+        one.begin("seed=0")
+        now_s[0] = 600.0
+        one.end()
+        one.begin("seed=1")
+        one.end()
+        one.begin("seed=2")
+    told = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
+    assert told == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
+    now_s[0] = 0.0
+    budget = packing.Budget(3600.0, None)
+    assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"
+    now_s[0] = 1700.0
+    budget.spent(1000.0)  # 1900 s are left: one more in each of two places
+    assert budget.plan(10, 2) == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
+    now_s[0] = 2700.0
+    assert not budget.fits()
 
 
 # ---- pages and pictures

@@ -214,7 +214,7 @@ def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, 
 
 def test_a_budget_is_not_for_launchers_with_limits_of_their_own(tmp_path):
     (tmp_path / "hydra" / "launcher").mkdir(parents=True)
-    runner = type("Runner", (), {"budget_s": 60.0, "handed_over": print})()
+    runner = type("Runner", (), {"budget_s": 60.0, "elsewhere": None})()
     config = multirun.OUR_LAUNCHER
     assert config == "hydra_plugins.speedrun.Processes"
     with pytest.raises(ValueError, match="--budget: this launcher's jobs have limits of their own"):

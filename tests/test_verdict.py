@@ -115,7 +115,7 @@ def test_seeds_are_fresh(monkeypatch):
         track, seed = Track, 5
 
     class Job:
-        config, config_id = Config, "aaaaaaaa"
+        config, config_id, is_profiled = Config, "aaaaaaaa", False
 
     known = [
         {"seed": 0, "config_id": "aaaaaaaa"},
@@ -127,6 +127,9 @@ def test_seeds_are_fresh(monkeypatch):
     assert list(speedrun.fresh_seeds(Job, ["seed=5"])) == [5, 6, 7]
     monkeypatch.setattr(speedrun.run_folder, "read_all", lambda folders: [])
     assert list(speedrun.fresh_seeds(Job, [])) == [0, 1, 2]
+    Job.is_profiled = True
+    assert list(speedrun.fresh_seeds(Job, ["profile=window"])) == [0]
+    assert list(speedrun.fresh_seeds(Job, ["profile=window", "track.repeats=3"])) == [0, 1, 2]
 
 
 def test_a_speedrun_says_that_a_claim_is_judged_by_more_runs_than_its_own(tmp_path):

@@ -22,6 +22,10 @@ class Run:
     folder: Path
     record: dict
 
+    @classmethod
+    def read(cls, book: ledger.Ledger, folder: Path) -> "Run":
+        return cls(ledger.name_of(book.results, folder), folder, run_folder.read(folder))
+
     @property
     def race_id(self) -> str | None:
         return (self.record.get("race") or {}).get("race_id")
@@ -108,10 +112,8 @@ class Claim:
 
     def _is_baseline(self, race):
         """Whether the ledger's plan of another race has this arm as what others are compared with."""
-        plans = [
-            line for line in self.ledger.lines if line["event"] == "plan" and line.get("race_id") == race["race_id"]
-        ]
-        return any(line.get("baseline") == race.get("arm") for line in plans)
+        of_race = [line for line in self.ledger.lines if line.get("race_id") == race["race_id"]]
+        return any(line["event"] == "plan" and line.get("baseline") == race.get("arm") for line in of_race)
 
     def code_of(self, source_sha256: str | None, names: Iterable[str]) -> dict | None:
         """A record's "code" with this source_sha256, from the first of these runs whose folder has it; None without."""
@@ -131,7 +133,7 @@ def of_folders(folders: Iterable[str | Path], book: ledger.Ledger | None = None)
     """
     folders = [Path(folder).absolute() for folder in folders]
     book = book or ledger.read(ledger.home(folders))
-    runs = [run for run in (_run(book, folder) for folder in folders) if not run.is_discarded]
+    runs = [run for run in (Run.read(book, folder) for folder in folders) if not run.is_discarded]
     if not runs:
         raise ValueError(f"{folders[0]}: a discarded warm-up run cannot be claimed: give the runs that count")
     tracks = {run.record["track"] for run in runs}
@@ -152,54 +154,45 @@ def of_race(race: state.State, arm: str, book: ledger.Ledger) -> Claim:
     return of_folders(there, book)
 
 
-def tracks():
-    """Names of the tracks that conf/ has."""
+def tracks() -> list[str]:
+    """Those that conf/ has."""
     return compose.choices("track")
 
 
 @functools.cache
-def standard(track):
+def standard(track: str) -> schema.Config:
     """A run on this track with nothing changed, as conf/ has it now.  ValueError for a track that it does not have."""
     if track not in tracks():
         raise ValueError(f"track={track}: unknown track; choose from {', '.join(tracks())}")
     return compose.compose([f"track={track}"])
 
 
-def track_rules(track) -> schema.TrackConfig:
+def track_rules(track: str) -> schema.TrackConfig:
     """What conf/track/ says now."""
     return standard(track).track
 
 
-def has_target(track) -> bool:
+def has_target(track: str) -> bool:
     """Whether there is a loss to reach, so that there are records."""
     goal = standard(track).goal
     return goal.target_val_loss is not None or goal.target_gap_nats is not None
 
 
-def _run(book, folder):
-    return Run(ledger.name_of(book.results, folder), folder, run_folder.read(folder))
-
-
 def _add_race(claim, race_id, arm):
     results = claim.ledger.results
+    claimed = ClaimedRace(race_id, arm, None, None, None)
+    claim.races.append(claimed)
     try:
         folder = race_folder.of(results, race_id)
-        race = state.read(folder, results, claim.ledger)
+        claimed.state = state.read(folder, results, claim.ledger)
     except ValueError as error:
-        claim.races.append(ClaimedRace(race_id, arm, None, str(error), None))
+        claimed.fault = str(error)
         return
-    try:
-        result = race_folder.read(folder)
-    except ValueError:
-        result = None
-    claim.races.append(ClaimedRace(race_id, arm, race, None, result))
-    for name in race.plan["arms"]:
-        for run in race.runs(name):
-            if run in claim.names:
-                continue
-            try:
-                found = _run(claim.ledger, results / run)
-            except ValueError:
-                claim.missing.append(run)
-                continue
-            (claim.runs if name == arm else claim.others).append(found)  # it was planned: no claim may exclude it
+    with contextlib.suppress(ValueError):
+        claimed.result = race_folder.read(folder)
+    of_arms = [(name, run) for name in claimed.state.plan["arms"] for run in claimed.state.runs(name)]
+    for name, run in [one for one in of_arms if one[1] not in claim.names]:
+        try:  # it was planned: no claim may exclude it
+            (claim.runs if name == arm else claim.others).append(Run.read(claim.ledger, results / run))
+        except ValueError:
+            claim.missing.append(run)

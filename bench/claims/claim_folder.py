@@ -66,12 +66,11 @@ def _is_of(path, track, arm):
 
 
 def write(folder: str | Path, claim: claims.Claim) -> None:
-    """Make the claim's folder.  Raises ValueError where something else is in the way."""
+    """Make the claim's folder.  Raises ValueError where the folder is not empty."""
     folder, results = Path(folder).absolute(), claim.ledger.results.absolute()
     if folder.is_relative_to(results):
-        raise ValueError(
-            f"--claim {folder}: it lies in {results}, where the copies would be counted as runs: name a folder outside"
-        )
+        words = "where the copies would be counted as runs: name a folder outside"
+        raise ValueError(f"--claim {folder}: it lies in {results}, {words}")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--claim {folder}: it is not empty: name a new folder, or remove it")
     arms = {race.arm for race in claim.races}
@@ -80,9 +79,10 @@ def write(folder: str | Path, claim: claims.Claim) -> None:
     races = [race.race_id for race in claim.races]
     claimed = {"track": claim.track, "n": len(claim.runs), "races": races, "arm": next(iter(arms), None)}
     head = f"# Claim on {claim.track}\n\nWhat was changed, and why it is faster: (to be written)\n\nBy: (to be written)"
-    readme = f"{head}\n\n{markdown_blocks.block(COMMAND, summary(claim))}\n"
-    texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
     runs = [run.name for run in claim.all_runs]
+    links = "\n".join(publication.certificate_links(results, runs))
+    readme = "\n\n".join(filter(None, [head, links, markdown_blocks.block(COMMAND, summary(claim))])) + "\n"
+    texts = {CLAIM: yaml.safe_dump(claimed, sort_keys=False), "README.md": readme}
     publication.copy(publication.Content(claim.ledger, runs, races, folder.name, texts), folder)
 
 
@@ -91,21 +91,21 @@ def content(folder: Path) -> publication.Content:
     try:
         texts = {name: reading.text(folder / name) for name in (CLAIM, "README.md")}
     except reading.Damaged as error:
-        raise ValueError(
-            f"{folder}: {CLAIM} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
-        ) from None
+        words = f"{CLAIM} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
+        raise ValueError(f"{folder}: {words}") from None
     runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
     races = [path.name for path in sorted(folder.glob("races/*")) if path.is_dir()]
     return publication.Content(ledger.read(folder), runs, races, folder.resolve().name, texts)
 
 
-def summary(claim):
+def summary(claim: claims.Claim) -> str:
     """The generated block: every run with its numbers, means, and what it was raced against."""
     parts = []
     for part, runs in (("claimed", claim.runs), *_others(claim)):
         rows = sorted((row_of(run.record) for run in runs), key=lambda row: (row["started_at"], row["run_id"]))
         if rows:
-            cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
+            values = [["" if row[column] is None else row[column] for column in COLUMNS] for row in rows]
+            cells = [[f"{one:.4f}" if isinstance(one, float) else str(one) for one in row] for row in values]
             table = text_table.render(COLUMNS, cells, [False, False] + [True] * 4, "github")
             parts += [f"{part}, {len(rows)} runs: {_means(rows)}", table]
     for race in claim.races:
@@ -127,10 +127,6 @@ def _others(claim):
     ordered = sorted(by_arm.items(), key=lambda item: (item[0] not in baselines, item[0]))
     heads = {True: "raced against", False: "another arm of the race"}
     return [(f"{heads[name in baselines]}, {name}: {about.get(name, '')}", runs) for name, runs in ordered]
-
-
-def _cell(value):
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _means(rows):

@@ -6,7 +6,7 @@ races and the ledger alone; what would be a record is judged first (bench/claims
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from bench.claims import claim as claims
 from bench.claims import rules
 from bench.compare import target
 from bench.config import schema
-from bench.record import ledger, race_folder
+from bench.record import certificates, ledger, race_folder
 from bench.record.rows import Row
 
 
@@ -40,6 +40,11 @@ class Entry:
         self.score = max(row["num_steps"] for row in self.rows) if self.judged == "steps" else self.train_s
         self.place = "any device" if self.judged == "steps" else self.first["device"]  # where a record stands
         self.kind = (self.first["config_id"], self.first["source_sha256"])
+
+    @functools.cached_property
+    def certificate(self) -> str | None:
+        """What the replays of its runs showed."""
+        return certificates.of_several(map(certificates.outcome, self.folders))
 
     @functools.cached_property
     def losses(self):
@@ -79,7 +84,7 @@ def boards(found: Iterable[tuple[str, Row]], paths: Iterable[Path]) -> list[Boar
     return made
 
 
-def by_track(found):
+def by_track(found: Iterable[tuple[str, Row]]) -> dict[str, list[Entry]]:
     """[(folder, row)] -> {track: [Entry]}; runs in the open division, warm-up runs and unknown tracks are in none."""
     known = set(claims.tracks())
     groups, lost, seen, homes = {}, {}, set(), {}
@@ -110,10 +115,10 @@ def by_track(found):
 
 def _without_copies(groups):
     """Without groups whose runs are all in another: an older publication of the repeats, a claim of published runs."""
-    kept, of_thing = {}, {}
+    kept, of_kind = {}, {}
     for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        *thing, _, comparability_id = key
-        larger = of_thing.setdefault((*thing, comparability_id), [])
+        *kind, _, comparability_id = key
+        larger = of_kind.setdefault((*kind, comparability_id), [])
         run_ids = {row["run_id"] for row, _ in members}
         if not any(run_ids <= other for other in larger):
             larger.append(run_ids)
@@ -125,10 +130,7 @@ def _without_copies(groups):
 
 
 def progression(entries, track_rules, races=(), judge=None):
-    """Entries of one track -> [(entry, the record before it at the same place or None, comparison())], oldest first.
-
-    Gives every entry its status.  judge(entry) is a rule that it fails, or None.
-    """
+    """Entries of a track -> [(entry, record before it or None, comparison())], oldest first; each gets its status."""
     best, records = {}, []
     order = _order(entries, track_rules, races)
     for entry in sorted(entries, key=order):
@@ -158,9 +160,9 @@ def _order(entries, track_rules, races):
     def order(entry):
         row = (entry.counted or entry.rows)[: track_rules.repeats][-1]
         race_id = row["race_id"]
-        return (
-            (begun[race_id], row["arm"] != baselines.get(race_id)) if race_id in begun else (row["started_at"], False)
-        )
+        if race_id not in begun:
+            return row["started_at"], False
+        return begun[race_id], row["arm"] != baselines.get(race_id)
 
     return order
 
@@ -172,16 +174,13 @@ def _why_no_record(entry, track_rules, before, judge):
         return f"too few runs, {num_counted} of {num_runs}" + f" ({num_suspect} suspect)" * bool(num_suspect)
     if entry.losses["passed"] is False:
         return "target not reached"
-    if before is not None and _setting(entry) == _setting(before):
+    same_setting = before is not None and entry.first["comparability_id"] == before.first["comparability_id"]
+    if same_setting and entry.kind == before.kind:
         return "repeats the record"
     if before is not None and entry.score >= before.score:
         return "no fewer steps than the record" if entry.judged == "steps" else "slower than the record"
     failed = judge(entry)
     return f"refused: {failed}" if failed else ""
-
-
-def _setting(entry):
-    return *entry.kind, entry.first["comparability_id"]
 
 
 def failed_rule(entry: Entry) -> str | None:
@@ -192,7 +191,7 @@ def failed_rule(entry: Entry) -> str | None:
         return str(error)
 
 
-def races_of(paths):
+def races_of(paths: Iterable[Path]) -> list[race_folder.Race]:
     """race.json of all races that have a verdict, in these results folders or folders of publications."""
     found = []
     for path in map(Path, paths):
@@ -203,7 +202,7 @@ def races_of(paths):
     return found
 
 
-def comparison(before, entry, races):
+def comparison(before: Entry | None, entry: Entry, races: Sequence[race_folder.Race]) -> dict:
     """{"change_pct", "measured"}: of a race of the two in one session if there was one, else of the means."""
     if before is None:
         return {"change_pct": None, "measured": "the first"}

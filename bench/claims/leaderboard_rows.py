@@ -60,6 +60,7 @@ def _entry(entry):
         val_loss=entry.losses["mean"],
         p=entry.losses["p"],
         status=entry.status,
+        certificate=entry.certificate,
         last_run=entry.last_run,
         commit=entry.first["commit"],
     )
@@ -85,7 +86,7 @@ def _plain(values):
 
 
 def _who(results):
-    """Who made it: what a line "By: ..." of the README beside the ledger says; None where nobody does."""
+    """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
     try:
         found = BY.search(reading.text(Path(results) / "README.md"))
     except reading.Damaged:

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import private, reading
 from bench.paths import PUBLISHED, REPO, published_root
 from bench.race import state
-from bench.record import ledger, named, race_folder, run_folder
+from bench.record import artifacts, certificates, ledger, named, race_folder, run_folder
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
 
@@ -90,17 +90,23 @@ def publish(content: Content, name: str | None, table: Callable[[list[str]], int
         command = shlex.join(["table", "--md", f"results/{PUBLISHED}/{name}"])
         parts = [f"# {name}", "What these runs show: (to be written)", "By: (to be written)"]
         parts += [f"- [race {race_id}](races/{race_id}/race.md)" for race_id in content.race_ids]
+        parts += certificate_links(content.results, content.runs)
         return {"README.md": "\n\n".join([*parts, markdown_blocks.block(command, shown)]) + "\n"}
 
     copy(content, folder, texts)
     return folder
 
 
+def certificate_links(results: Path, names: Sequence[str]) -> list[str]:
+    """A line of Markdown for each of these runs, "<track>/<run_id>", that was replayed: what came out, and where."""
+    found = [(name, certificates.words(certificates.read(results / name))) for name in names]
+    return [f"- [certificate of {name}]({name}/{certificates.FILE}): {words}" for name, words in found if words]
+
+
 def _refuse_unfinished(content):
     for name in content.runs:
-        status = run_folder.read(content.results / name)["status"]
-        if status == "running":
-            raise ValueError(f"{name}: status={status}: wait for its end, then publish it")
+        if run_folder.read(content.results / name)["status"] == "running":
+            raise ValueError(f"{name}: status=running: wait for its end, then publish it")
     for race_id in content.race_ids:
         folder = race_folder.of(content.results, race_id)
         if folder.is_dir() and not (folder / "race.json").is_file():
@@ -140,10 +146,11 @@ def _files(content):
 def _files_of_run(folder):
     """run.json, what it lists and what every run has; not what stays on its machine, nor pages made from the record."""
     listed = {artifact["path"] for artifact in run_folder.read_raw(folder)["artifacts"]}
-    for path in run_folder.files(folder):
-        role = run_folder.ROLES.get(path.partition("/")[0])
+    for path in artifacts.files(folder):
+        role = artifacts.ROLES.get(path.partition("/")[0])
         is_inside = (folder / path).resolve().is_relative_to(folder.resolve())  # no link leads elsewhere
-        if role not in LOCAL_ROLES and (role or path in listed) and is_inside:
+        is_part = role or path in listed or path == certificates.FILE
+        if role not in LOCAL_ROLES and is_part and is_inside:
             yield path
     yield "run.json"
 

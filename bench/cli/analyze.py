@@ -12,9 +12,8 @@ import sys
 
 from bench import atomic
 from bench.cli import arguments, trace_jobs
-from bench.paths import of_user
 from bench.record import named
-from bench.trace import analysis, categories, diff, diff_text, load
+from bench.trace import analysis, diff, diff_text, load
 from bench.trace.text import as_markdown, as_text
 
 
@@ -23,21 +22,16 @@ def main(argv):
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
-    answers = {}
-    for words, paths in trace_jobs.jobs(args.path):
-        answers |= _answer(words, paths, rules, args)
-    if args.json:
-        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
+    trace_jobs.answers(args, lambda *job: _answers(*job, args))
     return 0
 
 
-def _answer(words, paths, rules, args):
+def _answers(whole, paths, rules, args):
     """Paths of one job -> {title: analysis}, one for each window."""
     by_window = load.by_window([file for path in paths for file in load.find(path)])
     answers = {}
     for name, ranks in by_window.items():
-        title = ", ".join(words) + (f", window {name}" if len(by_window) > 1 else "")
+        title = whole + (f", window {name}" if len(by_window) > 1 else "")
         answers[title] = analysis.of_ranks(ranks, rules, args.include_last_step)
         if not args.json:
             print(as_text(answers[title], title))
@@ -85,13 +79,4 @@ def _one_rank(word, number):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh analyze", description=__doc__)
-    parser.add_argument("path", nargs="+", metavar="PATH")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument(
-        "--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories, tried first"
-    )
-    parser.add_argument(
-        "--include-last-step", action="store_true", help="count the last ProfilerStep too: its kernels may be cut off"
-    )
-    return parser
+    return trace_jobs.parser("analyze", main)

@@ -2,9 +2,10 @@
 
 import argparse
 import difflib
+import inspect
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 UNKNOWN = "unrecognized arguments: "
@@ -12,10 +13,15 @@ LACKS = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError, which bench/__main__.py prints, in the place of usage and exit; its texts keep their lines."""
+    """Raises ValueError, which bench/__main__.py prints, instead of usage and exit; its texts keep their lines."""
 
-    def __init__(self, *args, formatter_class=argparse.RawDescriptionHelpFormatter, **options):
-        super().__init__(*args, formatter_class=formatter_class, **options)
+    def __init__(self, *args, main: Callable | None = None, **options):
+        """main: of the verb; its module says what it does, where no description does, and itself its exit codes."""
+        if main:
+            options.setdefault("description", main.__globals__["__doc__"])
+            parts = (options.get("epilog"), inspect.getdoc(main))
+            options["epilog"] = "\n\n".join(filter(None, parts))
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """As argparse's; the words are kept for error().  args: None: the program's own."""
@@ -52,6 +58,17 @@ class Parser(argparse.ArgumentParser):
             return f"{word}: settings have no dashes: write {key}=VALUE"
         options = re.findall(r"--[a-z][\w-]+", self.format_help())
         return f"{word}: there is no such option; {guess(word, options)}{self.prog} --help says more"
+
+
+def latest(parser: argparse.ArgumentParser, option: str, about: str) -> None:
+    """An option that may name a race: None without it, "" for the latest."""
+    parser.add_argument(option, nargs="?", const="", metavar="RACE", help=about)
+
+
+def count_up(done: int, total: int, unit: str) -> None:
+    """One line on a terminal, written over and over: 3 of 20 files."""
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def guess(word: str, names: Iterable[str]) -> str:

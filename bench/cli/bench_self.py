@@ -51,16 +51,17 @@ def show(rows, as_json=False):
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        cells = [[row["what"], f"{row['measured']:.4g}", _interval(row), _target(row), verdict(row)] for row in rows]
+        cells = []
+        for row in rows:
+            interval = "{:.4g} to {:.4g}".format(*row["ci95"]) if row["ci95"] else ""
+            target = "" if row["target"] is None else f"{row['sign']} {row['target']}"
+            cells.append([row["what"], f"{row['measured']:.4g}", interval, target, verdict(row)])
         print(text_table.render(["what", "measured", "95 %", "target", ""], cells, [False, True, False, False, False]))
     return 1 if any(verdict(row) == "MISSED" for row in rows) else 0
 
 
 def verdict(row):
-    """met, MISSED, or unclear where the interval has the target in it: the machine is too busy to decide.
-
-    "" without a target.
-    """
+    """met, MISSED, or unclear where the interval holds the target: too busy a machine to decide.  "": no target."""
     if row["target"] is None:
         return ""
     low, high = row["ci95"] or (row["measured"], row["measured"])
@@ -68,16 +69,8 @@ def verdict(row):
     return "met" if all(is_met) else "unclear" if any(is_met) else "MISSED"
 
 
-def _target(row):
-    return "" if row["target"] is None else f"{row['sign']} {row['target']}"
-
-
-def _interval(row):
-    return "" if row["ci95"] is None else "{:.4g} to {:.4g}".format(*row["ci95"])
-
-
 def _parser():
-    parser = arguments.Parser("./run.sh bench-self", description=__doc__.splitlines()[0])
+    parser = arguments.Parser("./run.sh bench-self", main=main)
     parser.add_argument("what", nargs="*", metavar="|".join(PARTS), help="default: all")
     parser.add_argument("--rehearse", action="store_true", help="part gpu at nano size on a CPU: all but its figures")
     parser.add_argument("--json", action="store_true")

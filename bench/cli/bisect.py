@@ -7,6 +7,7 @@ with twice the runs, and then skipped.  At the end the commit found races its pa
 races stay in results/races/.
 """
 
+import contextlib
 import json
 
 from bench.cli import arguments
@@ -42,9 +43,8 @@ class _Search:
         self._words = [word for word in args.words if not word.startswith("n=")]
         asked = request.parse(args.words)
         if asked["arms"]:
-            raise ValueError(
-                "GOOD and the commits between are the arms: give settings for all of them, without A= and B="
-            )
+            words = "give settings for all of them, without A= and B="
+            raise ValueError(f"GOOD and the commits between are the arms: {words}")
         self._n = asked.get("n", DEFAULT_N)
         self._facts, self._races = {}, []
 
@@ -98,18 +98,12 @@ class _Search:
 
     def _known(self, commit):
         """GOOD or BAD where the commit trains by the same code and settings; None else, or where that is unknown."""
-        try:
+        with contextlib.suppress(ValueError):
             own = self._identity(commit)
-        except ValueError:
-            return None
-        return next(
-            (
-                word
-                for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad))
-                if own == self._identity(other)
-            ),
-            None,
-        )
+            for word, other in ((bisect.GOOD, self._good), (bisect.BAD, self._bad)):
+                if own == self._identity(other):
+                    return word
+        return None
 
     def _identity(self, commit):
         if commit not in self._facts:
@@ -132,30 +126,17 @@ class _Search:
         return bisect.change_of(race, self._args.on)
 
     def _json(self, whole, commits, asked, effect):
-        changes = {"whole": whole, "effect": effect}
-        shown = {name: vars(change) if change else None for name, change in changes.items()}
-        return {
-            "on": self._args.on,
-            "good": self._good,
-            "bad": self._bad,
-            **shown,
-            "commits": commits,
-            "asked": asked,
-            "races": self._races,
-        }
+        changes = {"whole": whole and vars(whole), "effect": effect and vars(effect)}
+        ends = {"on": self._args.on, "good": self._good, "bad": self._bad}
+        return ends | changes | {"commits": commits, "asked": asked, "races": self._races}
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh bisect",
-        description=__doc__,
-        epilog="exit codes: 0 one commit was found, 1 several are left or BAD is not shown to be worse, 2 wrong use",
-    )
+    parser = arguments.Parser("./run.sh bisect", main=main)
     parser.add_argument("good", metavar="GOOD", help="a revision that was good")
     parser.add_argument("bad", metavar="BAD", help="a later one that is worse")
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="settings of the runs, and n=, looks=, seed= of the races"
-    )
+    words_help = "settings of the runs, and n=, looks=, seed= of the races"
+    parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--on", choices=tuple(bisect.MEASURES), default="step_avg_ms", help="what became worse")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)

@@ -45,11 +45,8 @@ def main(argv):
     found = calibration.of_rows(a_rows, b_rows, args.resolution)
     found |= {"made_at": utc.now(), "warm_up_run": warm_up}
     path = None if found["doubts"] else keep(found)
-    if args.json:
-        print(json.dumps(found | {"file": path and path.name}, indent=1))
-    else:
-        print(text(found, "github" if args.md else "simple"))
-        print(f"\n{_end(found, path)}")
+    as_text = f"{text(found, 'github' if args.md else 'simple')}\n\n{_end(found, path)}"
+    print(json.dumps(found | {"file": path and path.name}, indent=1) if args.json else as_text)
     return 0 if path else 1
 
 
@@ -60,10 +57,8 @@ def _end(found, path):
     session = found["session_id"]
     used = f"verdicts of session {session} use it" if session else "no verdict uses it: the runs name no session"
     margin_pct = target.margin_pct_of(found["track"])
-    coarse = (
-        f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing is"
-    )
-    coarse += " called equivalent; a quieter machine or more runs help"
+    coarse = f"\nthe floor is coarser than the margin of {margin_pct:g} %: with {found['floor_n']} runs a side nothing"
+    coarse += " is called equivalent; a quieter machine or more runs help"
     return f"kept in {path}: {used}" + coarse * (found["floor_pct"] > margin_pct)
 
 
@@ -129,7 +124,8 @@ def text(found, form="simple"):
     flags = f" ({', '.join(aa['flags'])})" if aa["flags"] else ""
     runs = f"{found['n'][0]} + {found['n'][1]} runs of {found['name']} ({found['config_id'] or 'logs'})"
     mdes = [[n, measures.mde_words(pct)] for n, pct in found["smallest_change_pct"].items()]
-    needed = [[f"{pct} %", _needed(pct, n)] for pct, n in found["needed_n"].items()]
+    never = {True: "none can", False: "too many"}
+    needed = [[f"{pct} %", str(n or never[float(pct) < MIN_FLOOR_PCT])] for pct, n in found["needed_n"].items()]
     lines = [
         f"{runs} on {found['device']}, mean {found['mean_s']:.2f} s, CV {found['cv_pct']:.2f} %",
         f"A against A: {aa['change_pct']:+.2f} %, 95 % interval {low:+.2f} to {high:+.2f} %, p = {aa['p']:.2g}{flags}",
@@ -142,24 +138,12 @@ def text(found, form="simple"):
     return "\n".join(lines)
 
 
-def _needed(pct, n):
-    if n is not None:
-        return str(n)
-    return "none can" if float(pct) < MIN_FLOOR_PCT else "too many"
-
-
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh calibrate",
-        description=__doc__.partition("\n")[0],
-        epilog="exit codes: 0 calibrated, 1 a run failed or the machine disturbed them (nothing is kept), 2 wrong use",
-    )
+    parser = arguments.Parser("./run.sh calibrate", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="n=5 runs a side; the rest as ./run.sh run")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="use these repeats of one config instead of new runs")
-    parser.add_argument(
-        "--resolution", type=_pct, metavar="PCT", help="also print how many runs show a change of PCT %%"
-    )
+    parser.add_argument("--resolution", type=_pct, metavar="PCT", help="also how many runs show a change of PCT %%")
     parser.add_argument("--anyway", action="store_true", help=ready.ANYWAY)
     form = console.add_options(parser, "print what is kept as JSON, or the runs if one failed")
     form.add_argument("--md", action="store_true", help="Markdown")

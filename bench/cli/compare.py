@@ -85,17 +85,16 @@ def _failure(result, kind, limit_pct, shown):
     if kind == "inconclusive":
         return sentences.alone(result) if result["verdict"] == "inconclusive" else None
     if kind == "loss":
-        failed = loss["verdict"] == "worse" if shown else loss["verdict"] not in ("waived", "not_worse")
-        what, interval, unit = f"a rise of {b}'s val_loss", loss["ci95_nats"], " nats"
-        what += "" if shown else f" by {loss['margin_nats']:g} nats"
+        verdict, edges = loss["verdict"], measures.interval(loss["ci95_nats"], 5, " nats")
+        failed = verdict == "worse" if shown else verdict not in ("waived", "not_worse")
+        what = f"a rise of {b}'s val_loss" + ("" if shown else f" by {loss['margin_nats']:g} nats")
     else:
         limit_pct = time["margin_pct"] if limit_pct is None else limit_pct
-        what, interval, unit = f"a slowdown of {b} by more than {limit_pct:g} %", time["ci95_pct"], " %"
-        is_excluded = interval[1] <= limit_pct and "not-at-a-planned-look" not in result["flags"]
-        failed = result["verdict"] == "slower" and interval[0] > limit_pct if shown else not is_excluded
-    edges = measures.interval(interval, 5 if kind == "loss" else 2, unit) or "none"
-    said = loss["verdict"] if kind == "loss" else result["verdict"]
-    end = f"95 % interval {edges}, verdict {said.replace('_', ' ')}"
+        verdict, (low, high), edges = result["verdict"], time["ci95_pct"], measures.interval(time["ci95_pct"], 2, " %")
+        is_excluded = high <= limit_pct and "not-at-a-planned-look" not in result["flags"]
+        failed = verdict == "slower" and low > limit_pct if shown else not is_excluded
+        what = f"a slowdown of {b} by more than {limit_pct:g} %"
+    end = f"95 % interval {edges or 'none'}, verdict {verdict.replace('_', ' ')}"
     return f"{what} is {'shown' if shown else 'not excluded'} ({end})" if failed else None
 
 
@@ -114,15 +113,13 @@ def _condition(word):
 def _parser():
     parser = arguments.Parser(
         "./run.sh compare",
+        main=main,
         description="Is B faster than A?  The change is of B against A; negative is faster.",
         epilog="A and B: a run folder or a folder of them, a quoted glob, (part of) the id of runs, RACE:ARM, logs.\n"
         "Several runs as one: A1,A2,A3 or A1 A2 A3 vs B1 B2 B3.  A race alone compares all its arms with the first,\n"
-        "RACE:ARM alone that one.\n\n"
-        "exit codes: 0 compared, 1 a --fail-on condition holds, 2 wrong use or not comparable",
+        "RACE:ARM alone that one.",
     )
-    parser.add_argument(
-        "runs", nargs="+", metavar="A B", help="the baseline first; several B are judged together (Holm)"
-    )
+    parser.add_argument("runs", nargs="+", metavar="A B", help="the baseline first; several B are judged by Holm")
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -136,9 +133,7 @@ def _parser():
         choices=("possible", "shown"),
         help="possible, the default: --fail-on also fails on what is not excluded; shown: only on what is shown",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="print numbers even if the runs are not comparable; never a verdict"
-    )
+    parser.add_argument("--force", action="store_true", help="numbers even if not comparable; never a verdict")
     parser.add_argument("--target", type=float, metavar="VAL_LOSS", help="val_loss to be below; default: the runs' own")
     parser.add_argument(
         "--margin",
@@ -154,7 +149,5 @@ def _parser():
     form.add_argument("--json", action="store_true", help="everything, unrounded; a list where there are several B")
     form.add_argument("--md", action="store_true", help="Markdown, to paste into a pull request")
     form.add_argument("--csv", action="store_true", help="the numbers as csv, a line for each metric")
-    form.add_argument(
-        "--html", metavar="PATH", help="a page with the verdict's picture and the curves, one file to send"
-    )
+    form.add_argument("--html", metavar="PATH", help="a page with the verdict and the curves, one file to send")
     return parser

@@ -54,6 +54,6 @@ def _overrides():
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh completion", description=__doc__)
+    parser = arguments.Parser("./run.sh completion", main=main)
     parser.add_argument("shell", choices=("bash", "zsh"))
     return parser

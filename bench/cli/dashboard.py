@@ -27,9 +27,12 @@ def main(argv):
     done = []
     for folder in named.runs(args.run):
         for name in names:
-            done.append(_export(reading.read(folder), name, args.set))
+            one = _export(reading.read(folder), name, args.set)
+            done.append(one)
+            facts = f"{name}: {', '.join(f'{key} {value}' for key, value in (one['facts'] or {}).items())}"
             if not args.json:
-                print(_line(done[-1]), flush=True)
+                words = f"no export to {name}: {one['error']}" if one["error"] else facts
+                print(f"{one['run_id']}: {words}", flush=True)
     if args.json:
         print(json.dumps(done, indent=1))
     return 0 if all(one["error"] is None for one in done) else 1
@@ -52,19 +55,11 @@ def _export(exported, name, changes):
     return of_run | {"error": None, "facts": facts}
 
 
-def _line(one):
-    """Of _export()'s answers one, for a person."""
-    if one["error"]:
-        return f"{one['run_id']}: no export to {one['exporter']}: {one['error']}"
-    return f"{one['run_id']}: {one['exporter']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}"
-
-
 def _parser():
-    parser = arguments.Parser("./run.sh dashboard", description=__doc__)
+    parser = arguments.Parser("./run.sh dashboard", main=main)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run, race or folder of many; (part of) an id will do")
     parser.add_argument("--to", required=True, metavar="NAMES", help=", ".join(dashboards.names()))
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the exporter, e.g. project=mine"
-    )
+    set_help = "a setting of the exporter, e.g. project=mine"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=set_help)
     parser.add_argument("--json", action="store_true", help="print run_id, exporter, error and facts of each as JSON")
     return parser

@@ -1,6 +1,6 @@
 """./run.sh data fetch NAME | make NAME | show [NAME | FILE.bin ...]      NAME is a file of conf/data without .yaml
 
-Settings follow as data.KEY=VALUE.  Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use.
+Settings follow as data.KEY=VALUE.
 """
 
 import json
@@ -22,7 +22,7 @@ COLUMNS = ("num_tokens", "num_bytes", "sha256", "max_token")
 
 
 def main(argv):
-    """Exit code; what is wrong goes to stderr in one line."""
+    """Exit codes: 0 fine, 1 data are missing or damaged, 2 wrong use."""
     args = _parser().parse_args(argv)
     names = [word for word in args.words if not word.startswith("data.")]
     overrides = [word for word in args.words if word.startswith("data.")]
@@ -60,7 +60,7 @@ def data_config(name, overrides=()):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh data", description=__doc__)
+    parser = arguments.Parser("./run.sh data", main=main)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, about in (
         ("fetch", "download what is missing, and check all of it"),
@@ -77,17 +77,15 @@ def _get(verb, name, overrides, as_json):
     data = data_config(name, overrides)
     if verb == "make" and data.source == "hub":
         raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
-    dataset = sources.prepare(data, fetch=verb == "fetch", say=_say)
-    facts = _facts(dataset) | {"name": name}
+    facts = _facts(name, sources.prepare(data, fetch=verb == "fetch", say=_say))
     print(json.dumps(facts, indent=1) if as_json else _lines(facts))
     return 0
 
 
 def _show(names, overrides, as_json):
     if overrides and not names:
-        raise ValueError(
-            f"data show {' '.join(overrides)}: name the data that these settings are for: one of {', '.join(known())}"
-        )
+        words = f"name the data that these settings are for: one of {', '.join(known())}"
+        raise ValueError(f"data show {' '.join(overrides)}: {words}")
     shown = [_shown(name, overrides) for name in names] or [_listed(name) for name in known()]
     if as_json:
         print(json.dumps(shown, indent=1))
@@ -98,7 +96,7 @@ def _show(names, overrides, as_json):
 
 def _shown(name, overrides):
     if not (name.endswith(".bin") or os.sep in name):
-        return _named_facts(name, overrides)
+        return _facts(name, sources.find(data_config(name, overrides), _say))
     if not of_user(name).exists():
         raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(known())}")
     return _file_facts(of_user(name))
@@ -107,21 +105,17 @@ def _shown(name, overrides):
 def _listed(name):
     """A row of the list of all data: there, or what to do about it."""
     try:
-        return {"there": True} | _named_facts(name, ())
+        return {"there": True} | _shown(name, ())
     except ValueError as error:
         return {"name": name, "there": False, "why": str(error)}
 
 
-def _named_facts(name, overrides):
-    return _facts(sources.find(data_config(name, overrides), _say)) | {"name": name}
-
-
-def _facts(dataset):
-    def row(file):
-        return {"file": str(file.path)} | {key: getattr(file, key) for key in COLUMNS}
-
-    files = {split: [row(file) for file in getattr(dataset, split)] for split in ("train", "val")}
-    return {"name": dataset.name, "vocab_size": dataset.vocab_size} | files
+def _facts(name, dataset):
+    facts = {"name": name, "vocab_size": dataset.vocab_size}
+    for split in ("train", "val"):
+        files = getattr(dataset, split)
+        facts[split] = [{"file": str(one.path)} | {key: getattr(one, key) for key in COLUMNS} for one in files]
+    return facts
 
 
 def _file_facts(path):

@@ -35,11 +35,8 @@ def main(argv):
         show(probed)
         checks += probed
     fit = not any(check.status == "fail" for check in checks)
-    print(
-        json.dumps({"fit": fit, "checks": [vars(check) for check in checks]}, indent=1)
-        if args.json
-        else verdict(checks)
-    )
+    as_json = {"fit": fit, "checks": [vars(check) for check in checks]}
+    print(json.dumps(as_json, indent=1) if args.json else verdict(checks))
     return 0 if fit else 1
 
 
@@ -62,17 +59,9 @@ def driver(env):
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh doctor",
-        description="Is this machine fit to measure?  A table of checks, each failure with its remedy.",
-        epilog="Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use.",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware=cpu hardware.num_processes=4"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="for programs: {fit, checks: [{name, status, found, remedy}]}"
-    )
+    parser = arguments.Parser("./run.sh doctor", main=main)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware.num_processes=4")
+    parser.add_argument("--json", action="store_true", help="{fit, checks: [{name, status, found, remedy}]}")
     parser.add_argument("--quick", action="store_true", help="only what every run checks: no processes are started")
     parser.add_argument(
         "--timeout-s",

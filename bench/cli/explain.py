@@ -7,25 +7,17 @@ Several trace files are the ranks of one job; folders, and the windows of a run,
 {TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.
 """
 
-import json
-
-from bench.cli import arguments, trace_jobs
+from bench.cli import trace_jobs
 from bench.explain import account, from_record, garbage, text
-from bench.paths import of_user
-from bench.trace import categories, load
+from bench.trace import load
 from bench.trace.source import NoTrace
 
 
 def main(argv):
     """Exit codes: 0 explained, 2 wrong use, or nothing that could be explained."""
     args = _parser().parse_args(argv)
-    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
-    answers = {}
-    for words, paths in trace_jobs.jobs(args.path):
-        answers |= _answers(", ".join(words), paths, rules, args.include_last_step)
-    if args.json:
-        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
-    else:
+    answers = trace_jobs.answers(args, lambda *job: _answers(*job, args.include_last_step))
+    if not args.json:
         print("\n\n".join(text.as_text(answer, title) for title, answer in answers.items()))
     return 0
 
@@ -49,11 +41,4 @@ def _answers(title, paths, rules, include_last_step):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh explain", description=__doc__)
-    parser.add_argument("path", nargs="+", metavar="RUN|TRACE")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument(
-        "--rules", metavar="FILE", help="yaml list of {category, pattern}: your own kernels' categories"
-    )
-    parser.add_argument("--include-last-step", action="store_true", help="count the last ProfilerStep too")
-    return parser
+    return trace_jobs.parser("explain", main)

@@ -52,7 +52,7 @@ def _put(text, out):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh export", description=__doc__)
+    parser = arguments.Parser("./run.sh export", main=main)
     parser.add_argument("run", nargs="+", metavar="RUN", help="run folders, run ids, or folders of runs")
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument("--steps", action="store_true", help="csv, parquet: a line a step instead of a run")

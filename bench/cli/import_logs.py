@@ -14,7 +14,7 @@ from pathlib import Path
 from bench import atomic, importers
 from bench.cli import arguments
 from bench.paths import of_user, results_root
-from bench.record import run_folder, step_files
+from bench.record import artifacts, step_files
 from bench.terminal import text_table
 
 MAX_LOOKED_AT = 200_000  # bytes of a file that is not a log: enough to say what it is
@@ -31,16 +31,16 @@ def main(argv):
     summary, report = dict.fromkeys(COUNTS, 0), {kind: [] for kind in REPORTED}
     seen, file_of, num_written = set(), {}, 0  # sha256 of files; same_run_id: the first file with that run
     for done, (path, part_of) in enumerate(files, 1):
-        if sys.stderr.isatty():
-            end = "\n" if done == len(files) else ""
-            print(f"\r{done} of {len(files)} files", end=end, file=sys.stderr, flush=True)
+        arguments.count_up(done, len(files), "files")
         try:
             runs, facts = importers.read(path, args.format, part_of)
         except ValueError as error:
             report["unread"].append(str(error))
             continue
         is_duplicate = facts["sha256"] in seen
-        _count(summary, runs, facts, is_duplicate)
+        num_complete = sum(run["status"] == "complete" for run, _ in runs)
+        new = (1, len(runs), num_complete, len(runs) - num_complete, not runs, len(facts["unmatched"]), is_duplicate)
+        summary = {name: summary[name] + number for name, number in zip(COUNTS, new, strict=True)}
         _report(report, path, runs, facts, {} if is_duplicate else file_of)
         if not args.dry_run and not is_duplicate:
             num_written += sum(write(run, rows, results_root()) for run, rows in runs)
@@ -56,13 +56,6 @@ def main(argv):
         written = f"{text_table.counted(num_written, 'new run folder')} in {results_root()}; ./run.sh table shows them"
         print("nothing was written" if args.dry_run else written)
     return 1 if report["unmatched"] or report["unread"] else 0
-
-
-def _count(summary, runs, facts, is_duplicate):
-    num_complete = sum(run["status"] == "complete" for run, _ in runs)
-    new = (1, len(runs), num_complete, len(runs) - num_complete, not runs, len(facts["unmatched"]), is_duplicate)
-    for name, number in zip(COUNTS, new):
-        summary[name] += number
 
 
 def _report(report, path, runs, facts, file_of):
@@ -115,7 +108,7 @@ def write(run, rows, results):
     try:
         folder.mkdir(parents=True)
         step_files.write(folder, rows)
-        atomic.write_json(folder / "run.json", run | {"artifacts": run_folder.artifacts(folder)}, durable=False)
+        atomic.write_json(folder / "run.json", run | {"artifacts": artifacts.listed(folder)}, durable=False)
     except OSError as error:
         hint = "free space, or name another folder with SPEEDRUN_RESULTS"
         raise ValueError(f"{folder}: cannot be written ({error.strerror}); {hint}") from None
@@ -123,7 +116,7 @@ def write(run, rows, results):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh import", description=__doc__)
+    parser = arguments.Parser("./run.sh import", main=main)
     parser.add_argument("format", choices=importers.FORMATS)
     parser.add_argument("path", nargs="+", metavar="PATH", help="logs, or folders that are searched for them")
     parser.add_argument("--json", action="store_true", help="the counts, for programs")

@@ -36,4 +36,4 @@ def main(argv):
 
 
 def _parser():
-    return arguments.Parser("./run.sh init", description=__doc__)
+    return arguments.Parser("./run.sh init", main=main)

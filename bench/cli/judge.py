@@ -18,8 +18,13 @@ from bench.terminal import screen, text_table
 def main(argv):
     """Exit codes: 0 accepted, 1 refused, 2 wrong use."""
     args = _parser().parse_args(argv)
-    found = [(name, claim, rules.check(claim, args.replayed)) for name, claim in _claims(args.runs)]
-    verdicts = [_verdict(name, claim, checked) for name, claim, checked in found]
+    found = _claims(args.runs)
+    verdicts = []
+    for name, claim in found:
+        checked = rules.check(claim, args.replayed)
+        accepted = all(rule["passed"] is not False for rule in checked)
+        about = {"claim": name, "track": claim.track, "n": len(claim.runs)}
+        verdicts.append(about | {"accepted": accepted, "rules": checked})
     if args.json:
         print(json.dumps(verdicts[0] if len(verdicts) == 1 else verdicts, indent=1))
     else:
@@ -57,11 +62,6 @@ def _of_race(folder, arm):
     return [(f"{folder.name}:{name}", claims.of_race(race, name, book)) for name in arms]
 
 
-def _verdict(name, claim, checked):
-    refused = [rule["rule"] for rule in checked if rule["passed"] is False]
-    return {"claim": name, "track": claim.track, "n": len(claim.runs), "accepted": not refused, "rules": checked}
-
-
 def text(verdict):
     """A verdict as lines: every rule, the failed ones last, then the verdict."""
     head = f"{verdict['claim']} on track {verdict['track']}, {text_table.counted(verdict['n'], 'run')}"
@@ -72,11 +72,7 @@ def text(verdict):
 
 def _parser():
     lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
-    parser = arguments.Parser(
-        "./run.sh judge",
-        description=__doc__,
-        epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.  Exit codes: 0 accepted, 1 refused, 2 wrong use",
-    )
+    parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")
     parser.add_argument("--replayed", action="store_true", help="demand that ./run.sh replay has certified each run")

@@ -76,9 +76,7 @@ def _ended(args, results) -> Path | None:
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh ladder", description=__doc__, epilog="exit codes: 0 ended, 1 interrupted or abandoned, 2 wrong use"
-    )
+    parser = arguments.Parser("./run.sh ladder", main=main)
     parser.add_argument(
         "words",
         nargs="*",
@@ -87,12 +85,8 @@ def _parser():
         "first), alpha=0.05; key=value for all rungs",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it would run and about how long; run nothing")
-    parser.add_argument(
-        "--resume", nargs="?", const="", metavar="RACE", help="continue this ladder, or the latest that has not ended"
-    )
-    parser.add_argument(
-        "--page", nargs="?", const="", metavar="RACE", help="table and page of this ladder, or the latest, once more"
-    )
+    arguments.latest(parser, "--resume", "continue this ladder, or the latest that has not ended")
+    arguments.latest(parser, "--page", "table and page of this ladder, or the latest, once more")
     parser.add_argument(
         "--interpolate",
         action="store_true",

@@ -6,7 +6,6 @@ The page lies beside the snapshot and opens without a network.  The pickle is re
 
 import json
 import os
-import sys
 
 from bench import atomic
 from bench.cli import arguments
@@ -37,8 +36,7 @@ def main(argv):
             print(_words(os.path.relpath(out), facts))
         summaries.append({"snapshot": os.path.relpath(path), **facts})
     if args.json:
-        json.dump(summaries, sys.stdout, indent=1)
-        print()
+        print(json.dumps(summaries, indent=1))
     return 0
 
 
@@ -89,14 +87,13 @@ def _snapshots(word):
     for path in named.find([word])[0].holders:
         paths += [path] if path.is_file() else snapshot_files.in_folder(path)
     if not paths:
-        raise ValueError(
-            f"{word}: it holds no memory snapshot; record one with instruments=[regions,memory_history], on a GPU"
-        )
+        remedy = "record one with instruments=[regions,memory_history], on a GPU"
+        raise ValueError(f"{word}: it holds no memory snapshot; {remedy}")
     return paths
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh memory", description=__doc__)
+    parser = arguments.Parser("./run.sh memory", main=main)
     parser.add_argument("snapshot", nargs="+", metavar="SNAPSHOT|RUN", help="a .pickle, or a run that holds some")
     parser.add_argument("--out", metavar="PATH", help="the page of one snapshot")
     parser.add_argument("--json", action="store_true", help="print the facts instead of writing pages")

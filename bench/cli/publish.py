@@ -31,7 +31,7 @@ def main(argv):
 
 
 def _parser():
-    parser = arguments.Parser("./run.sh publish", description=__doc__)
+    parser = arguments.Parser("./run.sh publish", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs published together, a race, or a claim's folder")
     parser.add_argument("--name", help="name of the new folder; default: that of the race, the claim or the first run")
     return parser

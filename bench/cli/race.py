@@ -13,10 +13,10 @@ import json
 
 from bench.cli import arguments
 from bench.config import groups
-from bench.launch import console, ready
+from bench.launch import allocation, console, ready
 from bench.paths import results_root, shown
-from bench.race import planning, report, request, runner, state
-from bench.record import named, sweep
+from bench.race import arm_process, planning, report, request, runner, state
+from bench.record import named
 from bench.sweep import winners
 
 
@@ -61,6 +61,9 @@ def _raced(args, results):
         folder = _chosen(results, args.resume)
     elif args.from_sweep is not None:
         folder = planning.begin(request.parse(_of_sweep(args)), results, args.anyway)
+    elif (of_this_job := _requeued(results)) is not None:
+        folder = of_this_job
+        console.say("race", f"job requeued: {folder.name} goes on")
     elif args.words:
         folder = planning.begin(request.parse(args.words), results, args.anyway)
     else:
@@ -68,14 +71,24 @@ def _raced(args, results):
     return folder, runner.go(folder, results, args.show, args.anyway)
 
 
+def _requeued(results):
+    """The unfinished race of this job of SLURM's, which was requeued; else None."""
+    job = allocation.found()
+    for folder in state.unfinished(results) if job is not None and job.num_restarts else ():
+        slots = state.read(folder, results).slots
+        runs = [arm_process.record_of(results, run) or {} for slot in slots for run, _ in slot.attempts]
+        if any((run.get("launched_by") or {}).get("job_id") == job.job_id for run in runs):
+            return folder
+    return None
+
+
 def _of_sweep(args):
     """--from-sweep: the best points of the sweep as arms, and the words that were typed beside."""
-    folder = results_root().absolute() / sweep.FOLDER / sweep.find(args.from_sweep)
+    folder = named.sweep_folder(args.from_sweep).absolute()
     given = [word for word in args.words if word[:1].isupper() and word[1:2] in ("=", ".")]
     if given:
-        raise ValueError(
-            f"{given[0]}: --from-sweep makes the arms: write key=value for all of them, or no --from-sweep"
-        )
+        remedy = "write key=value for all of them, or no --from-sweep"
+        raise ValueError(f"{given[0]}: --from-sweep makes the arms: {remedy}")
     arms = winners.arms(folder, args.top)
     for arm in arms:
         console.say("race", f"from {folder.name}: {arm}")
@@ -86,11 +99,8 @@ def _chosen(results, word):
     """--resume, --look, --abandon: the race named, or the latest that has no end."""
     if word:
         folder = named.find([word])[0].race
-        if (
-            folder is None
-            or not (folder / "plan.json").is_file()
-            or folder.resolve().parent.parent != results.resolve()
-        ):
+        is_here = folder and (folder / "plan.json").is_file() and folder.resolve().parent.parent == results.resolve()
+        if not is_here:
             raise ValueError(f"{word}: is not a race of {results}: ./run.sh race A=... B=... begins one")
         return folder
     unfinished = state.unfinished(results)
@@ -100,11 +110,7 @@ def _chosen(results, word):
 
 
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh race",
-        description=__doc__,
-        epilog="exit codes: 0 ended, 1 interrupted or abandoned, 2 wrong use or not comparable",
-    )
+    parser = arguments.Parser("./run.sh race", main=main)
     parser.add_argument(
         "words",
         nargs="*",
@@ -112,22 +118,10 @@ def _parser():
         help="A=overrides, A.rev=REVISION, n=5, looks=3,5, alpha=0.05, margin=0.002 "
         "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms",
     )
-    parser.add_argument(
-        "--resume", nargs="?", const="", metavar="RACE", help="continue this race, or the latest that has not ended"
-    )
-    parser.add_argument(
-        "--look", nargs="?", const="", metavar="RACE", help="show the interim state; the ledger keeps the look"
-    )
-    parser.add_argument(
-        "--abandon",
-        nargs="?",
-        const="",
-        metavar="RACE",
-        help="end it without a verdict, where it cannot be resumed; it stays in the ledger",
-    )
-    parser.add_argument(
-        "--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss, alone on the machine"
-    )
+    arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")
+    arguments.latest(parser, "--look", "show the interim state; the ledger keeps the look")
+    arguments.latest(parser, "--abandon", "end it without a verdict, where it cannot be resumed; the ledger keeps it")
+    parser.add_argument("--from-sweep", metavar="ID", help="race the best configs of this sweep, by mean val_loss")
     parser.add_argument("--top", type=int, default=2, metavar="N", help="how many of them; default 2")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("--show", action="store_true", help="show every run's numbers as they come: an unplanned look")

@@ -10,6 +10,7 @@ or differs here is said before any work.  The replay's losses are held against t
 certificate.json says so, beside the record and beside the replay, which lies in results/replays/.
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -17,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.cli import arguments
+from bench.launch import console
 from bench.launch.console import say
 from bench.machine.signals import Interrupted
 from bench.paths import shown
@@ -30,24 +32,26 @@ SHOWN_FIELDS = 8
 
 
 def main(argv):
+    """Exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again."""
     args = _parser().parse_args(argv)
-    folders = _folders(args)
     found = []
-    for number, folder in enumerate(folders, 1):
-        if len(folders) > 1:
-            _say(args, "replay", f"record {number} of {len(folders)}: {folder.name}")
+    with console.output(as_json=args.json):
+        folders = _folders(args)
         try:
-            found.append(_of(folder, args))
+            for number, folder in enumerate(folders, 1):
+                if len(folders) > 1:
+                    say("replay", f"record {number} of {len(folders)}: {folder.name}")
+                found.append(_of(folder, args))
         except Interrupted as error:
-            _say(args, "replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
+            say("replay", f"interrupted ({error}): no certificate of {folder.name}; begin it again")
             return 1
+        made = [one for one in found if one is not None]
+        if len(folders) > 1 and made:
+            numbers = Counter(one.outcome for one in made)
+            words = ", ".join(f"{number} {word}" for word, number in numbers.items())
+            say("replay", f"{counted(len(made), 'record')}: {words}")
     if args.json:
-        print(json.dumps([dataclasses.asdict(one) for one in found if one is not None], indent=1))
-    made = [one for one in found if one is not None]
-    if len(folders) > 1 and made:
-        numbers = Counter(one.outcome for one in made)
-        words = ", ".join(f"{number} {word}" for word, number in numbers.items())
-        _say(args, "replay", f"{counted(len(made), 'record')}: {words}")
+        print(json.dumps([dataclasses.asdict(one) for one in made], indent=1))
     if args.check:
         return 0 if all(one is None for one in found) else 2
     if any(one.outcome == outcomes.DIFFERS for one in made):
@@ -61,17 +65,13 @@ def _folders(args):
     if not args.all:
         return named.runs(args.runs)
     folders = [folder for word in args.runs for folder in run_folder.find_runs([Path(word)])]
-    kept = [folder for folder in folders if _can_be_replayed(folder)]
-    _say(args, "replay", f"{counted(len(kept), 'record')} of {len(folders)}: the others are imported or not complete")
+    kept = []
+    for folder in folders:
+        with contextlib.suppress(ValueError):
+            rebuilding.read(folder)
+            kept.append(folder)
+    say("replay", f"{counted(len(kept), 'record')} of {len(folders)}: the others are imported or not complete")
     return kept
-
-
-def _can_be_replayed(folder):
-    try:
-        rebuilding.read(folder)
-    except ValueError:
-        return False
-    return True
 
 
 def _of(folder, args):
@@ -80,47 +80,32 @@ def _of(folder, args):
     checks, fields = replaying.foreseen(recorded)
     for check in checks:
         remedy = f"; try: {check.remedy}" if check.remedy else ""
-        _say(args, check.name, f"{'MISSING: ' * (check.status == 'fail')}{check.found}{remedy}")
+        say(check.name, f"{'MISSING: ' * (check.status == 'fail')}{check.found}{remedy}")
     for field in fields[:SHOWN_FIELDS]:
-        _say(args, "differs", f"{field.name}: {field.recorded} in the record, {field.here} here")
+        say("differs", f"{field.name}: {field.recorded} in the record, {field.here} here")
     if len(fields) > SHOWN_FIELDS:
-        _say(args, "differs", f"and {len(fields) - SHOWN_FIELDS} more")
+        say("differs", f"and {len(fields) - SHOWN_FIELDS} more")
     if not fields:
-        _say(args, "machine", "nothing that the record says of its environment differs here")
+        say("machine", "nothing that the record says of its environment differs here")
     if args.check:
         missing = [check for check in checks if check.status == "fail"]
         return certificate.impossible(recorded, missing[0].found) if missing else None
     asked = replaying.Asked(args.times, args.keep_env, sys.stderr.isatty() and not args.quiet)
-    found = replaying.replay(recorded, checks, asked, lambda *words: _say(args, *words))
-    _say(args, "replay", f"{_coloured(found.outcome)}: {found.why}")
-    _say(args, "wrote", shown(folder / certificates.FILE))
+    found = replaying.replay(recorded, checks, asked, say)
+    word = found.outcome
+    is_coloured = word in COLOURED and screen.is_terminal()
+    say("replay", f"{screen.coloured(word) if is_coloured else word.upper()}: {found.why}")
+    say("wrote", shown(folder / certificates.FILE))
     return found
 
 
-def _coloured(word):
-    return word.upper() if word not in COLOURED or not screen.is_terminal() else screen.coloured(word)
-
-
-def _say(args, what, words):
-    if args.json:
-        print(f"{what:>10}  {words}", file=sys.stderr)
-    else:
-        say(what, words, always=True)
-
-
 def _parser():
-    parser = arguments.Parser(
-        "./run.sh replay",
-        description=__doc__,
-        epilog="exit codes: 0 reproduced, 1 a record was not reproduced, 2 wrong use, or nothing could be run again",
-    )
+    parser = arguments.Parser("./run.sh replay", main=main)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, run ids, a race, RACE:ARM or a claim")
     parser.add_argument("--times", type=int, metavar="N", help="N runs of fresh seeds instead of the record's own seed")
     parser.add_argument("--all", action="store_true", help="RUN are results folders: every complete run below them")
     parser.add_argument("--check", action="store_true", help="only say what is missing here and what differs")
-    parser.add_argument(
-        "--keep-env", action="store_true", help="with this shell's variables (OMP_..., ONEDNN_...), not its"
-    )
+    parser.add_argument("--keep-env", action="store_true", help="with this shell's OMP_..., ONEDNN_..., not its own")
     parser.add_argument("--quiet", "-q", action="store_true", help="hide what the runs print, as in a pipe")
     parser.add_argument("--json", action="store_true", help="the certificates on standard output, all else on error")
     return parser

@@ -114,7 +114,9 @@ def _site(folder, out, args):
 
     results = run_rows.read(folder)
     num_pages = packed_pages.NUM_PAGES if args.pages is None else args.pages
-    if not args.anyway and results.num_runs > MAX_UNASKED and not _is_results(folder):
+    roots = (results_root().resolve(), published_root().resolve())  # of what is run, published or claimed here
+    is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
+    if not args.anyway and results.num_runs > MAX_UNASKED and not is_results:
         _ask(folder, packed_pages.chosen(results.runs, (), num_pages), out)
     boards, fault = [], None
     try:
@@ -122,22 +124,18 @@ def _site(folder, out, args):
     except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
         fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
     try:
-        return {"site": os.path.abspath(site.write(results, out, boards, fault, _progress, num_pages))}
+        return {
+            "site": os.path.abspath(
+                site.write(results, out, boards, fault, lambda *counts: arguments.count_up(*counts, "pages"), num_pages)
+            )
+        }
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None
 
 
-def _is_results(folder):
-    """Whether it is a folder that runs are written, published or claimed into, or lies in this project's."""
-    folder = folder.resolve()
-    return (folder / ledger.NAME).is_file() or any(
-        folder.is_relative_to(root.resolve()) for root in (results_root(), published_root())
-    )
-
-
 def _ask(folder, paged, out):
-    """Many pages, of a folder that may hold anything.  ValueError: they are not wanted, or nobody can be asked."""
+    """Many pages, of a folder that may hold anything.  ValueError: declined, or there is no terminal to ask at."""
     from bench.report.site import packed_pages
 
     size = format_bytes(packed_pages.estimated_bytes(paged))
@@ -148,33 +146,17 @@ def _ask(folder, paged, out):
         raise ValueError("nothing was written")
 
 
-def _progress(done, total):
-    if sys.stderr.isatty():
-        print(f"\r{done} of {total} pages", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-
 def _parser():
-    parser = arguments.Parser("./run.sh report", description=__doc__)
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="WORD",
-        help="a run, a race or a folder of many runs; default results/; several: curves",
-    )
+    parser = arguments.Parser("./run.sh report", main=main)
+    words_help = "a run, a race or a folder of many runs; default results/; several: curves"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words_help)
     parser.add_argument("--curves", action="store_true", help="the curves of what is named in one chart")
-    parser.add_argument(
-        "--out", metavar="PATH", help="file of the page (run, race), or folder of the site or the pictures"
-    )
+    parser.add_argument("--out", metavar="PATH", help="the page (run, race), or folder of the site or the pictures")
     parser.add_argument("--png", action="store_true", help="pictures of the charts instead of a page; needs a Chromium")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--md", action="store_true", help="print Markdown for a pull request instead")
-    form.add_argument(
-        "--json", action="store_true", help='print {"page": PATH}, {"site": PATH} or {"pictures": [PATH]}'
-    )
-    parser.add_argument(
-        "--pages", type=int, metavar="N", help="how many runs of a folder get a page, the newest first (default 1000)"
-    )
-    parser.add_argument(
-        "--anyway", action="store_true", help=f"more than {MAX_UNASKED} pages of a folder that is no results folder"
-    )
+    form.add_argument("--json", action="store_true", help='{"page": PATH}, {"site": PATH} or {"pictures": [PATH]}')
+    parser.add_argument("--pages", type=int, metavar="N", help="how many runs of a folder get a page (default 1000)")
+    anyway_help = f"more than {MAX_UNASKED} pages of a folder that is not a results folder"
+    parser.add_argument("--anyway", action="store_true", help=anyway_help)
     return parser

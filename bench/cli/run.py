@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 
-from bench.cli import arguments, settings, sweeping
+from bench.cli import arguments, settings
 from bench.config import compose, explain, groups, hydra_app, multirun, overrides
 from bench.launch import console, joining, launcher, ready, series, summary
 from bench.launch.console import say
@@ -30,6 +30,8 @@ def main(argv):
         _show_cfg(args)
         return 0
     if args.beside:
+        from bench.cli import sweeping
+
         return sweeping.beside(args)
     mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
     args.multirun = args.multirun or mode == "MULTIRUN"
@@ -45,7 +47,7 @@ def main(argv):
     with console.output(args.quiet, args.json):
         if stored and not args.multirun:
             say("run", f"one run, though a sweep is stored here: {' '.join(stored)}; -m makes it")
-        found = sweeping.go(args, argv) if args.multirun else _run(args, argv, started_by)
+        found = _sweep(args, argv) if args.multirun else _run(args, argv, started_by)
     if isinstance(found, int):  # another node has the record
         return found
     if args.json:
@@ -74,6 +76,12 @@ def _follow(started_by, overrides):
     except Refused:
         time.sleep(joining.SAY_S)
         return 2
+
+
+def _sweep(args, argv):
+    from bench.cli import sweeping  # pages and tables, which one run does not need
+
+    return sweeping.go(args, argv)
 
 
 def _prepared(overrides, check_own):
@@ -121,14 +129,13 @@ def _parser():
     listed = "\n".join(f"  {group}={' | '.join(compose.choices(group))}" for group in compose.GROUPS)
     parser = arguments.Parser(
         "./run.sh run",
+        main=main,
         description="Run once, or with -m once for every combination of values.",
         epilog=f"groups:\n{listed}\n\ninstruments and exporters are lists: instruments=[regions] or instruments=[]\n"
         "profile=window (stages, modded) adds an instrument with its recipe\n"
         "settings: --cfg job shows all with their meaning, --help KEY says more of one or of a group",
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="Hydra overrides, e.g. model=modern seed=3 goal.num_steps=100"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model=modern seed=3 goal.num_steps=100")
     sweep_help = "sweep: seed=0,1,2 or seed=range(0,3); what is complete is skipped"
     parser.add_argument("-m", "--multirun", action="store_true", help=sweep_help)
     parser.add_argument("--enable_profiling", metavar="True", help="nanochat's name for profile=stages")
@@ -139,9 +146,7 @@ def _parser():
         "hydra: what Hydra launches and searches with; all: both, as Hydra prints them",
     )
     parser.add_argument("--resolve", action="store_true", help="of --cfg hydra and all: with values in place of ${...}")
-    parser.add_argument(
-        "--info", nargs="?", const="all", choices=hydra_app.INFO, help="print what Hydra found, and stop"
-    )
+    parser.add_argument("--info", nargs="?", const="all", choices=hydra_app.INFO, help="what Hydra found, and stop")
     parser.add_argument("--config-dir", **groups.OPTION)
     parser.add_argument("-cn", "--config-name", **groups.NAME_OPTION)
     parser.add_argument(

@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 
-from bench.config import compose, explain, schema
+from bench.config import cluster, compose, explain, schema
 from bench.config.typed import MISSING
 from bench.launch.prepare import this_machine
 
@@ -16,9 +16,8 @@ def asked_for(argv: list[str]) -> str | None:
     keys = [word for word in argv if "=" not in word and not word.startswith("-")]
     if not {"-h", "--help"} & set(argv) or not keys:
         return None
-    return "\n\n".join(
-        help_of(key, [word for word in argv if "=" in word and not word.startswith("-")]) for key in keys
-    )
+    overrides = [word for word in argv if "=" in word and not word.startswith("-")]
+    return "\n\n".join(help_of(key, overrides) for key in keys)
 
 
 def help_of(word: str, overrides: list[str]) -> str:
@@ -43,8 +42,9 @@ class _Composition:
     """What the words beside --help make, and what they would make with a choice added."""
 
     def __init__(self, overrides):
-        self.words = overrides
-        self.config = schema.to_dict(compose.compose(overrides, this_machine()))
+        self.words, (self._of_cluster, of_run) = overrides, cluster.split(overrides)
+        self.config = schema.to_dict(compose.compose(of_run, this_machine()))
+        self.config["cluster"] = cluster.as_dict(self._of_cluster)
         self._origins = None
 
     def with_choice(self, choice):
@@ -63,7 +63,10 @@ class _Composition:
 
     def origin(self, key):
         """ ", from conf/...: why", or that it is the default."""
-        self._origins = self._origins or explain.Origins(self.words, this_machine())
+        if key.startswith("cluster."):
+            typed = [word for word in self._of_cluster if word.startswith(f"{key}=")]
+            return f"from {typed[-1]} on the command line" if typed else "the default"
+        self._origins = self._origins or explain.Origins(cluster.split(self.words)[1], this_machine())
         found = self._origins.of(key)
         if found is None:
             return "the default"
@@ -96,9 +99,8 @@ def _of_group(key, now):
         words = [f"{group}=[{name}]" if group in compose.LISTS else f"{group}={name}" for name in names]
         width = max(map(len, words)) + 2
         for name, word in zip(names, words):
-            lines.append(
-                _wrapped(f"{word:<{width}}{explain.about(group, name).split('. ')[0].rstrip('.')}", 2, width + 2)
-            )
+            about = explain.about(group, name).split(". ")[0].rstrip(".")
+            lines.append(_wrapped(f"{word:<{width}}{about}", 2, width + 2))
     inside = [one for one in explain.settings() if one.startswith(f"{key}.")]
     if key in compose.LISTS:  # those of the others are shown with their name: --help trace
         inside = [one for one in inside if now.value(one) != MISSING]

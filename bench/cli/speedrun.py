@@ -1,6 +1,6 @@
 """The whole road: data, preflight, the track's repeats, the table, the verdict.  ./speedrun.sh [overrides]
 
-Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use.
+With a profiler (profile=...) one run is made and nothing judged, because such a run counts nowhere.
 """
 
 import json
@@ -22,7 +22,7 @@ from bench.units import format_bytes
 
 
 def main(argv):
-    """Make the track's repeats with fresh seeds and judge them."""
+    """Exit codes: 0 the track's target is reached (or it has none), 1 it is not or a run failed, 2 wrong use."""
     if (explained := settings.asked_for(argv)) is not None:
         print(explained)
         return 0
@@ -34,17 +34,19 @@ def main(argv):
         if any(check.status == "fail" for check in checks):
             return 1
         ready.agree(checks, args.anyway, are_shown=not args.quiet)
-        say("plan", _cost(job))
+        say("plan", _cost(job, args.overrides))
         jobs = [job.with_seed(seed) for seed in fresh_seeds(job, args.overrides)]
         words = [f"seed {one.config.seed}" for one in jobs]
         runs = list(launcher.launch_each(jobs, ["speedrun", *argv], words))
+    if _is_one_look(job, args.overrides):
+        if args.json:
+            print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": None}, indent=1))
+        return 0 if runs[0]["status"] in ("complete", "stopped") else 1
     rows = [row_of(run_folder.read(run["folder"])) for run in runs]
-    answer = None
+    answer, judged = None, ""
     if len(runs) == job.config.track.repeats and runs[-1]["status"] != "aborted":
         answer = target.of_repeats(rows, job.config.track.p_value)
-    if answer:
         answer["num_ever_started"], judged = _judged(runs)
-        judged = "" if answer["passed"] is None else judged  # nothing is claimed where there is nothing to reach
     if args.json:
         print(json.dumps({"runs": [summary.as_json(run) for run in runs], "verdict": answer}, indent=1))
     elif answer:
@@ -53,7 +55,7 @@ def main(argv):
         say("verdict", answer["words"])
         if job.deviations:
             say("verdict", f"open division: this counts for nothing on track {job.config.track.name}")
-        if judged:
+        if judged and answer["passed"] is not None:  # nothing is claimed where there is nothing to reach
             say("judge", judged)
     return 1 if answer is None or answer["passed"] is False else 0
 
@@ -73,9 +75,18 @@ def _prepared(args):
     return job
 
 
-def _cost(job):
+def _is_one_look(job, overrides):
+    """Whether one run is to be looked into, and not the track's repeats to be judged."""
+    return job.is_profiled and not any(word.startswith("track.repeats=") for word in overrides)
+
+
+def _num_runs(job, overrides):
+    return 1 if _is_one_look(job, overrides) else job.config.track.repeats
+
+
+def _cost(job, overrides):
     """What all runs together take, but for the time: a sentence."""
-    goal, repeats = job.config.goal, job.config.track.repeats
+    goal, repeats = job.config.goal, _num_runs(job, overrides)
     most = "at most " * goal.stop_at_target
     each = f"{most}{goal.num_steps:,} steps, {job.num_tokens:,} tokens ({job.epochs:.2f} epochs)"
     earlier = sorted((results_root() / job.config.track.name).glob(f"*-{job.config_id}-s*"))
@@ -83,35 +94,37 @@ def _cost(job):
     if earlier:
         num_bytes = sum(path.stat().st_size for path in earlier[-1].rglob("*") if path.is_file())
         disk += f", records {format_bytes(repeats * num_bytes)} by the latest run"
+    if _is_one_look(job, overrides):
+        all_of_them = f"without a profiler {job.config.track.repeats} are made and judged"
+        return f"one run, profiled, which counts nowhere ({all_of_them}): {each}; on disk: {disk}"
     return f"{each} a run; on disk: {disk}" + "; track.repeats=1 makes one run" * (repeats > 1)
 
 
 def _judged(runs):
     """(how many runs ./run.sh judge asks for where these are claimed, a sentence where they are more; else "")."""
-    claim = claims.of_folders([run["folder"] for run in runs])
-    dropped, *others = claim.unclaimed()
+    dropped, *others = claims.of_folders([run["folder"] for run in runs]).unclaimed()
     num_all = len(runs) + len(dropped)
     if not dropped:
         return num_all, ""
-    words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone: "
-    if any(others):  # the config_id would name these too
-        return num_all, f"{words}./run.sh judge {runs[0]['run_id']} names the others"
-    return num_all, f"{words}./run.sh judge {runs[0]['config_id']}"
+    words = f"a claim is judged by all {num_all} runs of this config and code, not by these {len(runs)} alone"
+    # the config_id would name runs of other code too
+    which = f"{runs[0]['run_id']} names the others" if any(others) else runs[0]["config_id"]
+    return num_all, f"{words}: ./run.sh judge {which}"
 
 
 def fresh_seeds(job, overrides):
-    """The track's number of seeds that no recorded run of this config has had, or from seed=N on if that is given."""
+    """A seed for each run, that no recorded run of this config has had, or from seed=N on if that is given."""
     asked = [override for override in overrides if override.startswith("seed=")]
     first = job.config.seed
     if not asked:
         folder = results_root() / job.config.track.name
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1
-    return range(first, first + job.config.track.repeats)
+    return range(first, first + _num_runs(job, overrides))
 
 
 def _parser():
-    parser = arguments.Parser("./speedrun.sh", description=__doc__)
+    parser = arguments.Parser("./speedrun.sh", main=main)
     values = "as of ./run.sh run --help; seed=N begins at N"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=values)
     parser.add_argument("--config-dir", **groups.OPTION)

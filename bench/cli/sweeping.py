@@ -14,7 +14,8 @@ from bench.paths import results_root
 from bench.record import run_folder, sweep
 from bench.report import sweep_page, sweep_results, sweep_text
 from bench.sweep import packing
-from bench.sweep.points import Points, Spent, source_sha256
+from bench.sweep.elsewhere import Unfinished
+from bench.sweep.points import Points, source_sha256
 from bench.units import seconds_of
 
 
@@ -36,8 +37,8 @@ def go(args, argv):
         with contextlib.suppress(Interrupted):
             multirun.go(args.overrides, Points(folder, command, args.anyway, budget_s), folder, this_machine())
             why = None
-    except Spent:
-        why = f"--budget {args.budget} is spent"
+    except Unfinished as error:
+        why = str(error)
     except ValueError as error:
         if not any(point.folder for point in sweep.points(folder)):
             if is_new:
@@ -58,7 +59,7 @@ def _end(folder, why):
     sweep.end(folder, why)
     found = sweep_results.read(folder)
     console.show(sweep_text.table(found))
-    if words := sweep_text.best(found):
+    for words in filter(None, (sweep_text.best(found), sweep_text.why(found), sweep_text.confirm(found))):
         say("sweep", words)
     sweep_page.write(folder, found)
     num_complete = sum(one["status"] == "complete" for one in answers)

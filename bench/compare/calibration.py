@@ -6,6 +6,7 @@ faster or slower.  A calibration whose runs the machine disturbed says how busy 
 not kept, and one that was kept before is not used.
 """
 
+import contextlib
 import math
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -51,10 +52,8 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     if not aa["comparable"]:
         raise ValueError(f"these runs cannot be used to calibrate: {aa['reasons'][0]}")
     excluded = {run["run_id"] for run in aa["excluded"]}
-    groups = [
-        [row for row in rows if eligibility.is_timed(row) and row["run_id"] not in excluded]
-        for rows in (a_rows, b_rows)
-    ]
+    timed = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
+    groups = [[row for row in rows if row["run_id"] not in excluded] for rows in timed]
     ns, rows = [len(group) for group in groups], groups[0] + groups[1]
     if min(ns) < 2:
         raise ValueError(f"{ns[0]} and {ns[1]} runs have a time, and 2 a side are needed: give more runs, n=5")
@@ -62,8 +61,9 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
     spread = stats.sd([math.log(time_s) for time_s in times_s])
     if not spread:
         raise ValueError(f"{len(rows)} identical times: not measured? give runs with times of their own")
+    mdes_pct = {n: _pct(stats.smallest_difference((spread, spread), (n, n))) for n in NS}
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    first = rows[0]
+    first, flags = rows[0], [flag for flag in aa["flags"] if flag != "uncalibrated"]
     changes = sorted({*CHANGES_PCT, *([resolution_pct] if resolution_pct else [])})
     return {
         "schema_version": SCHEMA_VERSION,
@@ -77,12 +77,9 @@ def of_rows(a_rows: list[Row], b_rows: list[Row], resolution_pct: float | None =
         "cv_pct": stats.cv_pct(times_s),
         "mean_s": stats.mean(times_s),
         "val_loss_sd": stats.sd(losses),
-        "aa": aa["time"]
-        | {"verdict": aa["verdict"], "flags": [flag for flag in aa["flags"] if flag != "uncalibrated"]},
+        "aa": aa["time"] | {"verdict": aa["verdict"], "flags": flags},
         # no verdict says faster or slower within the least floor, however many runs there are
-        "smallest_change_pct": {
-            str(n): max(MIN_FLOOR_PCT, _pct(stats.smallest_difference((spread, spread), (n, n)))) for n in NS
-        },
+        "smallest_change_pct": {str(n): max(MIN_FLOOR_PCT, mde_pct) for n, mde_pct in mdes_pct.items()},
         "needed_n": {
             f"{change:g}": None if change < MIN_FLOOR_PCT else stats.needed_n(math.log1p(change / 100), spread)
             for change in changes
@@ -100,7 +97,7 @@ def _doubts(rows, flags):
     return doubts
 
 
-def floor_pct(spread, df, n):
+def floor_pct(spread: float, df: int, n: int) -> float:
     """95 % prediction band of the difference between two groups of n runs of the same code: t * sd * sqrt(2 / n).
 
     spread: sd of log run times, estimated with df degrees of freedom.
@@ -126,12 +123,8 @@ def folder() -> Path:
     return results_root() / FOLDER
 
 
-def find(session_id, comparability_id=None):
-    """The newest calibration of this session, one of the same comparability_id before any other; None without one.
-
-    Returns the kept dict with "file" (its name) and "exact" (whether it was made with comparable runs).  Suspect ones
-    are passed over.
-    """
+def find(session_id: str | None, comparability_id: str | None = None) -> dict | None:
+    """The newest calibration of the session, comparable ones first, none suspect; with "file" and "exact"; or None."""
     found = [kept for kept in _of_session(session_id, comparability_id) if not _is_suspect(kept)]
     exact = [kept for kept in found if kept["exact"]]
     return (exact or found or [None])[-1]
@@ -140,12 +133,10 @@ def find(session_id, comparability_id=None):
 def _of_session(session_id, comparability_id):
     found = []
     for path in sorted(folder().glob("*.json")):
-        try:
+        with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
             kept = reading.json_object(path, Kept)
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
                 found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
-        except ValueError:
-            continue  # not a calibration, or a damaged one
     return found
 
 

@@ -17,10 +17,7 @@ KIND = ("config_id", "source_sha256", "comparability_id", "session_id", "setting
 
 
 def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple[str, verdict.Comparison]]:
-    """arms: the baseline first -> [(name of the candidate, Comparison)]; several candidates share Holm's p.
-
-    diagnose: also where the time went.  options: those of verdict.of_rows().
-    """
+    """Baseline first -> [(candidate, Comparison)].  diagnose: where the time went; options: of verdict.Options."""
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
@@ -91,9 +88,13 @@ def _facts(arm):
 
 
 def _facts_of_run(run, folder):
-    config = folder and _read(reading.yaml_mapping, folder, "config.yaml")
-    environment = folder and _read(reading.json_object, folder, "environment.json")
-    return differences.facts(run, config and versions.upgraded(config), environment)
+    config = environment = None
+    if folder:
+        with contextlib.suppress(reading.Damaged):  # verify says so; what it held is unknown here
+            config = versions.upgraded(reading.yaml_mapping(f"{folder}/config.yaml"))
+        with contextlib.suppress(reading.Damaged):
+            environment = reading.json_object(f"{folder}/environment.json")
+    return differences.facts(run, config, environment)
 
 
 def differing_folders(a: str, b: str) -> list[dict]:
@@ -101,19 +102,12 @@ def differing_folders(a: str, b: str) -> list[dict]:
     return differences.of_facts(*([_facts_of_run(run_folder.read(folder), folder)] for folder in (a, b)))
 
 
-def _read(read, folder, name):
-    try:
-        return read(f"{folder}/{name}")
-    except reading.Damaged:  # verify says so; what it held is unknown here
-        return None
-
-
 def _with_steps(arm):
     timed = [number for number, row in enumerate(arm.rows) if eligibility.is_timed(row)][: between_runs.MAX_RUNS]
     return [(arm.record_of(number), arm.steps_of(number)) for number in timed]
 
 
-def identical_losses(a, b):
+def identical_losses(a: Arm, b: Arm) -> bool | None:
     """Whether every loss of every run of B is that of A's run with the same seed, bit for bit, for the same seeds.
 
     None where that cannot be known: a seed or the steps are missing, or there are too many runs to read.

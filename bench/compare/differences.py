@@ -6,20 +6,19 @@ arm whose own runs differ shows several values.
 
 import json
 
+from bench.config import schema
+from bench.config.typed import leaves
+
 KINDS = ("config", "code", "data", "environment")
 CONFIG_OF_RECORD = ("optim", "goal", "hardware", "instruments", "world_size")
-NO_DIFFERENCE = ("name", "seed", "exporters")  # of the config: they are not part of config_id
 OF_ONE_RUN = ("SPEEDRUN_LAUNCHED_S", "SPEEDRUN_LAUNCHER_PID")  # variables of older records, new for each run
 
 
-def facts(run, config=None, environment=None):
-    """A record, its config.yaml and environment.json as dicts -> {kind: {dotted name: value}}.
-
-    Without config.yaml (None) what the record knows of the config.
-    """
+def facts(run: dict, config: dict | None = None, environment: dict | None = None) -> dict[str, dict]:
+    """A record, its config.yaml and environment.json (None: unknown) as dicts -> {kind: {dotted name: value}}."""
     if config is None:
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
-    config = {name: value for name, value in config.items() if name not in NO_DIFFERENCE}
+    config = {name: value for name, value in config.items() if name not in schema.UNHASHED}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
     if "track" in config:
         # its rules judge runs and change none
@@ -35,12 +34,13 @@ def facts(run, config=None, environment=None):
     return {
         "config": _flat(config),
         "code": {"identity_version": code.get("identity_version", 1)} | known_as,
-        "data": {"source": data.get("source")} | {split: _shards(data.get(split)) for split in ("train", "val")},
+        "data": {"source": data.get("source")}
+        | {split: [file["sha256"] for file in data.get(split) or ()] or None for split in ("train", "val")},
         "environment": _flat(used | gpus | protocol | machine),
     }
 
 
-def of_facts(a_facts, b_facts):
+def of_facts(a_facts: list[dict], b_facts: list[dict]) -> list[dict]:
     """facts() of some runs of A and of B -> [difference], by kind, then by name."""
     found = []
     for kind in KINDS:
@@ -67,17 +67,6 @@ def _alike(gpus):
     return found
 
 
-def _shards(files):
-    """A list of shards as one value: how many, and the hash of each."""
-    return None if not files else [file["sha256"] for file in files]
-
-
-def _flat(values, prefix=""):
+def _flat(values):
     """{"a": {"b": 1}} -> {"a.b": 1}"""
-    found = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
+    return {name: value for name, value in leaves(values) if value != {}}

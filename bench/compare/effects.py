@@ -72,7 +72,7 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
     found, test = change(values, alpha)
     edges = math.log1p(-margin_pct / 100), math.log1p(margin_pct / 100)
     return found | {
-        "mean_s": _means(values),
+        "mean_s": [stats.mean(group) if group else None for group in values],
         "ci90_pct": _pct_interval(test, 0.90),
         "p_equivalent": stats.equivalence_p(test, *edges) if test else None,
         "p_holm": None,
@@ -84,10 +84,7 @@ def time(arms: Sequence[Sequence[Row]], floor_pct: float, margin_pct: float, alp
 
 
 def change(values: Sequence[Sequence[float]], alpha: float) -> tuple[Change, stats.Welch | None]:
-    """Two lists of positive numbers -> (Change, the Welch test of their logarithms or None).
-
-    The change is that of the geometric means, which is what a difference of mean logarithms is.
-    """
+    """Two lists of positive numbers -> (Change of the geometric means, the Welch test of their logarithms or None)."""
     logs = [[math.log(value) for value in group] for group in values]
     test = stats.welch(*logs) if all(logs) else None
     sds, ns = [stats.sd(group) for group in logs], [len(group) for group in values]
@@ -108,16 +105,13 @@ def _pct_interval(test, confidence):
     return found and [100 * math.expm1(edge) for edge in found]
 
 
-def _means(values):
-    return [stats.mean(group) if group else None for group in values]
-
-
-def secondary(arms, alpha):
+def secondary(arms: Sequence[Sequence[Row]], alpha: float) -> dict[str, Change]:
     """Energy, memory, compile time -> {name: Change}; no verdict of their own."""
     found = {}
     for name, (column, mean_name) in SECONDARY.items():
         values = [[row[column] for row in rows if row[column] is not None and row[column] > 0] for rows in arms]
-        found[name] = change(values, alpha)[0] | {mean_name: _means(values)}
+        means = [stats.mean(group) if group else None for group in values]
+        found[name] = change(values, alpha)[0] | {mean_name: means}
     for numbers, p_holm in zip(found.values(), stats.holm([one["p"] for one in found.values()]), strict=True):
         numbers["p_holm"] = p_holm
     return found
@@ -126,7 +120,7 @@ def secondary(arms, alpha):
 # ---- loss
 
 
-def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answer) -> Loss:
+def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answer, names=("A", "B")) -> Loss:
     """arms: rows of all started runs.  target_val_loss None: there is none; force: also of different validation data.
     answer: eligibility.Answer.  What is only a matter of time (session, machine, instruments) is none of losses.
 
@@ -156,8 +150,18 @@ def val_loss(arms, target_val_loss, p_value, margin_nats, identical, force, answ
         "identical": identical,
         "verdict": "unknown" if unjudged else _loss_verdict(edges, p_margin, identical),
         "reasons": refused,
-        "remarks": [] if unjudged else answer.loss_remarks,
+        "remarks": [] if unjudged else [*answer.loss_remarks, *_seedless(arms, names)],
     }
+
+
+def _seedless(arms, names):
+    """Sentences about arms whose seeds all gave one loss: their runs are not independent, whatever the tests say."""
+    for name, rows in zip(names, arms, strict=True):
+        losses = {row["seed"]: row["val_loss"] for row in rows if None not in (row["seed"], row["val_loss"])}
+        if len(losses) > 1 and len(set(losses.values())) == 1:
+            (loss,) = set(losses.values())
+            same = f"the {len(losses)} seeds of {name} gave the same val_loss, {loss:.6g}"
+            yield f"{same}: if it ignores its seed, they are one loss and not {len(losses)}"
 
 
 def _refusals(rows):

@@ -3,39 +3,17 @@
 What is known to differ is refused; what is unknown, as in imported logs, is marked and never taken for equal.
 """
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench import stats
-from bench.compare import order
+from bench.compare import order, settings
 from bench.record.rows import Row
-from bench.terminal.text_table import counted
+from bench.terminal.text_table import counted, some
 
 SESSION_GAP_S = 12 * 3600.0  # arms that lie further apart were not raced in one session (assumed)
-NAMES = {
-    "gpus": "GPUs",
-    "power_limits_w": "power limits (W)",
-    "cpu_model": "CPU",
-    "num_cpus": "CPU cores",
-    "num_threads": "threads a process",
-    "driver": "driver",
-    "cuda": "CUDA",
-    "nccl": "NCCL",
-    "torch": "torch",
-    "timing_protocol": "timing protocol",
-    "timed_steps": "timed steps",
-    "instruments": "instruments",
-    "train_data": "training data",
-    "val_data": "validation data",
-    "world_size": "world size",
-    "beside": "runs at a time",
-}
-
 BESIDE = '"beside":'  # in a row's setting
 OF_SCRIPTS = "script"  # the source of data that a script brought itself, which no record describes
-OF_A_SCRIPT = ("torch", "cuda", "nccl")  # a script has its own interpreter, and what that holds is its own choice
-SINGULAR = {"cpu_model", "driver", "cuda", "nccl", "torch", "timing_protocol", "world_size"}  # differs; the rest differ
 CHANGE_LOSSES = ("train_data", "world_size", "torch", "cuda", "gpus")  # by more than rounding: the first two
 
 
@@ -49,12 +27,7 @@ class Answer(NamedTuple):
 
 def is_timed(row: Row) -> bool:
     """Whether the run has a time that may count."""
-    return (
-        row["status"] == "complete"
-        and row["validity"] != "invalid"
-        and row["train_s"] is not None
-        and row["train_s"] > 0
-    )
+    return row["status"] == "complete" and row["validity"] != "invalid" and (row["train_s"] or 0) > 0
 
 
 def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = ("A", "B")) -> Answer:
@@ -108,19 +81,9 @@ def _code(a, b, names):
         yield "remark", f"{words}: whether it is the same is unknown"
 
 
-def identity(row):
+def identity(row: Row) -> str:
     """What makes two rows one run: its id, or for a log its content, because logs are copied under other names."""
     return row["log_id"] or row["run_id"]
-
-
-def settings_that_differ(rows: Sequence[Row]) -> list[str]:
-    """Keys of NAMES of which the rows know two values or more."""
-    settings = [json.loads(text) for text in sorted({row["setting"] for row in rows})]
-    return [
-        key
-        for key in NAMES
-        if len({json.dumps(setting[key]) for setting in settings if setting.get(key) is not None}) > 1
-    ]
 
 
 def index_of_runs(rows: Sequence[Row]) -> list[int]:
@@ -149,7 +112,7 @@ def _disturbed(a, b, names):
 
 
 def _trusted(a, b, names):
-    """What a script prints of itself is a claim: where what was seen of it contradicts that, it is no measurement."""
+    """What a script prints of itself is a claim: where what was observed contradicts it, it is not a measurement."""
     for name, rows in zip(names, (a, b), strict=True):
         doubted = [row["script_doubt"] for row in rows if row["script_doubt"]]
         if doubted:
@@ -158,28 +121,25 @@ def _trusted(a, b, names):
 
 def _setting(a, b, names):
     """Hardware, software, protocol, data, world size: the facts behind comparability_id."""
-    texts = {row["setting"] for row in a + b}
-    settings = [json.loads(text) for text in sorted(texts)]
+    known = settings.of_rows(a + b)
     found = {
-        key: f"{_differ([key])}: {_words(_values(a, key))} in {names[0]}, {_words(_values(b, key))} in {names[1]}"
-        for key in settings_that_differ(a + b)
+        key: f"{settings.differ([key])}: {settings.words(a, key)} in {names[0]}, {settings.words(b, key)} in {names[1]}"
+        for key in settings.differing(a + b)
     }
     ids = _known(row["comparability_id"] for row in a + b)
     if len(ids) > 1 and not found:
         found = {None: f"comparability_id differs: {_some(ids)}"}
-    if all(str(setting["timing_protocol"]).startswith("script-") for setting in settings):
-        own = [found.pop(key) for key in OF_A_SCRIPT if key in found]
+    if all(str(setting["timing_protocol"]).startswith("script-") for setting in known):
+        own = [found.pop(key) for key in settings.OF_A_SCRIPT if key in found]
         yield from (("remark", f"{sentence}: part of what is raced") for sentence in own)
         yield from (("flag", "software-differs") for _ in own)
     yield from (("of time", sentence) for sentence in found.values())
     if of_losses := [key for key in CHANGE_LOSSES if key in found]:
-        yield "of losses", f"{_differ(of_losses)}, which may change losses"
+        yield "of losses", f"{settings.differ(of_losses)}, which may change losses"
     if any(row["provenance"] == "imported" for row in a + b):
         yield "flag", "imported"
-        lacking = [
-            NAMES[key] for key in NAMES if key in settings[0] and any(setting.get(key) is None for setting in settings)
-        ]
-        if lacking:
+        asked = {key: name for key, name in settings.NAMES.items() if key in known[0]}
+        if lacking := [name for key, name in asked.items() if any(one.get(key) is None for one in known)]:
             yield "remark", f"imported logs that do not say: {', '.join(lacking)}"
     if any(row["data"] == OF_SCRIPTS for row in a + b):
         yield "flag", "data-unknown"
@@ -207,81 +167,41 @@ def _session(a, b, names):
 
 def _finish_line(a, b, names):
     """Run times mean something over the same steps of as many tokens, or over the way to the same target."""
-    targets = {row["target_val_loss"] for row in a + b}
-    steps, tokens = ([_known(row[key] for row in rows) for rows in (a, b)] for key in ("num_steps", "batch_tokens"))
-    if len(set.union(*steps)) > 1:
-        ran = "a run of {} is {} steps and one of {} {}"  # true of a run that has not begun, too
-        ran, mark = ran.format(names[0], _some(steps[0]), names[1], _some(steps[1])), "steps-differ"
-    elif len(set.union(*tokens)) > 1:
-        ran = "a step of {} is {} tokens and one of {} {}"
-        ran, mark = ran.format(names[0], _some(tokens[0]), names[1], _some(tokens[1])), "tokens-differ"
-    else:
-        return
-    if len(targets) != 1 or None in targets:
+    for column, of, unit in (("num_steps", "run", "steps"), ("batch_tokens", "step", "tokens")):
+        amounts = [_known(row[column] for row in rows) for rows in (a, b)]
+        if len(set.union(*amounts)) > 1:  # true of a run that has not begun, too
+            ran = f"a {of} of {names[0]} is {_some(amounts[0])} {unit} and one of {names[1]} {_some(amounts[1])}"
+            refusals = [("refusal", sentence) for sentence in _no_way_to_target((a, b), names, ran)]
+            remark = f"{ran}: the times to the same target are compared, milliseconds a step are not"
+            yield from refusals or [("flag", f"{unit}-differ"), ("remark", remark)]
+            return
+
+
+def _no_way_to_target(arms, names, ran):
+    """Why runs of different amounts of training are not ways to one target: sentences."""
+    both = [*arms[0], *arms[1]]
+    (target, *others) = {row["target_val_loss"] for row in both}
+    if others or target is None:
         why = "times over different amounts of training are not comparable"
-        yield "refusal", f"{ran}, and they have no common target: {why}"
+        yield f"{ran}, and they have no common target: {why}"
         return
-    (target,) = targets
-    if all(row["stop_at_target"] for row in a + b):
-        missed = [row["run_id"] for row in a + b if not row["target_reached"]]
-        if missed:
-            runs = f"{counted(len(missed), 'run')} did not reach the target"
-            yield "refusal", f"{ran}, and {runs} {target:g}: {missed[0]}"
-            return
-    else:
-        refusals = list(_on_the_way((a, b), names, steps, target, ran))
-        if refusals:
-            yield from (("refusal", sentence) for sentence in refusals)
-            return
-    yield "flag", mark
-    yield "remark", f"{ran}: the times to the same target are compared, milliseconds a step are not"
-
-
-def _on_the_way(arms, names, steps, target, ran):
-    """Why runs of fixed, different numbers of steps are not two ways to one target."""
-    for name, rows, of_arm in zip(names, arms, steps, strict=True):
-        if len(of_arm) > 1:
-            yield f"{name} mixes runs of {_some(of_arm)} steps"
+    if all(row["stop_at_target"] for row in both):
+        if missed := [row["run_id"] for row in both if not row["target_reached"]]:
+            yield f"{ran}, and {counted(len(missed), 'run')} did not reach the target {target:g}: {missed[0]}"
+        return
+    for name, rows in zip(names, arms, strict=True):
+        steps = _known(row["num_steps"] for row in rows)
+        if len(steps) > 1:
+            yield f"{name} mixes runs of {_some(steps)} steps"
         losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
         if not losses or stats.mean(losses) > target:
             loss = f"{stats.mean(losses):.5f}" if losses else "unknown"
             yield f"{ran}, and {name}'s mean val_loss {loss} does not reach the target {target:g}"
 
 
-# ---- words
-
-
 def _known(values):
-    return {value for value in values if value is not None}
+    return set(values) - {None}
 
 
-def _values(rows, key):
-    texts = {row["setting"] for row in rows}
-    return sorted({json.dumps(json.loads(text).get(key)) for text in texts})
-
-
-def _words(values):
-    """JSON texts of one key -> what a person reads."""
-    shown = []
-    for text in values:
-        value = json.loads(text)
-        if isinstance(value, list):
-            kinds = {str(item): value.count(item) for item in value}
-            value = ", ".join(f"{count} x " * (count > 1) + _short(kind) for kind, count in kinds.items()) or "none"
-        shown.append("unknown" if value is None else str(value))
-    return " and ".join(shown)
-
-
-def _differ(keys):
-    """Keys of NAMES -> "torch differs", "torch and GPUs differ"."""
-    verb = "differs" if len(keys) == 1 and keys[0] in SINGULAR else "differ"
-    return f"{' and '.join(NAMES[key] for key in keys)} {verb}"
-
-
-def _short(text):
-    return text[:12] if len(text) == 64 else text  # a sha256
-
-
-def _some(values, num_shown=3):
-    words = [str(value) for value in sorted(values)]
-    return ", ".join(words[:num_shown]) + (f" and {len(words) - num_shown} more" if len(words) > num_shown else "")
+def _some(values):
+    return some(list(map(str, sorted(values))))

@@ -1,4 +1,4 @@
-"""What kind of comparison two arms give: time to a target, steps to it, ms per step, or loss.  No verdict hangs on it.
+"""What kind of comparison two arms give: time or steps to a target, ms per step, loss.  No verdict depends on it.
 
 Rows in (bench/record/rows.py), a word and a sentence out.
 """
@@ -83,4 +83,4 @@ def _each(steps):
 
 
 def _known(rows, column):
-    return {row[column] for row in rows if row[column] is not None}
+    return {row[column] for row in rows} - {None}

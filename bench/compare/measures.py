@@ -30,15 +30,18 @@ def cells(result: Mapping, key: str) -> list[str]:
     """The means of both arms, then those of HEAD; "" for what is unknown.  p is Holm's where there is one."""
     _, mean_key, unit, decimals = MEASURES[key]
     found, (end, sign, digits) = result[key], unit_of(key)
-    change, mde_pct = found.get(f"change_{end}"), found.get("mde_pct")
+    change, cvs_pct = found.get(f"change_{end}"), found.get("cv_pct")
+    if not cvs_pct:  # of losses
+        spreads = zip(found["sd"], found["mean"], strict=True)
+        cvs_pct = [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
     return [
         *("" if mean is None else f"{mean:,.{decimals}f} {unit}".rstrip() for mean in found[mean_key]),
         "" if change is None else f"{change:+.{digits}f}{sign}",
         interval(found.get(f"ci95_{end}"), digits, sign),
         p_words(found.get("p") if found.get("p_holm") is None else found["p_holm"]),
         ", ".join(map(str, found["n"])),
-        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in found.get("cv_pct") or _cv_pct(found)),
-        mde_words(mde_pct),
+        ", ".join("-" if cv is None else f"{cv:.2f}" for cv in cvs_pct),
+        mde_words(found.get("mde_pct")),
     ]
 
 
@@ -47,11 +50,6 @@ def mde_words(mde_pct: float | None) -> str:
     if mde_pct is None:
         return ""
     return f"over {MAX_MDE_PCT} %" if mde_pct > MAX_MDE_PCT else f"{text_table.two_digits(mde_pct)} %"
-
-
-def _cv_pct(loss):
-    spreads = zip(loss["sd"], loss["mean"], strict=True)
-    return [None if sd is None or not mean else 100 * sd / mean for sd, mean in spreads]
 
 
 def interval(edges: Sequence[float] | None, decimals: int, unit: str) -> str:
@@ -64,6 +62,12 @@ def p_words(p: float | None) -> str:
     return "" if p is None else f"{p:.2g}" if p >= 1e-4 else f"{p:.1e}" if p >= 1e-16 else "<1e-16"
 
 
+def p_sentence(p: float | None) -> str:
+    """ "p = 0.011", "p < 1e-16"; "p = -" for None."""
+    words = p_words(p)
+    return f"p < {words[1:]}" if words.startswith("<") else f"p = {words or '-'}"
+
+
 def loss_sentences(loss: Mapping, arms: Sequence[str]) -> list[str]:
     """What is shown of the losses against the target and against the margin, or why they are not compared."""
     if loss.get("change_nats") is None:
@@ -71,16 +75,16 @@ def loss_sentences(loss: Mapping, arms: Sequence[str]) -> list[str]:
     lines = []
     if loss.get("target") is not None and any(p is not None for p in loss["p_target"]):
         tests = [
-            f"{name} p = {p_words(p) or '-'}{' (below)' if below else ' (not shown)' if p is not None else ''}"
+            f"{name} {p_sentence(p)}{' (below)' if below else ' (not shown)' if p is not None else ''}"
             for name, p, below in zip(arms, loss["p_target"], loss["below_target"], strict=True)
         ]
         needed = f"needed p < {loss['target_p_value']:g}"
         lines.append(f"mean val_loss below {loss['target']:g}, one-sided t, {needed}: {', '.join(tests)}")
-    rise, p = f"a rise of {loss['margin_nats']:g} nats", p_words(loss.get("p_not_worse"))
+    rise, p = f"a rise of {loss['margin_nats']:g} nats", p_sentence(loss.get("p_not_worse"))
     words = {
         "waived": "the losses of both arms are the same bit for bit: there is nothing to test",
-        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded (p = {p})",
+        "not_worse": f"{arms[1]}'s val_loss is not worse: {rise} is excluded ({p})",
         "worse": f"{arms[1]}'s val_loss is worse, and {rise} is not excluded",
-        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded (p = {p})",
+        "inconclusive": f"not shown that {arms[1]}'s val_loss is not worse: {rise} is not excluded ({p})",
     }
     return lines + ([words[loss["verdict"]]] if loss["verdict"] in words else []) + list(loss.get("remarks") or ())

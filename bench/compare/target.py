@@ -11,7 +11,7 @@ import yaml
 
 from bench import stats
 from bench.config import groups
-from bench.config.schema import TrackRules
+from bench.config.track import TrackRules
 from bench.record.rows import Row
 
 MARGIN_PCT = TrackRules.equivalence_margin_pct  # of a track that names none, and of plans from before there was one
@@ -53,10 +53,7 @@ def of_losses(losses, target_val_loss, p_value):
 
 
 def of_repeats(rows: Sequence[Row], p_value: float) -> dict:
-    """Rows, at least one, of runs of one config with different seeds -> of_losses(), "passed" and "words".
-
-    passed is None where there is nothing to decide: no target, or too few runs.
-    """
+    """Rows of runs of one config -> of_losses(), "passed" (None: nothing to decide) and "words"."""
     ended = [row for row in rows if row["status"] == "complete" and row["validity"] != "invalid"]
     target_val_loss = rows[0]["target_val_loss"]
     found = of_losses([row["val_loss"] for row in ended if row["val_loss"] is not None], target_val_loss, p_value)

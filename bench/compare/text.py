@@ -1,5 +1,6 @@
 """A comparison as text, for a terminal or a pull request.  Everything shown is in the dict already."""
 
+import re
 from collections.abc import Sequence
 
 from bench.compare import measures
@@ -10,6 +11,8 @@ from bench.terminal import screen, text_table
 
 MAX_DIFFERENCES = 40
 MAX_FILES = 12
+SIGNS = {"added": "+", "removed": "-"}  # lines of a file
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 FORMS = ("simple", "github")  # of a table: terminal, Markdown
 NO_VERDICT = "no verdict: "  # what some sentences begin with
 MAX_CHARS = 44  # of a value in the list of differences
@@ -103,7 +106,8 @@ def _differences(result, is_md):
     found = result["differences"]
     if not found:
         return "what differs: nothing in the records"
-    cells = [[one["kind"], one["what"], _values(one["a"]), _values(one["b"])] for one in found[:MAX_DIFFERENCES]]
+    shown = found[:MAX_DIFFERENCES]
+    cells = [[one["kind"], one["what"], *(" | ".join(map(_value, one[arm])) for arm in "ab")] for one in shown]
     more = len(found) - len(cells)
     table = text_table.render(["what differs", "", *result["arms"]], cells, [False] * 4, FORMS[is_md])
     return table + (f"\nand {more} more differences: --json has all" if more else "")
@@ -116,7 +120,10 @@ def _code(change, is_md, patch):
     if change["unknown"]:
         return text_table.line(f"source: what changed is unknown: {change['unknown']}", is_md)
     files = sorted(change["files"], key=lambda one: -(one["added"] or 0) - (one["removed"] or 0))
-    cells = [[one["path"], _num_lines("+", one["added"]), _num_lines("-", one["removed"])] for one in files[:MAX_FILES]]
+    cells = [
+        [one["path"], *("binary" if one[key] is None else f"{sign}{one[key]}" for key, sign in SIGNS.items())]
+        for one in files[:MAX_FILES]
+    ]
     more = f"\nand {len(files) - MAX_FILES} more files" if len(files) > MAX_FILES else ""
     found = text_table.render(["source", "added", "removed"], cells, [False, True, True], FORMS[is_md]) + more
     if not patch:
@@ -126,24 +133,12 @@ def _code(change, is_md, patch):
     return f"{found}\n\n" + (f"````diff\n{text.replace('````', '')}````" if is_md else text)
 
 
-def _num_lines(sign, number):
-    return "binary" if number is None else f"{sign}{number}"
-
-
-def _values(values):
-    return " | ".join(_value(value) for value in values)
-
-
 def _value(value):
     if isinstance(value, list):
         text = ", ".join(_value(item) for item in value)
     else:
-        text = "-" if value is None else value[:12] if isinstance(value, str) and _is_hash(value) else str(value)
+        text = "-" if value is None else value[:12] if isinstance(value, str) and HASH.fullmatch(value) else str(value)
     return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 3] + "..."
-
-
-def _is_hash(text):
-    return len(text) in (40, 64) and all(char in "0123456789abcdef" for char in text)
 
 
 def _numbers(result, is_md):

@@ -4,10 +4,13 @@ The rules of the verdict are here and nowhere else: bench/compare/eligibility.py
 bench/compare/effects.py gives the numbers.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
 from bench import stats
 from bench.compare import effects, eligibility, kind, sentences, target
+from bench.record.rows import Row
 
 DEPENDS = "verdict-depends-on-exclusions"
 
@@ -43,7 +46,7 @@ class Comparison(TypedDict, total=False):
     diagnosis: dict  # bench/diagnosis/between_runs.py
 
 
-def adjusted(against):
+def adjusted(against: dict) -> dict:
     """{name: Comparison} of several candidates with one baseline -> the same, decided by Holm's adjusted p."""
     if len(against) < 2:
         return against
@@ -64,28 +67,26 @@ def adjusted_as(result: Comparison, reported: Comparison | None) -> None:
         _decide(result)
 
 
-def of_rows(
-    a_rows,
-    b_rows,
-    floor_pct=None,
-    plan=None,
-    identical_losses=None,
-    target_val_loss=None,
-    loss_margin_nats=None,
-    force=False,
-    differing=(),
-    unplanned_look=False,
-    names=("A", "B"),
-) -> Comparison:
-    """Rows (bench/record/rows.py) of all started runs; names: what the baseline and the candidate are called.
+@dataclass(frozen=True)
+class Options:
+    """What a comparison is given beside its rows."""
 
-    floor_pct: this machine's A/A floor, None if it is not calibrated.  plan: {"n", "looks", "alpha",
-    "equivalence_margin_pct"} made before the first run; without one the margin is the track's.  identical_losses:
-    every trajectory of B is one of A, bit for bit.  target_val_loss, loss_margin_nats: None takes the runs' own, the
-    plan's.  force: numbers although the runs are not comparable, still without a verdict.  unplanned_look: the race
-    had an interim look that its plan has not.
-    """
-    plan = plan or {}
+    floor_pct: float | None = None  # this machine's A/A floor; None: it is not calibrated
+    # n, looks, alpha, margins, made before the first run; None: the margin is the track's
+    plan: Mapping | None = None
+    identical_losses: bool | None = None  # every trajectory of B is one of A, bit for bit; None: unknown
+    target_val_loss: float | None = None  # None: the runs' own
+    loss_margin_nats: float | None = None  # None: the plan's
+    force: bool = False  # numbers although the runs are not comparable, still without a verdict
+    differing: Sequence[dict] = ()  # differences.of_facts()
+    unplanned_look: bool = False  # the race had an interim look that its plan has not
+    names: Sequence[str] = ("A", "B")  # what the baseline and the candidate are called
+
+
+def of_rows(a_rows: Sequence[Row], b_rows: Sequence[Row], **options) -> Comparison:
+    """Rows (bench/record/rows.py) of all started runs; options: of Options."""
+    given = Options(**options)
+    plan, names, force = given.plan or {}, given.names, given.force
     answer = eligibility.judge(a_rows, b_rows, names)
     shown = force or not answer.refusals
     arms = [[row for row in rows if eligibility.is_timed(row)] for rows in (a_rows, b_rows)]
@@ -94,16 +95,15 @@ def of_rows(
     alpha = _first(plan.get("alpha"), stats.ALPHA) / max(1, len(looks))
     track = _common(arms, "track")
     margin_pct = plan.get("equivalence_margin_pct", target.MARGIN_PCT) if plan else target.margin_pct_of(track)
-    judged_by = max(effects.MIN_FLOOR_PCT, floor_pct or 0.0), margin_pct, alpha
-    target_val_loss = _first(target_val_loss, _common(arms, "target_val_loss"))
-    margin_nats = _first(loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    judged_by = max(effects.MIN_FLOOR_PCT, given.floor_pct or 0.0), margin_pct, alpha
+    target_val_loss = _first(given.target_val_loss, _common(arms, "target_val_loss"))
+    margin_nats = _first(given.loss_margin_nats, plan.get("loss_margin_nats"), effects.LOSS_MARGIN_NATS)
+    of_loss = target_val_loss, target.p_value_of(track), margin_nats
     result = {
         "comparable": not answer.refusals,
         "reasons": answer.refusals + answer.remarks,
         "time": effects.time(counted if shown else [[], []], *judged_by),
-        "val_loss": effects.val_loss(
-            (a_rows, b_rows), target_val_loss, target.p_value_of(track), margin_nats, identical_losses, force, answer
-        ),
+        "val_loss": effects.val_loss((a_rows, b_rows), *of_loss, given.identical_losses, force, answer, given.names),
         "verdict": None,
         "flags": [*answer.flags, *(["forced"] if force and answer.refusals else [])],
         "words": None,
@@ -114,18 +114,13 @@ def of_rows(
         "started": [len(a_rows), len(b_rows)],
         "steps": [_common([rows], "num_steps") for rows in counted],
         "plan": {"looks": looks, "alpha": alpha} if looks else None,
-        "differences": list(differing),
+        "differences": list(given.differing),
     }
-    result["flags"] += _flags(result, (a_rows, b_rows), arms, floor_pct) + ["unplanned-look"] * bool(unplanned_look)
-    result["kind"], result["kind_words"] = kind.of(
-        counted,
-        names,
-        target_val_loss,
-        target.judged_of(track),
-        has_times=result["comparable"],
-        has_losses=result["val_loss"]["verdict"] != "unknown" or None not in result["val_loss"]["mean"],
-        margin_pct=margin_pct,
-    )
+    result["flags"] += _flags(result, (a_rows, b_rows), arms, given)
+    loss, has_times = result["val_loss"], result["comparable"]
+    has_losses = loss["verdict"] != "unknown" or None not in loss["mean"]
+    asked = (target_val_loss, target.judged_of(track), has_times, has_losses, margin_pct)
+    result["kind"], result["kind_words"] = kind.of(counted, names, *asked)
     _decide(result)
     return result
 
@@ -138,31 +133,28 @@ def _without_disturbed_runs(arms, names):
     kept = [[row for row in rows if not row["machine_doubts"]] for rows in arms]
     if kept == arms or min(map(len, kept)) < 2:
         return arms, []
-    return kept, [
-        {"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]}
-        for name, rows in zip(names, arms, strict=True)
-        for row in rows
-        if row["machine_doubts"]
-    ]
+    disturbed = [(name, row) for name, rows in zip(names, arms) for row in rows if row["machine_doubts"]]
+    return kept, [{"arm": name, "run_id": row["run_id"], "reasons": row["machine_doubts"]} for name, row in disturbed]
 
 
-def _flags(result, started, arms, floor_pct):
+def _flags(result, started, arms, given):
     """Words for what a reader must know beside the verdict."""
     rows = [row for group in arms for row in group]
     ns, plan = result["time"]["n"], result["plan"]
     seeds = [[row["seed"] for row in group if row["seed"] is not None] for group in arms]
     a, b = result["started"]
     flags = {
-        "uncalibrated": floor_pct is None,
+        "uncalibrated": given.floor_pct is None,
         "n=1": result["comparable"] and min(ns) == 1,
         "no-spread": min(ns) > 1 and result["time"]["p"] is None,
         "runs-without-a-time": any(len(timed) < len(all_) for timed, all_ in zip(arms, started, strict=True)),
         "suspect-runs": any(row["machine_doubts"] for row in rows) and not result["excluded"],
         "suspect-records": any(row["validity"] == "suspect" and not row["machine_doubts"] for row in rows),
-        "runs-excluded": bool(result["excluded"]),
+        "runs-excluded": bool(result["excluded"]) and result["comparable"],
         "same-seed": any(len(group) > len(set(group)) for group in seeds),
         "without-its-plan": not plan and any(row["race_id"] not in (None, "calibration") for row in rows),
         "not-at-a-planned-look": bool(plan) and (a != b or a not in plan["looks"]),
+        "unplanned-look": given.unplanned_look,
     }
     return [flag for flag, holds in flags.items() if holds]
 

@@ -27,9 +27,7 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     from omegaconf.errors import OmegaConfBaseException
 
     groups, lists, settings = _split(overrides, machine)
-    composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
-    for override in lists:
-        _change_list(composed, override)
+    composed = _with_lists(groups, lists)
     for override in settings:
         _set(composed, override)
     try:
@@ -43,15 +41,11 @@ def compose(overrides: list[str], machine: schema.Machine | None = None) -> sche
     return schema.build(schema.Config, composed)
 
 
-def origins(
-    overrides: list[str], machine: schema.Machine | None = None
-) -> tuple[dict[str, str], list[tuple[str, str]]]:
+def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Where a run's values come from: {key: the override that sets it}, [(group, name)] of its yamls, winners first."""
     groups, lists, settings = _split(overrides, machine)
     chosen = _whole(groups, own_folders(), config_name()).hydra.runtime.choices
-    composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
-    for override in lists:
-        _change_list(composed, override)
+    composed = _with_lists(groups, lists)
     roots = list(dict.fromkeys(group.split("/")[0] for group in GROUPS))  # as in config.yaml: later ones win
     files = []
     for group in sorted(GROUPS, key=lambda group: (-roots.index(group.split("/")[0]), group.count("/"))):
@@ -77,17 +71,17 @@ def deviations(config: schema.Config) -> list[str]:
         return []
     rules, found = dict(leaves(_of_track(track.name))), []
     for key, value in leaves(schema.to_dict(config)):
-        if any(key == fixed or key.startswith(fixed + ".") for fixed in [*track.fixed, "track"]):
-            rule = rules.get(key)
-            if rule != value and key not in UNFIXED:
-                found.append(f"{key}: {value} instead of {rule}")
+        is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
+        if is_fixed and rules.get(key) != value and key not in UNFIXED:
+            found.append(f"{key}: {value} instead of {rules.get(key)}")
     for key, words in stages.changed(config).items():
-        if any(key == fixed or key.startswith(fixed + ".") or fixed.startswith(key + ".") for fixed in track.fixed):
+        if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
             found.append(f"{words} in the place of {key}, which the track fixes")
     return found
 
 
-# ---- one override
+def _is_in(key, group):
+    return f"{key}.".startswith(f"{group}.")
 
 
 def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
@@ -120,6 +114,14 @@ def _split(overrides, machine):
         elif "experiment" not in groups and config_name() == PRIMARY:  # which may choose their own
             groups["track"] = f"track={default_track()}"
     return tuple(sorted(groups.values())), lists, settings
+
+
+def _with_lists(groups, lists):
+    """What the groups compose, a copy, with the lists changed."""
+    composed = copy.deepcopy(_composed(groups, own_folders(), config_name()))
+    for override in lists:
+        _change_list(composed, override)
+    return composed
 
 
 def _change_list(values, override):
@@ -166,13 +168,11 @@ def _set(values, override):
 
         known = explain.settings()
         if key in known:
-            raise ValueError(
-                f"{word}: this run has no such setting; those with {' or '.join(known[key].brought_by)} have"
-            )
+            have = " or ".join(known[key].brought_by)
+            raise ValueError(f"{word}: this run has no such setting; those with {have} have")
         near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
-        raise ValueError(
-            f"unknown setting {word}: {near}`./run.sh run --cfg job` shows every setting, with its meaning"
-        )
+        remedy = "`./run.sh run --cfg job` shows every setting, with its meaning"
+        raise ValueError(f"unknown setting {word}: {near}{remedy}")
     group = key.replace(".", "/")
     if group in GROUPS and not isinstance(value, dict):
         raise ValueError(f"{word}: write {group}={value}; choose from {', '.join(choices(group))}")
@@ -183,9 +183,6 @@ def _merged(old, new):
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
-
-
-# ---- the groups
 
 
 @functools.cache
@@ -208,7 +205,7 @@ def _composed(groups, folders, name):
 
 
 def _of_track(name):
-    """The composed values of a run on the track that changes nothing."""
+    """The composed values of a run that changes nothing on the track."""
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
@@ -224,7 +221,7 @@ def _check_track(track):
 
 
 def _check_script(composed, overrides):
-    """Without a script there are no settings of one; with one, in place, no model and no optimizer of ours."""
+    """Without a script there are no settings of one; with one no model and optimizer of ours."""
     if composed["script"]["path"] is None:
         given = next((word for word in overrides if word.startswith("script.")), None)
         if given:
@@ -241,8 +238,7 @@ def _check_settings(group, chosen):
     """The yaml of an instrument or exporter is its schema; settings that are not named are added in place."""
     for name, settings in chosen.items():
         if name not in choices(group):
-            names = ", ".join(choices(group))
-            raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {names}")
+            raise ValueError(f"{group}.{name}: unknown {group[:-1]}; choose from {', '.join(choices(group))}")
         fill_like(_settings_of(path_of(group, name))[name], f"{group}.{name}", settings)
 
 

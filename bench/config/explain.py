@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from bench.config import compose, meanings, schema
+from bench.config import cluster, compose, meanings, schema
 from bench.config.typed import KINDS, MISSING, allowed, default_of, plain_of, row_class, variant, variants
 from bench.paths import CONF, project_folder
 
@@ -54,11 +54,11 @@ class Setting:
 def settings() -> dict[str, Setting]:
     """Every setting that some run can have, by its key, in the schema's order."""
     found = {}
-    for one in [*_of_class(schema.Config, ""), *_of_lists()]:
-        before = found.get(one.key)
-        if before is not None:
-            one = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
-        found[one.key] = one
+    of_cluster = _of_class(cluster.Cluster, "cluster.", (cluster.CHOICE,))
+    for one in [*_of_class(schema.Config, ""), *_of_lists(), *of_cluster]:
+        before = found.setdefault(one.key, one)
+        if before is not one:
+            found[one.key] = dataclasses.replace(before, brought_by=before.brought_by + one.brought_by)
     return found
 
 
@@ -71,22 +71,17 @@ def _of_class(cls, path, brought_by=(), known=()):
             continue
         if not dataclasses.is_dataclass(hint):
             yield Setting(key, comments[one.name], allowed(hints[one.name]), default_of(one), brought_by)
-            if row_class(hints[one.name]):
-                yield from _of_table(row_class(hints[one.name]), key, brought_by)
+            if row := row_class(hints[one.name]):  # of a table: the rows that it has in the yaml which brings it
+                group, _, choice = brought_by[0].partition("=")
+                rows = yaml.safe_load(compose.path_of(group, choice).read_text())[one.name]
+                for name, values in rows.items():
+                    yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
             continue
         yield from _of_class(hint, f"{key}.")
         shared = {field.name for field in dataclasses.fields(hint)}
         for name in variants(hint):
             choice = f"{key.replace('.', '/')}={name}"
             yield from _of_class(variant(hint, name), f"{key}.", (choice,), shared)
-
-
-def _of_table(row, key, brought_by):
-    """Of the rows that the table has in the yaml of the choice which brings it."""
-    group, _, choice = brought_by[0].partition("=")
-    rows = yaml.safe_load(compose.path_of(group, choice).read_text())[key.rpartition(".")[2]]
-    for name, values in rows.items():
-        yield from _of_class(variant(row, values["name"]), f"{key}.{name}.", brought_by)
 
 
 def _of_lists():
@@ -112,7 +107,7 @@ def groups() -> dict[str, str]:
     for group in compose.LISTS:
         found |= {group: meanings.of_class(schema.Config)[group]}
         found |= {f"{group}.{name}": about(group, name) for name in compose.choices(group)}
-    return found
+    return found | {"cluster": cluster.ABOUT}
 
 
 def _of_groups(cls, path):
@@ -153,10 +148,8 @@ def _within(path, place, key):
 
 def shown(path: Path) -> str:
     """conf/optim/adamw.yaml, of this program or of the user's project; the whole path of a yaml that lies elsewhere."""
-    for folder in (CONF.parent, project_folder()):
-        if path.is_relative_to(folder):
-            return path.relative_to(folder).as_posix()
-    return str(path)
+    homes = [folder for folder in (CONF.parent, project_folder()) if path.is_relative_to(folder)]
+    return path.relative_to(homes[0]).as_posix() if homes else str(path)
 
 
 def commented(config: schema.Config, origins: Origins) -> str:

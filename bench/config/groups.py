@@ -8,6 +8,7 @@ as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
 import difflib
 import functools
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ NAME_VARIABLE = "SPEEDRUN_CONFIG_NAME"  # --config-name, in the same way
 PRIMARY = "config"  # conf/config.yaml, the root of a run that names no other
 # __main__ takes these two
 OPTION = {"metavar": "DIR", "help": "a folder of groups of your own, used beside conf/"}
-NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, in the place of conf/config.yaml"}
+NAME_OPTION = {"metavar": "NAME", "help": "the yaml that a run begins with, instead of conf/config.yaml"}
 ENTRY_POINTS = "speedrun.conf"  # name = "my_package.conf": the folder of that package
 
 
@@ -51,12 +52,8 @@ def config_name() -> str:
 
 def _roots():
     """{name: path} of the yamls that are in no group, ours first."""
-    found = {}
-    for folder in (CONF, *own_folders()):
-        for path in sorted(folder.glob("*.yaml")):
-            if path.name != MARK:
-                found.setdefault(path.stem, path)
-    return found
+    paths = [path for folder in (*reversed(own_folders()), CONF) for path in folder.glob("*.yaml")]
+    return {path.stem: path for path in paths if path.name != MARK}
 
 
 def own_folders() -> tuple[Path, ...]:
@@ -94,7 +91,9 @@ def introduction() -> str | None:
     lines = []
     for folder in own_folders():
         added = [f"{group}={name}" for group in GROUPS for name in _names(folder, group)]
-        lines.append(f"{_shown(folder)} adds {', '.join(added) or 'nothing yet'}")
+        here = working_folder()
+        shown = f"{folder.relative_to(here)}/" if folder.is_relative_to(here) else folder
+        lines.append(f"{shown} adds {', '.join(added) or 'nothing yet'}")
     return "; ".join(lines) or None
 
 
@@ -106,13 +105,11 @@ def _files():
 def _by_group(folders):
     """{group: {name: path}}.  ValueError: two folders have the same name."""
     found = {group: {} for group in GROUPS}
-    for folder in folders:
-        for group in GROUPS:
-            for name in _names(folder, group):
-                path = folder / group / f"{name}.yaml"
-                other = found[group].setdefault(name, path)
-                if other != path:
-                    raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
+    for folder, group in itertools.product(folders, GROUPS):
+        for name in _names(folder, group):
+            path = folder / group / f"{name}.yaml"
+            if (other := found[group].setdefault(name, path)) != path:
+                raise ValueError(f"{group}={name} is in two folders, {other} and {path}: rename yours")
     return found
 
 
@@ -127,9 +124,8 @@ def _own_folders(conf, named):
         if not named.is_dir():
             raise ValueError(f"--config-dir {named}: there is no folder of that name")
         if not any(_names(named, group) for group in (*GROUPS, *OF_HYDRA, ".")):
-            raise ValueError(
-                f"--config-dir {named}: it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
-            )
+            words = f"it has none of the groups {', '.join(GROUPS)}: add model/mine.yaml"
+            raise ValueError(f"--config-dir {named}: {words}")
         found.append(named)
     found += _installed()
     return tuple(dict.fromkeys(found))
@@ -150,12 +146,7 @@ def _installed():
         folders = [Path(start, *rest) for start in (spec and spec.submodule_search_locations) or ()]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
-            raise ValueError(
-                f"entry point {ENTRY_POINTS}: {point.name} = {point.value} is no folder of an installed package"
-            )
+            words = f"{point.name} = {point.value} is not a folder of an installed package"
+            raise ValueError(f"entry point {ENTRY_POINTS}: {words}")
         found.append(folder)
     return found
-
-
-def _shown(folder):
-    return f"{folder.relative_to(working_folder())}/" if folder.is_relative_to(working_folder()) else str(folder)

@@ -4,8 +4,9 @@ Its own parts are used as hydra.main uses them, with our folders on its search p
 (bench/config/groups.py), then what hydra.searchpath names.
 """
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bench.config import groups
 from bench.config.overrides import one_line
@@ -48,19 +49,26 @@ def app(loader: Callable | None = None):
 
 def composed(words: list[str], config_name: str):
     """A DictConfig, its hydra node included, of words that choose groups or are of hydra.  Raises ValueError."""
-    from hydra.errors import HydraException
     from hydra.types import RunMode
+
+    with refusals(words):
+        return app().compose_config(config_name, list(words), RunMode.RUN, from_shell=False)
+
+
+@contextlib.contextmanager
+def refusals(words: list[str]) -> Iterator[None]:
+    """In this block what Hydra cannot do with words is a ValueError in one line."""
+    from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     try:
-        return app().compose_config(config_name, list(words), RunMode.RUN, from_shell=False)
+        yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise refused(error, words) from None
+        raise _refused(error, words) from None
 
 
-def refused(error: Exception, words: list[str]) -> ValueError:
-    """What Hydra could not do with words, in one line."""
+def _refused(error, words):
     text = one_line(error)
     for group, packages in PLUGINS.items():
         for name, package in packages.items():

@@ -8,6 +8,7 @@ other yaml such a comment says why this value.
 import functools
 import inspect
 import io
+import itertools
 import tokenize
 from pathlib import Path
 
@@ -52,11 +53,8 @@ def of_file(path: Path) -> tuple[str, dict[str, str]]:
     """A yaml -> (its first comment: what it is, {dotted key: the comment on its line, "" where there is none})."""
     text = path.read_text()
     lines, comments = text.splitlines(), {}
-    about = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        about += [] if line.startswith("# @package") else [line.removeprefix("#").strip()]
+    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    about = [line.removeprefix("#").strip() for line in head if not line.startswith("# @package")]
     _of_node(yaml.compose(text), "", lines, comments)
     return " ".join(about), comments
 

@@ -30,19 +30,14 @@ def windows_of(settings: dict) -> list[Window]:
     names = [window.name for window in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(
-                f"{where}.windows: two windows are called {name} and would write the same files: rename one"
-            )
+            words = f"two windows are called {name} and would write the same files: rename one"
+            raise ValueError(f"{where}.windows: {words}")
     return found
 
 
 def _window(where, values):
-    windows.check_name(f"{where}.name", values["name"])
+    windows.check(where, values)
     if values["name"].startswith(TAKEN) or "." in values["name"]:
-        raise ValueError(
-            f"{where}.name={values['name']}: file names begin with it: no dot in it, and no {TAKEN} in front"
-        )
-    for key in ("first_step", "active_steps", "max_entries"):
-        windows.check_whole(f"{where}.{key}", values[key], 1)
-    windows.check_choice(f"{where}.stacks", values["stacks"], windows.STACKS)
-    return Window(**values | {"ranks": windows.ranks_of(where, values["ranks"])})
+        remedy = f"file names begin with it: no dot in it, and no {TAKEN} in front"
+        raise ValueError(f"{where}.name={values['name']}: {remedy}")
+    return Window(**values | {"ranks": windows.ranks_of(values["ranks"])})

@@ -10,6 +10,7 @@ from bench.config import schema
 
 BLOCKS_GIB = 0.4  # a sequence of 1,024 tokens through 12 layers of width 768
 LOGITS_GIB = 0.2  # a sequence of 1,024 tokens, with 50,304 logits each
+STREAM_GIB = 1024 * 4 / 2**30  # a feature of the stream, of a sequence of 1,024 tokens
 PARAMETER_BYTES = 16
 OTHER_GIB = 0.6  # the CUDA context, NCCL's and the optimizer's buffers
 USABLE_FRAC = 0.9  # the allocator's fragments and validation take the rest
@@ -24,7 +25,10 @@ def largest(config: schema.Config, seq_len: int, rank_seqs: int, memory_gib: flo
     model, hardware = config.model, config.hardware
     num_vocab = model.vocab_size or config.data.vocab_size
     blocks, logits = model.num_layers * model.width / (12 * 768), num_vocab / 50304  # against the counted model's
-    seq_gib = seq_len / 1024 * (BLOCKS_GIB * blocks + LOGITS_GIB * logits)
+    kept = blocks
+    if model.activation_checkpointing:  # one block at a time, and the float32 stream before each
+        kept = blocks / model.num_layers + model.num_layers * model.width * STREAM_GIB / BLOCKS_GIB
+    seq_gib = seq_len / 1024 * (BLOCKS_GIB * kept + LOGITS_GIB * logits)
     seq_gib *= (1 if hardware.compile else 2) * (2 if hardware.dtype == "float32" else 1)
     num_params = 12 * model.num_layers * model.width**2 + 2 * num_vocab * model.width
     fixed_gib = OTHER_GIB + PARAMETER_BYTES * num_params / 2**30  # 3.0 at 124M

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -30,8 +30,13 @@ class Runner(Protocol):
 
     budget_s: float | None  # of all of them; None: no limit
 
-    def handed_over(self, launcher: str) -> None:
-        """The launcher of that name, not ours, is going to call one()."""
+    def elsewhere(
+        self, launcher: str, settings: Mapping, refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager:
+        """Around the launcher of that name, not ours, which calls one().
+
+        settings: hydra.launcher.*; refusals: the errors of Hydra that a person's words are to blame for.
+        """
 
     def one(self, words: list[str], number: int) -> float | None:
         """A point of the sweep, its number from 0, in whichever process Hydra's launcher calls it -> its objective."""
@@ -57,18 +62,21 @@ class Task:
 
 def go(words: list[str], runner: Runner, folder: Path, machine: schema.Machine | None = None) -> None:
     """Run a sweep to its end.  folder: where Hydra and its plugins write.  Raises ValueError."""
+    from hydra.errors import HydraException
+
     of_hydra, mine = overrides.of_sweep(words)
-    of_hydra = [*_quiet(of_hydra), f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
-    with _refusals(words), _importable():
+    given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
+    quiet = [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
+    of_hydra = [*quiet, f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=.", *of_hydra]
+    with hydra_app.refusals(words), _importable():
         config, _ = _checked(of_hydra, mine, machine)
-        launcher = config.hydra.runtime.choices["hydra/launcher"]
-        is_ours = config.hydra.launcher._target_ == OUR_LAUNCHER
+        settings = config.hydra.launcher
+        is_ours = settings._target_ == OUR_LAUNCHER
         if runner.budget_s is not None and not is_ours:
             raise ValueError("--budget: this launcher's jobs have limits of their own, as hydra.launcher.timeout_min")
-        with contextlib.nullcontext() if is_ours else _of_plugin(launcher, runner):
-            hydra_app.app(functools.partial(_loader, machine)).multirun(
-                groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine]
-            )
+        name = config.hydra.runtime.choices["hydra/launcher"]
+        with contextlib.nullcontext() if is_ours else runner.elsewhere(name, settings, HydraException):
+            _app(machine).multirun(groups.config_name(), Task(runner), [*of_hydra, "hydra.output_subdir=null", *mine])
 
 
 def points(words: list[str], machine: schema.Machine | None = None) -> list[list[str]] | None:
@@ -77,8 +85,8 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     of_hydra, mine = overrides.of_sweep(words)
-    with _refusals(words):
-        hydra = hydra_app.app(functools.partial(_loader, machine))
+    with hydra_app.refusals(words):
+        hydra = _app(machine)
         config, stored = _checked(of_hydra, mine, machine)
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
             return None
@@ -88,27 +96,29 @@ def points(words: list[str], machine: schema.Machine | None = None) -> list[list
 
 
 def stored(words: list[str]) -> tuple[str | None, list[str]]:
-    """Of the yamls that one run's words choose: hydra.mode (MULTIRUN makes a sweep without -m; None: not said), and the
-    sweep that they store as words, [] without one.  Raises ValueError."""
+    """(hydra.mode of the yamls chosen, or None; the sweep that they store, as words).  ValueError.  MULTIRUN: as -m."""
     mode, params = compose.of_hydra(words)
     return mode, _words(params)
 
 
-def show_cfg(words: list[str], what: str, machine: schema.Machine | None = None, resolve: bool = False) -> None:
+def show_cfg(words: list[str], what: str, machine: schema.Machine | None, resolve: bool) -> None:
     """Print Hydra's own settings ("hydra"), or those with the run's ("all"), as Hydra does."""
-    of_hydra = [word for word in words if overrides.is_of_hydra(word)]
-    mine = [word for word in words if word not in of_hydra and overrides.plain(word)]
-    with _refusals(words):
-        hydra = hydra_app.app(functools.partial(_loader, machine))
-        hydra.show_cfg(groups.config_name(), [*of_hydra, *mine], what, None, resolve)
+    of_hydra, mine = _of_one_run(words)
+    with hydra_app.refusals(words):
+        _app(machine).show_cfg(groups.config_name(), [*of_hydra, *mine], what, None, resolve)
 
 
 def show_info(words: list[str], what: str) -> None:
     """Print what Hydra knows: hydra_app.INFO."""
-    of_hydra = [word for word in words if overrides.is_of_hydra(word)]
-    mine = [word for word in words if word not in of_hydra and overrides.plain(word)]
-    with _refusals(words), _logging_as_before():
+    of_hydra, mine = _of_one_run(words)
+    with hydra_app.refusals(words), _logging_as_before():
         hydra_app.app().show_info(what, groups.config_name(), [*of_hydra, *compose.group_words(mine)])
+
+
+def _of_one_run(words):
+    """(words of Hydra, those of every run of the sweep)."""
+    of_hydra = [word for word in words if overrides.is_of_hydra(word)]
+    return of_hydra, [word for word in words if word not in of_hydra and overrides.plain(word)]
 
 
 @contextlib.contextmanager
@@ -131,7 +141,7 @@ def _checked(of_hydra, mine, machine):
     """-> (the sweep's own config, its stored words).  Refuses a sweep of nothing, and of what it cannot go through."""
     from hydra.types import RunMode
 
-    hydra = hydra_app.app(functools.partial(_loader, machine))
+    hydra = _app(machine)
     config = hydra.compose_config(groups.config_name(), [*of_hydra, *mine], RunMode.MULTIRUN)
     stored = _words(config.hydra.sweeper.get("params") or {})
     is_basic = config.hydra.sweeper._target_ == BASIC_SWEEPER
@@ -146,38 +156,6 @@ def _checked(of_hydra, mine, machine):
                 f"{key}=range(0.001,0.003,0.001), or search in it: hydra/sweeper=optuna"
             )
     return config, stored
-
-
-def _quiet(of_hydra):
-    given = {word.lstrip("+").partition("=")[0] for word in of_hydra}
-    return [f"{group}={choice}" for group, choice in QUIET.items() if group not in given]
-
-
-@contextlib.contextmanager
-def _refusals(words) -> Iterator[None]:
-    """Hydra's own errors as a ValueError in one line."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise hydra_app.refused(error, words) from None
-
-
-@contextlib.contextmanager
-def _of_plugin(launcher, runner) -> Iterator[None]:
-    """What somebody else's launcher could not do, as a line of the user's: no SLURM here, a job that was killed."""
-    from hydra.errors import HydraException
-
-    runner.handed_over(launcher)
-    try:
-        yield
-    except (ValueError, HydraException):
-        raise
-    except Exception as error:
-        raise ValueError(f"hydra/launcher={launcher}: {type(error).__name__}: {overrides.one_line(error)}") from None
 
 
 @contextlib.contextmanager
@@ -196,7 +174,7 @@ def _importable() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def _loader(machine, search_path):
+def _app(machine):
     from bench.config.sweep_loader import SweepLoader  # Hydra, which a run that is not of a sweep need not load
 
-    return SweepLoader(machine, search_path)
+    return hydra_app.app(functools.partial(SweepLoader, machine))

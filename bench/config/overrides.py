@@ -5,10 +5,12 @@ Every slip becomes a ValueError that says what, the value, and what to try.
 
 import itertools
 import re
+from typing import Any
 
 PATH_KEYS = ("data.train_glob", "data.val_glob", "script", "script.path", "script.python", "script.dialect")
 PLAIN_PATHS = re.compile(r"[\w./,-]+")  # one, or several of a sweep, that the grammar reads as they are
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.job.name", "hydra.verbose", "hydra.mode")
+WORDS = {"null": None, "true": True, "false": False}
 NOISE = re.compile(r" expecting {.*}|Config search path:.*", re.DOTALL)  # a grammar's symbols, Hydra's own folders
 HIDDEN_SECOND = re.compile(r"\s+([A-Za-z_][\w./]*=.*)")  # another setting within one word
 
@@ -35,11 +37,21 @@ def parsed(word: str):
     override = _parsed(word)
     if override.is_sweep_override():
         first, second = (f"{override.key_or_group}={value}" for value in _two_values(override))
-        in_a_race = (
-            f"; a race gives each value an arm: A={first} B={second}" if word.partition("=")[0] != "seed" else ""
-        )
+        in_a_race = f"; a race gives each value an arm: A={first} B={second}" * (word.partition("=")[0] != "seed")
         raise ValueError(f"{word}: several values are a sweep, which ./run.sh run -m makes{in_a_race}")
     return override
+
+
+def value_of(text: str) -> Any:
+    """The value of an override as config.yaml has it: a number, true or false, null or a word."""
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")
 
 
 def is_of_hydra(word: str) -> bool:
@@ -53,9 +65,8 @@ def of_sweep(words: list[str]) -> tuple[list[str], list[str]]:
     for word in of_hydra:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
         if not key.startswith(SWEEP_KEYS):
-            raise ValueError(
-                f"{word}: of Hydra's own a sweep takes {', '.join(SWEEP_KEYS)}; folders are this program's"
-            )
+            taken = ", ".join(SWEEP_KEYS)
+            raise ValueError(f"{word}: of Hydra's own a sweep takes {taken}; folders are this program's")
     mine = [word for word in words if word not in of_hydra]
     for word in mine:
         _parsed(word)
@@ -135,10 +146,5 @@ def _refuse(override):
 def one_line(error: Exception) -> str:
     """All that an error says, its lines joined, without noise; its type where it says nothing."""
     lines = [line.strip() for line in NOISE.sub("", str(error)).splitlines() if line.strip(" ^")]
-    return (
-        " ".join(
-            line + ("," if number + 1 < len(lines) and line[-1] not in ".,:;" else "")
-            for number, line in enumerate(lines)
-        )
-        or type(error).__name__
-    )
+    ends = ["" if line[-1] in ".,:;" else "," for line in lines[:-1]] + [""]
+    return " ".join(line + end for line, end in zip(lines, ends)) or type(error).__name__

@@ -9,10 +9,8 @@ from bench.config import windows
 
 FLAG = "profiled"  # of steps
 STEP_RANGE = "ProfilerStep#"  # what every reader of such traces looks for
-ACTIVITIES = ("cpu", "cuda")
-FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
-CLASSIFIERS = ("fixed", "kempner_v0")
-WINDOW_FIELDS = ("name", "first_step", "warmup_steps", "active_steps", "ranks", "activities", *FLAGS, "gzip", "max_mib")
+WINDOW_FIELDS = ("name", "first_step", "warmup_steps", "active_steps", "ranks", "activities", "gzip", "max_mib")
+WINDOW_FIELDS += windows.FLAGS
 KEMPNER_FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": False, "with_flops": True}
 
 
@@ -94,28 +92,16 @@ def windows_of(settings: dict) -> list[Window]:
 
 
 def _window(where, values):
-    windows.check_name(f"{where}.name", values["name"])
-    for key, least in (("first_step", 1), ("warmup_steps", 0), ("active_steps", 1)):
-        windows.check_whole(f"{where}.{key}", values[key], least)
-    windows.check_switches(where, values, *FLAGS, "gzip")
+    windows.check(where, values)
     if values["first_step"] <= values["warmup_steps"]:
         raise ValueError(
             f"{where}.first_step={values['first_step']}: its warmup_steps={values['warmup_steps']} come before it: use "
             f"first_step={values['warmup_steps'] + 1} or more, or fewer warmup_steps"
         )
-    windows.check_max_mib(where, values["max_mib"])
-    options = Options(_activities(where, values["activities"]), **{flag: values[flag] for flag in FLAGS})
+    activities = values["activities"] and tuple(values["activities"])
     same = {key: values[key] for key in ("name", "first_step", "active_steps", "warmup_steps", "gzip", "max_mib")}
-    return Window(**same, ranks=windows.ranks_of(where, values["ranks"]), options=options)
-
-
-def _activities(where, activities):
-    if activities is None:
-        return None
-    if not isinstance(activities, (list, tuple)) or not activities or not set(activities) <= set(ACTIVITIES):
-        remedy = f"give a list of {' and '.join(ACTIVITIES)}, or null for all that this machine has"
-        raise ValueError(f"{where}.activities={activities!r}: {remedy}")
-    return tuple(activities)
+    options = Options(activities, **{flag: values[flag] for flag in windows.FLAGS})
+    return Window(**same, ranks=windows.ranks_of(values["ranks"]), options=options)
 
 
 def kempner_window(settings: dict) -> Window | None:
@@ -124,19 +110,11 @@ def kempner_window(settings: dict) -> Window | None:
     As there: start_step is the warm-up, start_step + 1 to end_step are recorded (what their profiler does, whatever
     its log line says).  start_step=0 has no warm-up and records from step 1 (theirs recorded from 2).
     """
-    where = "instruments.window"
-    start_step, end_step = settings["start_step"], settings["end_step"]
-    windows.check_whole(f"{where}.start_step", start_step, 0)
-    windows.check_whole(f"{where}.end_step", end_step, 1)
+    where, start_step, end_step = "instruments.window", settings["start_step"], settings["end_step"]
+    windows.check(where, settings)
     if end_step <= start_step:
         remedy = f"end_step must be greater than start_step, which is {start_step}"
         raise ValueError(f"{where}.end_step={end_step}: {remedy}")
-    windows.check_choice(f"{where}.classifier", settings["classifier"], CLASSIFIERS)
-    folder = settings["trace_dir"]
-    for part in folder.split("/") if folder else ():
-        windows.check_name(f"{where}.trace_dir", part, folder)
-    windows.check_max_mib(where, settings["max_mib"])
-    windows.check_switches(where, settings, "enable", "gzip")
     if not settings["enable"]:
         return None
     return Window(
@@ -144,7 +122,7 @@ def kempner_window(settings: dict) -> Window | None:
         first_step=start_step + 1,
         active_steps=end_step - start_step,
         warmup_steps=min(1, start_step),
-        ranks=windows.ranks_of(where, settings["ranks"]),
+        ranks=windows.ranks_of(settings["ranks"]),
         options=Options(**KEMPNER_FLAGS),
         gzip=settings["gzip"],
         max_mib=settings["max_mib"],
@@ -154,15 +132,3 @@ def kempner_window(settings: dict) -> Window | None:
 def stage_options(settings: dict) -> Options:
     """Settings of the instrument stages, checked -> what its profiler records."""
     return Options(None, settings["record_shapes"], settings["profile_memory"], settings["with_stack"])
-
-
-def check_stages(settings: dict) -> None:
-    """Raises ValueError for settings of the instrument stages that cannot be."""
-    where = "instruments.stages"
-    windows.check_whole(f"{where}.step", settings["step"], 1)
-    windows.check_whole(f"{where}.max_entries", settings["max_entries"], 1)
-    windows.ranks_of(where, settings["ranks"])
-    windows.check_max_mib(where, settings["max_mib"])
-    switches = ("record_shapes", "profile_memory", "with_stack", "compilation", "gzip")
-    windows.check_switches(where, settings, *switches)
-    windows.check_choice(f"{where}.stacks", settings["stacks"], windows.STACKS)

@@ -11,6 +11,7 @@ from bench.user_code import classes
 
 # what takes the setting; models/ladder/ has model.args.activations
 WITH_RESIDUAL_DTYPE = ("gpt2", "modern", "windowed")
+WITH_CHECKPOINTING = WITH_RESIDUAL_DTYPE  # that call their blocks through LanguageModel.through()
 
 
 def resolve(config: schema.Config, machine: schema.Machine, vocab_size: int) -> schema.Config:
@@ -90,9 +91,8 @@ def _resolve_ranks(hardware, machine, on_gpu):
     if hardware.num_threads is None:
         hardware.num_threads = max(1, machine.num_cpus // of_node)
     if num_nodes == 1 and hardware.rendezvous is not None:
-        _refuse(
-            "hardware.rendezvous", hardware.rendezvous, "it is where several nodes meet: give hardware.nodes=NUMBER"
-        )
+        remedy = "it is where several nodes meet: give hardware.nodes=NUMBER"
+        _refuse("hardware.rendezvous", hardware.rendezvous, remedy)
     if hardware.rendezvous is not None:
         schema.rendezvous_of(hardware)
 
@@ -100,10 +100,9 @@ def _resolve_ranks(hardware, machine, on_gpu):
 def _resolve_batch(config, gpu_memory_gib):
     """batch_tokens = world_size * num_micro_steps * micro_batch_seqs * seq_len, exactly."""
     data, hardware = config.data, config.hardware
-    val_seq_len = stages.val_seq_len(config)
     for name, tokens, seq_len in (
         ("data.batch_tokens", data.batch_tokens, data.seq_len),
-        ("goal.val_tokens", config.goal.val_tokens, val_seq_len),
+        ("goal.val_tokens", config.goal.val_tokens, stages.val_seq_len(config)),
     ):
         step_tokens = seq_len * hardware.num_processes
         if tokens % step_tokens:
@@ -132,12 +131,15 @@ def _resolve_model(config, vocab_size):
     if model.residual_dtype is not None and model.arch not in WITH_RESIDUAL_DTYPE:
         remedy = f"{classes.short(model.arch)} chooses its dtypes itself: leave it null, and see model.args"
         _refuse("model.residual_dtype", model.residual_dtype, remedy)
-    if model.residual_dtype == "bfloat16" and config.hardware.dtype != "bfloat16":
-        remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
-        _refuse("model.residual_dtype", model.residual_dtype, remedy)
-    if model.bfloat16_params is not None and config.hardware.dtype != "bfloat16":
-        remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
-        _refuse("model.bfloat16_params", model.bfloat16_params, remedy)
+    for name in ("residual_dtype", "bfloat16_params"):
+        if getattr(model, name) not in (None, "float32") and config.hardware.dtype != "bfloat16":
+            remedy = f"hardware.dtype is {config.hardware.dtype}: use hardware.dtype=bfloat16, or leave it null"
+            _refuse(f"model.{name}", getattr(model, name), remedy)
+    model.activation_checkpointing = model.activation_checkpointing or None
+    if model.activation_checkpointing and model.arch not in WITH_CHECKPOINTING:
+        remedy = f"{classes.short(model.arch)} does not know it: {', '.join(WITH_CHECKPOINTING)} do; in a class of "
+        remedy += "your own call torch.utils.checkpoint.checkpoint, with a setting in model.args"
+        _refuse("model.activation_checkpointing", "true", remedy)
     config.data.bos_aligned = config.data.bos_aligned or None  # given or not, the default is one config with one id
     config.data.vocab_size = vocab_size
     if model.vocab_size is None:

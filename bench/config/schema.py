@@ -9,13 +9,14 @@ import copy
 import dataclasses
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from bench import reading
 from bench.config import versions
+from bench.config.ranges import AtLeast1, Name, Repository, ShardNumbers, between
+from bench.config.track import TrackConfig
 from bench.config.typed import build
 from bench.config.versions import without_none
 from models import optimizers
@@ -28,27 +29,8 @@ CONFIG_ID_CHARS = 8
 # All other settings of instruments are hashed.  Not asked of the instruments' classes, because a record's id must be
 # found where one that it names is not installed.  Telemetry's are paces of a process of its own.
 UNTIMED = {"telemetry": {"interval_ms": 100, "host_interval_ms": None}}
-REPEATS = 3  # hashed in the place of track.repeats, which changes no run: what every track had when ids began
-AtLeast1 = Annotated[int, Range(lambda value: value >= 1, "of 1 or more")]
-Repository = Annotated[
-    str, Range(lambda repo: re.fullmatch(r"[\w.-]+/[\w.-]+", repo), "OWNER/NAME as in kjj0/fineweb10B-gpt2")
-]
-ShardNumbers = Annotated[
-    str, Range(lambda word: re.fullmatch(r"\d{1,6}(-\d{1,6})?", word), "a number as 3, or numbers as 9-12")
-]
-Name = Annotated[
-    str,
-    Range(
-        lambda name: name[:1] not in ("", ".") and all(char.isalnum() or char in "._-" for char in name),
-        "letters, digits, '-', '_' and '.', because it becomes part of a folder's name",
-    ),
-]
-
-
-def between(lowest: int, highest: int) -> Range:
-    """A Range of whole numbers, both ends included."""
-    return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
-
+UNHASHED = ("name", "seed", "exporters", "profile", "checkpoint")  # they change no step that a run makes
+REPEATS = 3  # hashed instead of track.repeats, which changes no run: what every track had when ids began
 
 # The comment of a field is its meaning, what null means last: bench/config/meanings.py reads it for `run --help KEY`.
 
@@ -64,6 +46,8 @@ class ModelConfig:
     # kept in bfloat16: embedding, head, matrices, vectors, or names with wildcards as in optim.groups, where the
     # optimizer's state of them is bfloat16 too; null: all parameters are float32, or what the model makes them
     bfloat16_params: list[str] | None = None
+    # drop activations inside of blocks, compute them again in the backward pass: less memory, slower; null: keep them
+    activation_checkpointing: bool | None = None
     args: dict[str, Any] | None = None  # further arguments of your own class
 
 
@@ -76,7 +60,7 @@ class DataConfig:
     batch_tokens: PositiveInt
     # every sequence begins at a document, and what lies between them is skipped; null: the stream without gaps
     bos_aligned: bool | None = None
-    # the token before each document; null: the source knows, of your own shards nobody does; source shards
+    # the token before each document; null: the source knows, but not of your own shards; source shards
     eos_token: Annotated[int, between(0, 65535)] | None = None
     train_glob: str | None = None  # your files to train on, a path with wildcards; sources shards and text
     val_glob: str | None = None  # your files to validate on, a path with wildcards; sources shards and text
@@ -163,36 +147,8 @@ class HardwareConfig:
 
 
 @dataclass(kw_only=True)
-class TrackRules:
-    """How runs on the track are judged (bench/claims/rules/, bench/compare/).  No part of config_id: no run changes."""
-
-    device: str | None = None  # what a claim must have run on, cpu or cuda; null: any
-    gpu: str | None = None  # the GPU's model, as the driver names it; null: any
-    num_gpus: int | None = None  # how many GPUs; null: any number
-    may_be_untimed: list[str] | None = None  # what train_s may exclude; null: anything that the record names
-    max_interrupted: int | None = None  # runs of a claim's races that were interrupted and raced again; null: any
-    implausible_val_loss: float | None = None  # a run whose val_loss is below it is invalid; null: no such bound
-    # what makes a record: least time, or fewest steps whatever their time
-    judged: Annotated[str, one_of("time", "steps")] = "time"
-    # a change of run time shown to be smaller than this, either way, is called equivalent
-    equivalence_margin_pct: Annotated[float, Range(lambda pct: 0 < pct < 100, "between 0 and 100")] = 0.5
-
-
-@dataclass(kw_only=True)
-class TrackConfig:
-    name: str  # a file of conf/track/: its rules cannot be changed by a run, but for repeats
-    about: str  # the track in a sentence
-    repeats: PositiveInt  # runs that ./speedrun.sh makes and a record takes, each with a fresh seed
-    # of the one-sided t test of the mean val_loss against the target
-    p_value: Annotated[float, Range(lambda value: 0 < value < 1, "between 0 and 1")]
-    fixed: list[str] = field(default_factory=list)  # settings that a run must leave alone to count on this track
-    reference_hardware: str | None = None  # where the track's times are compared; null: anywhere
-    rules: TrackRules = field(default_factory=TrackRules)  # what ./run.sh judge demands of a claim
-
-
-@dataclass(kw_only=True)
 class ScriptConfig:
-    path: str | None = None  # somebody's own training program, script=train_gpt.py; null: train a model of ours
+    path: str | None = None  # a training script of anybody's, script=train_gpt.py; null: train a model of ours
     args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
     python: str | None = None  # the interpreter that runs it; null: this program's own
     env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
@@ -202,11 +158,22 @@ class ScriptConfig:
 
 
 @dataclass(kw_only=True)
+class ProfileConfig:
+    # end the run after the last step that the chosen instruments record; schedules are those of the whole run
+    stop_after_window: bool = False
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    save: bool = False  # write the final weights to weights.safetensors, after the clock has stopped
+
+
+@dataclass(kw_only=True)
 class Config:
     name: Name | None = None  # for people, in the run's id; null: arch-optim
     # of the initial weights and of torch's random numbers
     seed: Annotated[int, Range(lambda value: 0 <= value < 2**63, "of 0 or more, below 2**63")] = 0
-    script: ScriptConfig | None = None  # somebody's own training script in the place of ours; null: ours
+    script: ScriptConfig | None = None  # a training script instead of our training loop; null: ours
     model: ModelConfig | None  # what is trained; null: a script's own
     data: DataConfig  # what it is trained on, and in which portions
     optim: optimizers.Config | None  # how weights are updated; null: a script's own way
@@ -218,6 +185,8 @@ class Config:
     track: TrackConfig  # the rules that a run keeps
     instruments: dict[str, Any] = field(default_factory=dict)  # what is measured beside the clock
     exporters: dict[str, Any] = field(default_factory=dict)  # where the finished record is sent; no part of the run
+    profile: ProfileConfig = field(default_factory=ProfileConfig)  # how far a profiled run goes; no part of config_id
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # what is kept; no part of config_id
 
 
 @dataclass(frozen=True)
@@ -261,24 +230,19 @@ def config_ids(config: Config) -> list[str]:
 
 
 def _config_id(values):
-    for name in ("name", "seed", "exporters"):
+    for name in UNHASHED:
         del values[name]
     del values["track"]["rules"]  # they judge runs and change none
     for name in ("rendezvous", "rendezvous_timeout_s", "stall_timeout_s"):  # how long is waited changes no run
         del values["hardware"][name]
     if values.get("stages"):
         values["stages"] = [without_none(stage) for stage in values["stages"]]
-    if values["optim"] is None:
-        return _digest(values)
-    schedule = values["optim"].pop("schedule")
-    shared = schedule.keys() & values["optim"].keys() - {"name"}
-    if shared:  # of the user's own classes
-        raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
-    values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
-    return _digest(values)
-
-
-def _digest(values):
+    if values["optim"] is not None:
+        schedule = values["optim"].pop("schedule")
+        shared = schedule.keys() & values["optim"].keys() - {"name"}
+        if shared:  # of the user's own classes
+            raise ValueError(f"optim.{shared.pop()}: the optimizer and its schedule both have it: rename one")
+        values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
     text = json.dumps(without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
 
@@ -287,10 +251,8 @@ def rendezvous_of(hardware: HardwareConfig) -> tuple[str, int]:
     """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
     host, _, port = (hardware.rendezvous or "").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ValueError(
-            f"hardware.rendezvous={hardware.rendezvous}: use HOST:PORT, an address of the node that is to make the "
-            "record and a free port there, such as 10.0.0.1:29600"
-        )
+        remedy = "use HOST:PORT, an address of the node that makes the record and a free port there, 10.0.0.1:29600"
+        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {remedy}")
     return host.strip("[]"), int(port)
 
 

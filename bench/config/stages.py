@@ -10,12 +10,13 @@ from bench.config import schema
 from models import stages
 from models.stages import Stage
 
-# A setting of a stage: the setting of a run that it is in the place of, for which a track may have a rule.
+# A setting of a stage: the setting of a run that it replaces, for which a track may have a rule.
 INSTEAD_OF = {
     "batch_tokens": "data.batch_tokens",
     "seq_len": "data.seq_len",
     "window_tokens": "model",
     "first_window_tokens": "model",
+    "end_window_tokens": "model",
     "window_rounding": "model",
     "lr_frac": "optim",
     "momenta": "optim",
@@ -58,14 +59,11 @@ def val_seq_len(config: schema.Config) -> int:
 
 
 def resolve(config: schema.Config, micro_batch_of: Callable[[int, int], int]) -> None:
-    """In place: each stage gets its batch; the whole list null where it is empty.  Raises ValueError.
-
-    micro_batch_of: (seq_len, sequences of a rank in a step) -> how many of them at once.
-    """
+    """In place.  micro_batch_of: (seq_len, sequences of a rank in a step) -> how many at once.  Raises ValueError."""
+    if config.goal.val_window_tokens is not None and not (config.stages and config.stages[0].window_tokens):
+        remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
+        raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: {remedy}")
     if not config.stages:
-        if config.goal.val_window_tokens is not None:
-            remedy = "no stage has a window: give one, stages=[{window_tokens:NUMBER}], or remove it"
-            raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: {remedy}")
         config.stages = None
         return
     stages.ends_of(config.stages, config.goal.num_steps)
@@ -112,13 +110,19 @@ def _check_parts(config, stage, where):
 
 
 def _check_together(config):
-    """What one stage sets and another leaves to nobody."""
+    """What one stage sets and another does not."""
     for setting in ALL_OR_NONE:
         given = [getattr(stage, setting) is not None for stage in config.stages]
         if any(given) and not all(given):
             raise ValueError(f"stages[{given.index(False)}].{setting}=null: another stage has it: give it in each")
-    if config.goal.val_window_tokens is not None and config.stages[0].window_tokens is None:
-        raise ValueError(f"goal.val_window_tokens={config.goal.val_window_tokens}: no stage has window_tokens")
+    for index, stage in enumerate(config.stages):
+        if stage.end_window_tokens is None:
+            continue
+        words = f"stages[{index}].end_window_tokens={stage.end_window_tokens}"
+        if stage is not config.stages[-1]:
+            raise ValueError(f"{words}: only the last stage has the run's end: move it there")
+        if stage.window_tokens is None or config.goal.val_window_tokens is not None:
+            raise ValueError(f"{words}: give window_tokens too, and no goal.val_window_tokens")
     names = {name for stage in config.stages for name in stage.momenta or ()}
     for index, stage in enumerate(config.stages):
         for name in sorted(names - set(stage.momenta or ())):

@@ -33,11 +33,7 @@ class SweepLoader(ConfigLoaderImpl):
                 OverridesParser.create().parse_overrides(words), how.exclude_keys, how.item_sep, how.kv_sep
             )
             if run_mode == RunMode.RUN:
-                self._put(config, schema.to_dict(compose.compose(words, self.machine)))
+                for key in [key for key in config if key != "hydra"]:  # what Hydra alone made of the run's groups
+                    del config[key]
+                config.merge_with(OmegaConf.create(schema.to_dict(compose.compose(words, self.machine))))
         return config
-
-    def _put(self, config, values):
-        """The run's values in the place of what Hydra alone made of its groups."""
-        for key in [key for key in config if key != "hydra"]:
-            del config[key]
-        config.merge_with(OmegaConf.create(values))

@@ -85,7 +85,7 @@ def fill_like(known, where, settings):
 
 def _is_like(known, value):
     """Whether value has the type that the yaml's own has; a whole number is a float too, and true is not a number."""
-    if isinstance(value, bool) or isinstance(known, bool):
+    if bool in (type(value), type(known)):
         return type(value) is type(known)
     return isinstance(value, (int, float) if isinstance(known, float) else type(known))
 
@@ -93,9 +93,9 @@ def _is_like(known, value):
 def variants(cls: type) -> list[str]:
     """Names of the files in the PACKAGE of a dataclass, sorted; [] where it has none."""
     package = getattr(cls, "PACKAGE", None)
-    return (
-        sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__)) if package else []
-    )
+    if not package:
+        return []
+    return sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__))
 
 
 def variant(cls: type, name: str) -> type:

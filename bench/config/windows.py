@@ -6,7 +6,44 @@ Steps are counted as the run prints them: step 1 is the first optimizer step, ro
 import re
 from dataclasses import dataclass
 
-STACKS = ("python", "all")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+
+
+def _whole(least):
+    return lambda value: type(value) is int and value >= least, f"use a whole number of {least} or more"
+
+
+def _one_of(*choices):
+    return choices.__contains__, f"choose from {', '.join(choices)}"
+
+
+def _list_of(holds, words):
+    return lambda value: value is None or isinstance(value, (list, tuple)) and value and all(map(holds, value)), words
+
+
+def _is_mib(value):
+    return value is None or type(value) in (int, float) and value > 0
+
+
+_PATH = "it becomes part of a file's name inside the run: use letters, digits, '-', '_' and '.'"
+# {setting: (whether a value can be, what to do about one that cannot)}: a name means the same in every instrument
+RULES = {
+    **dict.fromkeys(("step", "first_step", "active_steps", "end_step", "max_entries"), _whole(1)),
+    **dict.fromkeys(("warmup_steps", "start_step"), _whole(0)),
+    **dict.fromkeys(
+        (*FLAGS, "gzip", "compilation", "enable"), (lambda value: type(value) is bool, "use true or false")
+    ),
+    "stacks": _one_of("python", "all"),
+    "classifier": _one_of("fixed", "kempner_v0"),
+    "name": (lambda value: isinstance(value, str) and NAME.fullmatch(value), _PATH),
+    "trace_dir": (lambda value: not value or all(map(NAME.fullmatch, value.split("/"))), _PATH),
+    "max_mib": (_is_mib, "use a number of MiB above 0, or null for no limit"),
+    "ranks": _list_of(_whole(0)[0], "give a list of ranks, e.g. [0], or null for all"),
+    "activities": _list_of(
+        ("cpu", "cuda").__contains__, "give a list of cpu and cuda, or null for all of this machine"
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,42 +79,25 @@ def each(where, settings, fields):
         yield here, {key: differences.get(key, settings[key]) for key in fields}
 
 
-def check_name(where, name, shown=None):
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        remedy = "it becomes part of a file's name inside the run: use letters, digits, '-', '_' and '.'"
-        raise ValueError(f"{where}={name if shown is None else shown}: {remedy}")
+def check(where: str, values: dict) -> None:
+    """values: settings that RULES may know.  Raises ValueError for the first that cannot be."""
+    for key, value in values.items():
+        holds, remedy = RULES.get(key, (None, ""))
+        if holds and not holds(value):
+            is_word = isinstance(value, str) and "whole number" not in remedy
+            raise ValueError(f"{where}.{key}={value if is_word else repr(value)}: {remedy}")
 
 
 def check_whole(where: str, value: object, least: int) -> None:
-    """where: the setting's dotted key.  Raises ValueError for what is no whole number of least or more."""
-    if type(value) is not int or value < least:
-        raise ValueError(f"{where}={value!r}: use a whole number of {least} or more")
+    """where: the setting's dotted key.  Raises ValueError for what is not a whole number of at least least."""
+    holds, remedy = _whole(least)
+    if not holds(value):
+        raise ValueError(f"{where}={value!r}: {remedy}")
 
 
-def check_switches(where, values, *keys):
-    for key in keys:
-        if not isinstance(values[key], bool):
-            raise ValueError(f"{where}.{key}={values[key]!r}: use true or false")
-
-
-def check_choice(where, value, choices):
-    if value not in choices:
-        raise ValueError(f"{where}={value}: choose from {', '.join(choices)}")
-
-
-def check_max_mib(where, value):
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-        raise ValueError(f"{where}.max_mib={value!r}: use a number of MiB above 0, or null for no limit")
-
-
-def ranks_of(where, ranks):
-    """The setting ranks -> a Window's."""
-    if ranks is None:
-        return None
-    whole = isinstance(ranks, (list, tuple)) and all(type(rank) is int for rank in ranks)
-    if not whole or not ranks or min(ranks) < 0:
-        raise ValueError(f"{where}.ranks={ranks!r}: give a list of ranks, e.g. [0], or null for all")
-    return tuple(sorted(set(ranks)))
+def ranks_of(ranks: list[int] | None) -> tuple[int, ...] | None:
+    """The setting ranks, checked -> a Window's."""
+    return None if ranks is None else tuple(sorted(set(ranks)))
 
 
 def check_ranks(instruments: dict[str, dict], num_processes: int) -> None:

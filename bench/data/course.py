@@ -39,8 +39,8 @@ class Course:
         for shape in shapes:
             part = world_size * shape.num_micro_steps * shape.seq_len
             if shape.batch_tokens % part:
-                hint = f"a multiple of world_size * num_micro_steps * seq_len = {part}"
-                raise ValueError(f"batch_tokens={shape.batch_tokens}: use {hint}")
+                hint = f"use a multiple of world_size * num_micro_steps * seq_len = {part}"
+                raise ValueError(f"batch_tokens={shape.batch_tokens}: {hint}")
         assert all((shape.num_steps is None) == (shape is shapes[-1]) for shape in shapes), shapes
         self._shapes, self._rank, self._world_size = list(shapes), rank, world_size
         before = shapes[:-1]

@@ -30,13 +30,10 @@ class Stream:
         while num_tokens:
             index = bisect.bisect_right(self._starts, start) - 1
             first = start - self._starts[index]
-            piece = self._tokens(index)[first : first + num_tokens]
+            if self._mapped[0] != index:
+                self._mapped = (index, np.asarray(self._shards[index].tokens()))
+            piece = self._mapped[1][first : first + num_tokens]
             pieces.append(piece)
             num_tokens -= len(piece)
             start = (start + len(piece)) % self.num_tokens
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def _tokens(self, index):
-        if self._mapped[0] != index:
-            self._mapped = (index, np.asarray(self._shards[index].tokens()))
-        return self._mapped[1]

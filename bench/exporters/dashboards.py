@@ -4,6 +4,7 @@ An exporter is a file here and a yaml of its settings in conf/exporters/, both o
 optional.  They get a copy, often rounded (TensorBoard keeps 32 bits): the record stays the source.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -32,9 +33,8 @@ def names() -> list[str]:
 
 def chosen(run: dict) -> dict[str, dict]:
     """A record -> {exporter: its settings} that the run chose.  The first records have them among the instruments."""
-    return {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()} | (
-        run.get("exporters") or {}
-    )
+    of_old = {name: settings for name, settings in (run["instruments"] or {}).items() if name in names()}
+    return of_old | (run.get("exporters") or {})
 
 
 def settings_of(run: dict, name: str, changes: Iterable[str] = ()) -> dict:
@@ -65,18 +65,12 @@ def check(exporters: Mapping[str, dict]) -> None:
 
 def warnings(exporters: Iterable[str]) -> list[dict]:
     """Chosen exporters -> a record's warnings of the packages that are missing."""
-    return [
-        {"rank": None, "instrument": name, "edge": "start", "error": sentence}
-        for name in exporters
-        if (sentence := missing(name))
-    ]
+    lacking = [(name, sentence) for name in exporters if (sentence := missing(name))]
+    return [{"rank": None, "instrument": name, "edge": "start", "error": words} for name, words in lacking]
 
 
 def after_run(folder: Path | str, exporters: Mapping[str, dict], say: Callable[[str], object] = print) -> None:
-    """Export a run, to each in a process of its own.  Never raises: the record is complete.
-
-    exporters: {name: settings}, as the user gave them; in the record they are without private paths and passwords.
-    """
+    """Export a run, to each in a process of its own.  Never raises.  exporters: {name: settings}."""
     for name, settings in exporters.items():
         if missing(name):  # the record has a warning
             continue
@@ -100,8 +94,6 @@ def note(run_folder: Path | str, name: str, error: str | None = None, **facts: o
     path = Path(run_folder) / FOLDER / OUTCOMES
     outcomes = atomic.read_json(path, {})
     outcomes[name] = {"at_s": round(time.time(), 3), "error": error, **facts}
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_json(path, outcomes, durable=False)
-    except OSError:
-        pass

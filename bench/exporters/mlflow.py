@@ -27,13 +27,13 @@ def export(exported: Exported, settings: dict) -> dict:
     for old in client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{exported.run['run_id']}'"):
         client.delete_run(old.info.run_id)
     tags = {RUN_ID_TAG: exported.run["run_id"]} | {f"speedrun.{key}": value for key, value in exported.tags.items()}
-    start_ms = round(1e3 * exported.points[0][1]) if exported.points else None
-    run_id = client.create_run(
-        experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags
-    ).info.run_id
+    points = exported.points + [(*exported.points[-1][:2], exported.final)] if exported.points else []
+    start_ms, end_ms = (round(1e3 * points[index][1]) if points else None for index in (0, -1))
+    made = client.create_run(experiment_id, start_time=start_ms, run_name=exported.run["run_id"], tags=tags)
+    run_id = made.info.run_id
     found = [
         Metric(key, value, round(1e3 * wall_s), step)
-        for step, wall_s, values in [*exported.points, *_final(exported)]
+        for step, wall_s, values in points
         for key, value in values.items()
     ]
     params = [Param(key, str(value)) for key, value in exported.settings.items()]
@@ -43,13 +43,8 @@ def export(exported: Exported, settings: dict) -> dict:
         client.log_batch(run_id, params=params[start : start + 100])
     if exported.run["failure"]:
         client.log_batch(run_id, tags=[RunTag("speedrun.failure", str(exported.run["failure"]["kind"]))])
-    end_ms = round(1e3 * exported.points[-1][1]) if exported.points else None
     client.set_terminated(run_id, STATUS.get(exported.run["status"], "FAILED"), end_ms)
     return {"tracking_uri": private.redact(uri, REPO) if settings["tracking_uri"] else DEFAULT_WORDS, "run_id": run_id}
-
-
-def _final(exported):
-    return [(exported.points[-1][0], exported.points[-1][1], exported.final)] if exported.points else []
 
 
 def _experiment(client, name, exported):

@@ -64,20 +64,18 @@ def _environment(run):
 
 def _num_planned(folder, run, rows):
     """Steps that the run was to have: a log that says fewer would make a run that broke off look like a whole one."""
-    declared, config = (run.get("imported") or {}).get("declared_steps"), folder / "config.yaml"
-    if declared is None and run["status"] != "complete" and config.is_file():
-        declared = (reading.yaml_mapping(config).get("goal") or {}).get("max_steps")
+    declared = (run.get("imported") or {}).get("declared_steps")
     if declared is None and run["status"] != "complete":
-        what = f"status={run['status']}, and it does not say how many steps it was to have"
-        raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
+        if (folder / "config.yaml").is_file():
+            declared = (reading.yaml_mapping(folder / "config.yaml").get("goal") or {}).get("max_steps")
+        if declared is None:
+            what = f"status={run['status']}, and it does not say how many steps it was to have"
+            raise ValueError(f"{run['run_id']}: {what}: export it --to csv")
     return declared or run["metrics"].get("num_steps") or (rows[-1]["step"] if rows else 0)
 
 
 def _step_lines(rows, total, imported, train_s=None):
-    """One line a step and one a validation; step_avg as the log had it: see importers.modded_nanogpt.MEANINGS.
-
-    train_s: of our own complete run, None of others.
-    """
+    """A line a step and one a validation; step_avg as the log had it.  train_s: of our own complete run."""
     meaning, tails = imported.get("step_avg_meaning") or "", imported.get("line_tails") or {}
     untimed, train_ms, before = 10 if "step-10" in meaning else 0, 0.0, (0, 0.0)
     for row in rows:

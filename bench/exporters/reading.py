@@ -37,10 +37,7 @@ def read(folder: Path | str) -> Exported:
         points.append((row["step"], last_s, series_of(row)))
     final = {f"final/{name}": float(value) for name, value in run["metrics"].items() if isinstance(value, (int, float))}
     words = ("run_id", "name", "track", "status", "validity", "config_id", "comparability_id", "started_at")
-    tags = {name: str(run[name]) for name in words} | {
-        "seed": str(run["seed"]),
-        "commit": str(run["code"].get("commit")),
-    }
+    tags = {name: str(run[name]) for name in (*words, "seed")} | {"commit": str(run["code"].get("commit"))}
     return Exported(folder, run, _settings(folder), points, final, tags)
 
 

@@ -17,18 +17,19 @@ T = TypeVar("T")
 def rows_of(folders: Sequence[Path | str], of_steps: bool) -> Sequence[Mapping]:
     """[{column: value}]: of runs as the table has them, or of all their steps with run_id first."""
     if of_steps:
-        return [row for rows in of_each(folders, _steps) for row in rows]
-    found = listing.read_rows([str(folder) for folder in folders])
+        found = of_each(folders, lambda folder: (run_folder.read(folder)["run_id"], step_files.read(folder)))
+        return [{"run_id": run_id} | row for run_id, rows in found for row in rows]
+    return _some(listing.read_rows([str(folder) for folder in folders]), folders)
+
+
+def _some(found, folders):
     if folders and not found:
         raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
     return found
 
 
 def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> list[T]:
-    """make(folder) of each run folder; a record that is damaged is excluded, on standard error.
-
-    ValueError: all are.
-    """
+    """make(folder) of each run folder; a damaged record is excluded, on standard error.  ValueError: all are."""
     found, folders = [], list(folders)
     for folder in folders:
         try:
@@ -36,14 +37,7 @@ def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> l
                 found.append(make(folder))
         except reading.Damaged as error:
             listing.excluded("export", str(error))
-    if folders and not found:
-        raise ValueError(f"{folders[0]}: no record of {len(folders)} can be read: ./run.sh verify says what is wrong")
-    return found
-
-
-def _steps(folder):
-    run_id = run_folder.read(folder)["run_id"]
-    return [{"run_id": run_id} | row for row in step_files.read(folder)]
+    return _some(found, folders)
 
 
 def as_csv(rows: Sequence[Mapping]) -> str:
@@ -51,9 +45,7 @@ def as_csv(rows: Sequence[Mapping]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, _columns(rows), lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        cells = {key: _cell(value) for key, value in row.items()}
-        writer.writerow(cells)
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return out.getvalue()
 
 

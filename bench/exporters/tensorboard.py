@@ -32,21 +32,13 @@ def _summaries(exported):
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
-    start_s = exported.points[0][1] if exported.points else 0.0
+    points = exported.points or [(0, 0.0, {})]
+    (_, start_s, _), (last_step, last_s, _) = points[0], points[-1]
     yield hparams.hparams_pb(exported.settings, trial_id=exported.run["run_id"], start_time_secs=start_s), 0, start_s
-    for step, wall_s, values in exported.points:
+    for step, wall_s, values in [*points, (last_step, last_s, exported.final)]:
         if values:
-            yield (
-                Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]),
-                step,
-                wall_s,
-            )
-    last_step, last_s = (exported.points[-1][0], exported.points[-1][1]) if exported.points else (0, 0.0)
-    yield (
-        Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in exported.final.items()]),
-        last_step,
-        last_s,
-    )
+            shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            yield Summary(value=shown), step, wall_s
     yield _text("run", exported.tags), last_step, last_s
 
 

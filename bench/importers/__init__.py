@@ -1,7 +1,4 @@
-"""Training logs of other harnesses -> records.  One file a format; records.py makes records of what they find.
-
-runs = load(["records/track_1_short/2026-02-28_TransposeCopyBackward/baseline"])     nothing is written
-"""
+"""Training logs of other harnesses -> records.  One file a format; records.py makes records of what they find."""
 
 import glob
 import hashlib
@@ -16,11 +13,6 @@ from bench.units import GIB, gib_from_bytes
 FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge", "llm.c")
 SUFFIXES = (".txt", ".log", ".stdout", ".out")
 MAX_BYTES = GIB  # of a log; the largest public one has 5 MB
-
-
-def load(paths: Iterable[Path | str], form: str = "modded-nanogpt") -> list[dict]:
-    """Logs and folders of logs -> records in memory, without those of files that are not training logs."""
-    return [record for path, part_of in files(paths) for record, _ in read(path, form, part_of)[0]]
 
 
 def files(paths: Iterable[Path | str]) -> list[tuple[Path, Path | None]]:

@@ -3,7 +3,7 @@
 A yaml of patterns:
     step: 'iter (?P<step>\\d+) loss (?P<train_loss>\\S+) elapsed (?P<train_time_s>\\S+)'
     val: 'eval at (?P<step>\\d+): (?P<val_loss>\\S+)'
-    first_step: 0          # what it calls its first optimizer step; 1 where the line is left out
+    first_step: 0          # what it calls its first optimizer step; 1 where the line is missing
 Groups: step, total, train_loss, val_loss, lr, grad_norm; train_time_ms or train_time_s, the time of training so far;
 step_ms or step_s, of that step.  A pattern is searched in every line; step alone is needed in each.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from bench import reading
-from bench.importers import consoles, modded_nanogpt
+from bench.importers import console_forms, consoles, modded_nanogpt
 from bench.importers.foreign_run import Run
 
 WORD = re.compile(r" (train_loss|val_loss|train_time):([-+.\deEnaif]+)(ms|s)?(?= |$)")
@@ -34,11 +34,11 @@ class Modded:
             return None
         row = {"step": int(match[1] or match[3])} | ({"total": int(match[2])} if match[2] else {})
         for name, text, unit in WORD.findall(line):
-            if (number := _number(text)) is not None:
+            if (number := console_forms.as_number(text)) is not None:
                 is_time = name == "train_time"
                 row[name + "_ms" * is_time] = number * (1e3 if is_time and unit == "s" else 1.0)
         for name, text in LLM_C.findall(line) if match[3] else ():
-            row["val_loss" if name == "tel" else "train_loss"] = _number(text)
+            row["val_loss" if name == "tel" else "train_loss"] = console_forms.as_number(text)
         return row if len(row) > 1 else None
 
     def read(self, data):
@@ -77,7 +77,7 @@ class Patterns:
             if match := pattern.search(line):
                 for name, text in match.groupdict().items():
                     if text is not None:
-                        number = consoles.as_number(text)
+                        number = console_forms.as_number(text)
                         row[MS.get(name, name)] = number if name not in MS else None if number is None else 1e3 * number
         if row.get("step") is None:
             return None
@@ -88,11 +88,11 @@ class Patterns:
     def clock(self, by_step):
         timed = [row for row in by_step.values() if "train_time_ms" in row]
         if not timed:
-            consoles.summed(by_step, untimed=0)
+            console_forms.summed(by_step, untimed=0)
         return "as the patterns name it" if timed else "sum of the steps' times", 0
 
 
-NAMES = ("modded-nanogpt", *consoles.FORMS)
+NAMES = ("modded-nanogpt", *console_forms.FORMS)
 
 
 def of_name(name: str) -> Modded | Console:
@@ -102,7 +102,7 @@ def of_name(name: str) -> Modded | Console:
     """
     if name == "modded-nanogpt":
         return Modded()
-    return Console(name, consoles.FORMS[name]) if name in consoles.FORMS else read_yaml(name, name)
+    return Console(name, console_forms.FORMS[name]) if name in console_forms.FORMS else read_yaml(name, name)
 
 
 def read_yaml(path: str, where: str) -> Console:
@@ -122,9 +122,7 @@ def read_yaml(path: str, where: str) -> Console:
 
 
 def edge(path: str) -> tuple[str, int]:
-    """Of a yaml of patterns that can be read: the pattern of a step's line, its number the first group, and what is to
-    be added to it.
-    """
+    """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
     found = reading.yaml_mapping(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", found["step"]), 1 - found.get("first_step", 1)
 
@@ -152,10 +150,3 @@ def detect(lines: Iterable[str]) -> str | None:
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict]:
     """All lines of a program, in that dialect -> (its runs, facts as importers.read has them: "unmatched" and more)."""
     return of_name(name).read(("\n".join(lines) + "\n").encode())
-
-
-def _number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -1,9 +1,8 @@
 """Metric lines of modded-nanogpt's logs -> numbers, every one of them understood or reported.
 
 A line that begins with "step:7/", "s:7 ", "tailavg step:" or "val_step:7/" is a metric line; the code that logs embed
-is not read here.  Lines of the common shapes are read as tables, the others word by word.  What looks
-like a metric line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words
-in front.
+is not read here.  Lines of the common shapes are read as tables, the others word by word.  What looks like a metric
+line but is not a whole one is reported: cut, torn by another rank's output, the second rank's copy, words in front.
 """
 
 import codecs
@@ -61,7 +60,7 @@ class Metrics:
         self.unmatched.append((int(line_number), text[line_number].decode("utf-8", "replace")[:200]))
 
 
-def plain(data):
+def plain(data: bytes) -> bytes:
     """The bytes of a log without what a terminal, an editor or a launcher put around its lines."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         data = data.decode("utf-16", "replace").encode()
@@ -75,7 +74,7 @@ def plain(data):
     return data
 
 
-def first(data):
+def first(data: bytes) -> int:
     """Where the first metric line begins; the length of the data if there is none."""
     if IS_METRIC.match(data):
         return 0
@@ -83,7 +82,7 @@ def first(data):
     return len(data) if match is None else match.start() + 1
 
 
-def read(data):
+def read(data: bytes) -> tuple[Metrics, Text, np.ndarray]:
     """The bytes of a plain log without its code -> (Metrics, its lines as Text, a mask of its metric lines)."""
     text = Text(data)
     by_layout = tables.read(text)
@@ -116,9 +115,8 @@ def _others(text, in_table):
 def _metrics(text, by_layout, words, is_metric):
     """Text, the tables of tables.read, {number: line} of the other metric lines, a mask of all -> Metrics."""
     line_numbers, index_of = np.flatnonzero(is_metric), np.cumsum(is_metric) - 1
-    metrics = Metrics(
-        {name: np.full(len(line_numbers), np.nan) for name in (*COLUMNS, *NOT_FINITE.values())}, line_numbers
-    )
+    names = (*COLUMNS, *NOT_FINITE.values())
+    metrics = Metrics({name: np.full(len(line_numbers), np.nan) for name in names}, line_numbers)
     for layout, (numbers, table) in by_layout.items():
         metrics.shapes.add(_shape(layout))
         indices = index_of[numbers]
@@ -154,9 +152,9 @@ def _is_cut(text, line_numbers):
 
 
 def _drop_repeated(metrics, text):
-    """A line that is repeated at once counts once; two lines of one step between others are those of two ranks.
+    """A line that is repeated at once counts once; of two lines of one step between others one is reported.
 
-    The second one is reported.  Where a step comes twice at a run's end or once in a log, another run begins: see runs.
+    Where a step comes twice at a run's end or once in a log, another run begins: modded_nanogpt.py.
     """
     step, total = metrics.columns["step"], metrics.columns["total"]
     if len(step) < 2:
@@ -206,11 +204,8 @@ def _one(line, index, metrics):
     match = STEP.match(line)
     pairs = WORD.findall(match[4]) if match else []
     words = dict(pairs)
-    if VAL_STEP.match(line) or (
-        match
-        and match[1]
-        and not any(MEASURED.search(key) or NAMES.get(key) in NOT_FINITE or key in NOT_TWICE for key in words)
-    ):
+    has_numbers = any(MEASURED.search(key) or NAMES.get(key) in NOT_FINITE or key in NOT_TWICE for key in words)
+    if VAL_STEP.match(line) or (match and match[1] and not has_numbers):
         metrics.others.append(line.decode("utf-8", "replace").rstrip())
         return "other"
     if len(words) < len(pairs) or any(key in words for key in NOT_TWICE) or not words:

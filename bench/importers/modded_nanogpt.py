@@ -20,7 +20,6 @@ from bench.importers.foreign_run import Run
 TORCH = re.compile(rb"\nRunning [Pp]y[Tt]orch (\S+)(?: compiled for CUDA (\S+))?")
 PYTHON_VERSION = re.compile(rb"\nRunning Python (\S+)")
 ON_DEVICE = re.compile(rb" on (?:device_name=)?((?:NVIDIA|AMD) [^\n]*?) with world_size[= ](\d{1,6})\b")
-# ./run.sh export
 ON_DEVICES = re.compile(
     rb"\nRunning on (\d{1,4}) x ([^\n]+?)(?: at ([\d.]{1,8}) W)?(?: with world_size (\d{1,6}))?$", re.M
 )
@@ -44,7 +43,7 @@ MEANINGS = (
 FIT_FRAC = 0.003  # of a printed step_avg: rounding, and the time of a line itself
 
 
-def read(data, name):
+def read(data: bytes, name: str) -> tuple[list[Run], dict]:
     """The bytes of a log, and its name -> (list of Run, facts of the file).
 
     facts: {"unmatched": [(line number from 1, text)], "num_repeated", "num_tail_lines", "format_id"}.  No run: no
@@ -74,7 +73,7 @@ def _split(metrics):
 
 
 def _drop_copies(metrics, text):
-    """A run whose lines, its last too, are all in the one before is no new run: a driver's summary of its log."""
+    """A run whose lines, its last too, are all in the one before is not a new run: a driver's summary of its log."""
     kept = np.ones(len(metrics), bool)
     for before, after in itertools.pairwise(_split(metrics)):
         old, new = metrics.line_numbers[before], metrics.line_numbers[after]
@@ -149,9 +148,8 @@ def _meaning(columns):
     known = ~np.isnan(columns["step_avg_ms"]) & ~np.isnan(columns["train_time_ms"]) & (columns["step"] > 0)
     if not known.any():
         return None
-    step, time_ms, printed, val_loss = (
-        columns[name][known] for name in ("step", "train_time_ms", "step_avg_ms", "val_loss")
-    )
+    names = ("step", "train_time_ms", "step_avg_ms", "val_loss")
+    step, time_ms, printed, val_loss = (columns[name][known] for name in names)
     late, is_val = step > 2 * UNTIMED_STEPS, ~np.isnan(val_loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         averages = (
@@ -168,7 +166,10 @@ def _meaning(columns):
 def _environment(data):
     """What the log says of where it ran; None for what it does not say."""
     torch, python, device = TORCH.search(data), PYTHON_VERSION.search(data), ON_DEVICE.search(data)
-    gpus = _one_table(SMI_GPU.findall(data))
+    tables = {}
+    for index, name in SMI_GPU.findall(data):
+        tables.setdefault(int(index), _words(name))  # a log may hold the table twice
+    gpus = list(tables.values())
     powers, driver = SMI_POWER.findall(data), SMI_DRIVER.search(data)
     seed, (started_at, zone) = SEED.search(data), _started(data)
     if exported := ON_DEVICES.search(data):
@@ -191,14 +192,6 @@ def _environment(data):
 
 def _words(text):
     return text.decode("utf-8", "replace").strip()
-
-
-def _one_table(rows):
-    """[(index, name)] of the rows of nvidia-smi -> the names of one table: a log may hold it twice."""
-    names = {}
-    for index, name in rows:
-        names.setdefault(int(index), _words(name))
-    return list(names.values())
 
 
 def _started(data):

@@ -22,18 +22,17 @@ def _unknown():
     return record | {"data": {"source": "unknown", "vocab_size": None, "floor_nats": None, "train": [], "val": []}}
 
 
-def of_run(run, path, form, facts, part_of=None):
-    """Run -> (record, rows of steps.csv).
-
-    path: of the log; facts: of the file, as importers.read has them; part_of: the folder that it was under, or None.
-    """
+def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = None) -> tuple[dict, list[dict]]:
+    """Run -> (record, rows of steps.csv).  path: of the log; facts: as importers.read has; part_of: its folder."""
     track, name = _track_and_name(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
+    digits = re.sub(r"\D", "", run.facts.get("started_at") or "")
+    stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
     code = dict.fromkeys(("identity_version", "commit", "dirty", "diff_sha256"))
     goal = {"target_val_loss": TARGETS.get(track), "target_gap_nats": None, "stop_at_target": False, "val_tokens": None}
     record = _unknown() | {
         "schema_version": SCHEMA_VERSION,
-        "run_id": _run_id(run.facts.get("started_at"), name, facts["sha256"], run.number),
+        "run_id": f"{stamp}-{name[:80]}-{facts['sha256'][:8]}-r{run.number}",
         "provenance": "imported",
         "imported": _imported(run, form, facts, _shown(Path(path), part_of)),
         "name": name,
@@ -166,11 +165,10 @@ def rows_of(run: Run) -> list[dict]:
 
 def _track_and_name(path, part_of):
     parts = list(path.resolve().parts)
-    for track in TARGETS:
-        if track in parts:
-            rest = parts[parts.index(track) + 1 : -1]
-            rest = rest[1:] if rest[:1] == ["results"] else rest
-            return track, _word("-".join(rest) or path.stem)
+    if track := next((track for track in TARGETS if track in parts), None):
+        rest = parts[parts.index(track) + 1 : -1]
+        rest = rest[1:] if rest[:1] == ["results"] else rest
+        return track, _word("-".join(rest) or path.stem)
     return "imported", _word(path.parent.name if part_of and path.parent != Path(part_of) else path.stem)
 
 
@@ -181,13 +179,6 @@ def _word(text):
 def _shown(path, part_of):
     """The file as the record names it: below the folder that was given, never a home folder."""
     parts = path.resolve().parts
-    for track in TARGETS:
-        if track in parts:
-            return "/".join(parts[parts.index(track) :])
+    if track := next((track for track in TARGETS if track in parts), None):
+        return "/".join(parts[parts.index(track) :])
     return str(path.relative_to(part_of)) if part_of and path.is_relative_to(part_of) else path.name
-
-
-def _run_id(started_at, name, data_sha256, number):
-    digits = re.sub(r"\D", "", started_at or "")
-    stamp = f"{digits[:8]}T{digits[8:14]}Z" if len(digits) >= 14 else UNKNOWN_TIME
-    return f"{stamp}-{name[:80]}-{data_sha256[:8]}-r{number}"

@@ -8,6 +8,7 @@ One of the user's own is a yaml in their conf/instruments/ whose setting class i
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from bench.config import profiler_windows
@@ -53,6 +54,23 @@ def _flags_steps(name, settings):
         return kind(name, settings).flags_steps
     except ValueError:
         return False
+
+
+def program(chosen: Mapping[str, Mapping], folder: Path, device_type: str) -> list[str]:
+    """Words before each rank's command, of all instruments.  ValueError: base.Instrument.program()'s."""
+    named = [(kind(name, settings), _without_class(settings)) for name, settings in chosen.items()]
+    return [word for one, settings in named for word in one.program(settings, folder, device_type)]
+
+
+def last_step(chosen: Mapping[str, Mapping]) -> int:
+    """The step (the first is 1) after which none of the windows is open any more.  ValueError: there is no window."""
+    found = [kind(name, settings).last_step(_without_class(settings)) for name, settings in chosen.items()]
+    if not any(found):
+        raise ValueError(
+            "profile.stop_after_window=true: no chosen instrument has a window of steps: choose one, e.g. "
+            "profile=modded, profile=window or profile=memory"
+        )
+    return max(step for step in found if step is not None)
 
 
 def _without_class(settings):

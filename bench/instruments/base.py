@@ -68,6 +68,19 @@ class Instrument:
         """Windows of steps (bench/config/profiler_windows.py) in which it runs torch's profiler; None: at any time."""
         return ()
 
+    @staticmethod
+    def program(settings: dict, folder: Path, device_type: str) -> list[str]:
+        """Words before each rank's own command: a program that runs it; [] for none.  folder: of the run.
+
+        Raises ValueError, before the run, where it is not to be had, or not on such a device.
+        """
+        return []
+
+    @staticmethod
+    def last_step(settings: dict) -> int | None:
+        """The last step (the first is 1) that it records in windows of steps; None: it records the whole run."""
+        return None
+
     @classmethod
     def is_in_timed_region(cls) -> bool:
         """Whether any of its code runs while the clock does: then only runs that all have it are comparable."""

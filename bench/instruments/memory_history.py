@@ -29,6 +29,10 @@ class MemoryHistory(Instrument):
     def check(settings):
         windows_of(settings)
 
+    @staticmethod
+    def last_step(settings):
+        return windows_of(settings)[-1].last_step
+
     def __init__(self, context, whole_race, **settings):
         super().__init__(context)
         self._rank, self._folder = context.rank, Path(context.folder) / "memory"

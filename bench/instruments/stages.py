@@ -14,7 +14,7 @@ import re
 import time
 
 from bench import atomic
-from bench.config import profiler_windows
+from bench.config import profiler_windows, windows
 from bench.instruments.base import Instrument
 from bench.memory import recording as memory_recording
 from bench.units import MIB, format_bytes, ms_from_ns
@@ -28,8 +28,12 @@ class Stages(Instrument):
 
     @staticmethod
     def profiler_windows(settings):
-        profiler_windows.check_stages(settings)
+        windows.check("instruments.stages", settings)
         return None
+
+    @staticmethod
+    def last_step(settings):
+        return settings["step"]
 
     def __init__(self, context, **settings):
         super().__init__(context)

@@ -21,6 +21,10 @@ class Trace(Instrument):
     flags_steps = True
     profiler_windows = staticmethod(profiler_windows.windows_of)
 
+    @classmethod
+    def last_step(cls, settings):
+        return max((window.last_step for window in cls.profiler_windows(settings)), default=None)
+
     def __init__(self, context, **settings):
         super().__init__(context)
         windows, self._folder = self._plan(settings)

@@ -10,7 +10,7 @@ from bench.report import curves
 from bench.web import forest, stairs
 from bench.web.page import REPORT_STYLES, details, figure, page, section, soft, table, tag
 
-NAME = "ladder.html"
+NAME = race_folder.STAIRCASE
 LEVELS = (  # of a rung, title, unit, form of the words, axis of bench/web/stairs.py
     ("to_target_s", "Time to the target", "s", ",.2f", "zero"),
     ("steps_to_target", "Steps to the target", "steps", ",.4g", "zero"),

@@ -16,7 +16,7 @@ from bench.config import schema
 from bench.config.typed import leaves
 
 RECORD_BATCH_TOKENS, RECORD_SEQ_LEN = 524_288, 1024
-IN_A_ROW = ("window_tokens", "first_window_tokens")  # of a stage, beside seq_len
+IN_A_ROW = ("window_tokens", "first_window_tokens", "end_window_tokens")  # of a stage, beside seq_len
 BLOCK = "block"  # of model.args: tokens
 
 

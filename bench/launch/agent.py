@@ -1,71 +1,85 @@
 """torchrun for one run: starts N ranks, waits, writes how they ended.  python -m bench.launch.agent FOLDER N WORD...
 
-A rank is the program WORD... with FOLDER as its last word: by default python -m bench.training.worker.
+A rank is the program WORD... with FOLDER as its last word: by default python -m bench.training.worker.  It finds the
+variables that torchrun --standalone gives; rank 0 holds the store where they meet.  torch's own agent would import
+torch a second time, 2 s of every run's start, and waits 30 s for ranks that do not end.
 
-The same elastic agent as torchrun --standalone; called as a library, because only so does it say which rank ended
-with which exit code.  Its answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
+The answer is FOLDER/logs/agent.json: {"failures": [{"rank", "exit_code", "failed_at_s"}]}.
 """
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 import uuid
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-from bench.launch.nodes.rank_processes import KILL_AFTER_S, WAKE_AFTER_S
+from bench.launch.nodes.rank_processes import KILL_AFTER_S, RankProcesses
 
 LOOK_EVERY_S = 0.5
 LOOPBACK, LOOPBACK_S = "127.0.0.1", 3.0
 
 
-class NoLogs(LogsSpecs):
-    """The ranks open their logs themselves; torch's default makes a folder in the temp directory for every run."""
-
-    root_log_dir = os.devnull
-
-    def reify(self, envs):
-        """envs: {local rank: its environment} -> the agent's own output for all of them, and no error files."""
-        none = dict.fromkeys(envs, "")
-        return LogsDest(stdouts=none, stderrs=none, error_files=none)
-
-
 def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.worker")):
+    """Exit code: 1 where a rank failed."""
     _check_loopback()
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        logs_specs=NoLogs(),
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr=LOOPBACK,  # a laptop without network cannot look its own name up
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    threading.Thread(target=_hurry, args=(Path(folder) / "logs",), name="hurry", daemon=True).start()
-    try:
-        elastic_launch(config, program[0])(*program[1:], str(folder))
-    except ChildFailedError as error:
-        wall_ahead_s = time.time() - time.monotonic()  # torch stamps the time of day; ranks stamp this
-        failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "failed_at_s": failure.timestamp - wall_ahead_s}
-            for rank, failure in sorted(error.failures.items())
-        ]
-        (Path(folder) / "logs" / "agent.json").write_text(json.dumps({"failures": failures}))
-        return 1
-    return 0
+    logs = Path(folder) / "logs"
+    signal.signal(signal.SIGTERM, _leave)
+    with _reserved_port() as port:
+        of_rank = {rank: _own(rank) for rank in range(num_processes)}
+        ranks = RankProcesses((*program, str(folder)), os.environ | _alike(num_processes, port), of_rank, log=None)
+        try:
+            failures = _first_failures(ranks, logs)
+            if failures:
+                (logs / "agent.json").write_text(json.dumps({"failures": failures}))
+        finally:
+            ranks.close()
+    return 1 if failures else 0
+
+
+def _alike(num_processes, port):
+    """What torchrun --standalone says to every rank, but for TORCHELASTIC_USE_AGENT_STORE: there is none."""
+    return {
+        "MASTER_ADDR": LOOPBACK,  # a laptop without network cannot look its own name up
+        "MASTER_PORT": str(port),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_processes)),
+        **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def _own(rank):
+    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+
+
+def _first_failures(ranks, logs):
+    """Wait for the ranks -> the failures of those that failed first; the others are left to be ended.
+
+    A rank that has written its failure and then hangs, in a library's destructors, is ended too.
+    """
+    reported_s = None
+    while ranks.are_left:
+        ranks.wait(LOOK_EVERY_S)
+        now_s = time.monotonic()
+        failures = [{"rank": rank, "exit_code": code, "failed_at_s": now_s} for rank, code in ranks.ended() if code]
+        if failures:
+            return failures
+        if reported_s is None and any(logs.glob("rank*.failure.json")):
+            reported_s = now_s
+        if reported_s is not None and now_s - reported_s > KILL_AFTER_S:
+            ranks.kill()
+    return []
+
+
+def _leave(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # once is enough
+    sys.exit(128 + number)
 
 
 def _check_loopback():
@@ -81,26 +95,16 @@ def _check_loopback():
         raise OSError(error.errno, f"{LOOPBACK} cannot be reached, where ranks meet: {why}") from None
 
 
-def _hurry(logs):
-    """When one rank has failed, end the others soon.
+@contextlib.contextmanager
+def _reserved_port():
+    """A context that yields a port that no other program is given meanwhile.
 
-    torch sends them SIGTERM and waits 30 s (also where shutdown_timeout says less, pytorch #192815).  A stopped process
-    gets no signal: it is woken, so that it leaves its stack and ends; what has not ended then is killed.
+    Bound, but nobody listens: so rank 0, whose store sets SO_REUSEADDR as well (as all of torch's do), can bind it too.
     """
-    while not any(logs.glob("rank*.failure.json")):
-        time.sleep(LOOK_EVERY_S)
-    time.sleep(WAKE_AFTER_S)
-    _signal_children(signal.SIGCONT)
-    time.sleep(KILL_AFTER_S - WAKE_AFTER_S)
-    _signal_children(signal.SIGKILL)
-
-
-def _signal_children(number):
-    """Linux only; elsewhere it takes torch's 30 s."""
-    for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for pid in path.read_text().split():
-                os.kill(int(pid), number)
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((LOOPBACK, 0))
+        yield reserved.getsockname()[1]
 
 
 if __name__ == "__main__":

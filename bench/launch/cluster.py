@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import atomic
+from bench.config import cluster
 from bench.launch.console import Bars, say, show
 from bench.launch.progress import Progress
 from bench.machine.signals import Interrupted, raise_interrupted
@@ -36,14 +37,13 @@ ENDED = (
     "DEADLINE",
 )
 PASSED_ON = ("SPEEDRUN_PYTHON", "SPEEDRUN_DATA", "SPEEDRUN_TORCH", "SPEEDRUN_CONFIG_DIR")
-SETTINGS = {  # cluster.NAME: the option of sbatch
-    "partition": "--partition",
-    "account": "--account",
-    "time_min": "--time",
-    "gpus_per_node": "--gpus-per-node",
-    "cpus_per_node": "--cpus-per-task",
-    "requeue": "--requeue",
-    "name": "--job-name",
+SBATCH = {  # cluster.NAME: the option of sbatch
+    "name": "job-name",
+    "partition": "partition",
+    "account": "account",
+    "time_min": "time",
+    "gpus_per_node": "gpus-per-node",
+    "cpus_per_node": "cpus-per-task",
 }
 
 
@@ -57,32 +57,16 @@ class Asked:
 
 
 def asked(words: list[str]) -> Asked | None:
-    """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not.
-
-    cluster.options='--exclusive --constraint=h100' is handed to sbatch as it is.
-    """
-    of_cluster = [word for word in words if re.match(r"cluster[.=]", word)]
+    """None without cluster=slurm.  ValueError: another cluster, or a setting that there is not."""
+    of_cluster, rest = cluster.split(words)
     if not of_cluster:
         return None
-    found = Asked([word for word in words if word not in of_cluster])
-    for word in of_cluster:
-        key, _, value = word.partition("=")
-        name = key.removeprefix("cluster.")
-        if key == "cluster":
-            if value != "slurm":
-                raise ValueError(f"{word}: choose slurm, or remove it to run on this machine")
-        elif name == "options":
-            found.options += shlex.split(value)
-        elif name == "requeue":
-            found.options.append("--requeue" if value.lower() == "true" else "--no-requeue")
-        elif name in SETTINGS:
-            found.options.append(f"{SETTINGS[name]}={value}")
-        else:
-            raise ValueError(f"{word}: unknown setting: cluster has {', '.join([*SETTINGS, 'options'])}")
-    if not any(word == "cluster=slurm" for word in of_cluster):
-        raise ValueError(f"{of_cluster[0]}: say which: cluster=slurm")
-    found.num_nodes = _num_nodes(found.words)
-    return found
+    wanted = cluster.read(of_cluster)
+    given = {option: getattr(wanted, name) for name, option in SBATCH.items()}
+    options = [f"--{option}={value}" for option, value in given.items() if value is not None]
+    if wanted.requeue is not None:
+        options.append("--requeue" if wanted.requeue else "--no-requeue")
+    return Asked(rest, wanted.nodes or _num_nodes(rest), options + shlex.split(wanted.options or ""))
 
 
 def _num_nodes(words):
@@ -93,8 +77,7 @@ def _num_nodes(words):
 
 def script_of(verb: str, want: Asked, log: Path) -> str:
     """The text that sbatch gets, for a person to read and to submit again."""
-    name = [] if any(one.startswith("--job-name") for one in want.options) else ["--job-name=speedrun"]
-    options = [*name, f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
+    options = [f"--nodes={want.num_nodes}", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append"]
     lines = [f"#SBATCH {one}" for one in [*options, *want.options]]
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept |= {"SPEEDRUN_RESULTS": str(results_root().absolute()), "SPEEDRUN_CWD": working_folder()}

@@ -10,10 +10,11 @@ from bench import atomic, private, reading, utc
 from bench.diagnosis import event_costs
 from bench.machine import environment
 from bench.paths import REPO
-from bench.record import failures, ledger, run_folder, step_files, validity
+from bench.record import artifacts, failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
-ENDED_BY = {"interrupted": "aborted", "stopped": "stopped"}  # kind of a failure that is none of the run's own: status
+# kind of a failure that is none of the run's own: status
+ENDED_BY = {"interrupted": "aborted", "node_lost": "aborted", "stopped": "stopped"}
 
 
 def finish(folder, run, exit_code, failure, clock):
@@ -42,6 +43,9 @@ def _finish(folder, run, exit_code, failure, clock):
     result = atomic.read_json(folder / run_folder.RESULT, {})
     if failure is None and not result:
         failure = failures.failure("exception", "the workers ended well but left no result")
+    if failure is None and result.get("stopped_at"):
+        why = "the profiler's window ended (profile.stop_after_window=true)"
+        failure = failures.failure("stopped", why, step=result["stopped_at"])
     _merge(run, result, failure, clock)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)
@@ -55,9 +59,9 @@ def _finish(folder, run, exit_code, failure, clock):
     run["validity"], run["validity_reasons"] = validity.validity(run)
     private.redact_logs(folder, REPO)
     atomic.release(folder)
-    run["artifacts"] = run_folder.artifacts(folder)
+    run["artifacts"] = artifacts.listed(folder)
     _write(folder, run)
-    run_folder.remove_temporary(folder)
+    artifacts.remove_temporary(folder)
 
 
 def _merge(run, result, failure, clock):

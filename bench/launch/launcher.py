@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench import atomic, utc
+from bench import atomic, instruments, utc
 from bench.data import sources
 from bench.exporters import dashboards
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
@@ -125,16 +125,17 @@ def launch_each(
     stop_of: of a run that begins, launch()'s stop.
     """
     kinds = [job.config_id for job in jobs]
-    with Series(kinds, earlier_s({job.config.track.name for job in jobs}, kinds)) as series:
+    known_s = earlier_s({job.config.track.name for job in jobs}, kinds)
+    with Series(kinds, known_s, budget_s=budget_s) as series:
         for number, job in enumerate(jobs):
-            if budget_s is not None and not series.fits(budget_s):
+            if not series.fits():
                 return
             series.begin(words[number])
             run = launch(job, command, series, None if number else first_race, sweep_id, stop_of(job))
             series.end()
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
-            if run["status"] == "aborted":
+            if failures.is_interrupt(run["failure"]):
                 return
 
 
@@ -151,6 +152,7 @@ def _interrupted(folder, error):
 def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals):
     """Start the agent and wait for it.  Returns (exit code, failure that the launcher itself decided on, or None)."""
     hardware = job.config.hardware
+    program, more_env = _program(folder, job.config)
     with (
         owner.owning(folder, run),
         open(folder / "logs" / "agent.log", "wb") as log,
@@ -158,7 +160,7 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
         of_nodes.started(folder, child_env, log)
         if of_nodes
         else ranks.started(
-            folder, hardware.num_processes, child_env, log, watched.program if watched else ranks.WORKER
+            folder, hardware.num_processes, child_env | more_env, log, watched.program if watched else program
         ) as group,
         contextlib.nullcontext(series.bars) if series else Bars() as bars,
         Progress(folder, job.config.goal.num_steps, bars, brief=series is not None) as progress,
@@ -192,6 +194,12 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
                 message = f"exceeded hardware.wall_timeout_s={hardware.wall_timeout_s}"
                 return None, failures.failure("wall_timeout", message, step=progress.step)
         return group.exit_code(), group.failure
+
+
+def _program(folder, config):
+    """(the words that start each rank, variables that it gets with them)."""
+    around = instruments.program(config.instruments, folder, config.hardware.device)
+    return (*around, *ranks.WORKER), ({run_processes.WITHIN: around[0]} if around else {})
 
 
 def _stall_s(hardware):

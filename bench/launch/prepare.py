@@ -55,6 +55,11 @@ class Job:
         return self.num_tokens / sum(shard.num_tokens for shard in self.dataset.train)
 
     @property
+    def is_profiled(self) -> bool:
+        """Whether an instrument disturbs steps: the run counts nowhere, so that one of it is enough."""
+        return bool(instruments.flagging(self.config.instruments))
+
+    @property
     def own(self) -> list[str]:
         """Import paths of the user's own classes in the config, or of the script."""
         if self.script:
@@ -90,8 +95,20 @@ def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema
     if config.script is None:
         _check_arch(config.model.arch)
     instruments.check(config.instruments)
+    _check_end(config)
     dashboards.check(config.exporters)
     return config
+
+
+def _check_end(config):
+    if config.checkpoint.save and config.script is not None:
+        raise ValueError(f"checkpoint.save=true with script={config.script.path}: a script saves its own: remove it")
+    if not config.profile.stop_after_window:
+        return
+    if config.script is not None:
+        remedy = "a script ends itself: remove it, or give the script's own argument for fewer steps"
+        raise ValueError(f"profile.stop_after_window=true with script={config.script.path}: {remedy}")
+    instruments.last_step(config.instruments)
 
 
 def _check_arch(arch):
@@ -129,4 +146,5 @@ def prepare(
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
+    instruments.program(config.instruments, Path(), config.hardware.device)
     return Job(config, dataset, list(overrides), compose.deviations(config), its_script)

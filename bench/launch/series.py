@@ -4,6 +4,7 @@ How long is known from runs of the same config that were made before, else from 
 race from its end.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -28,26 +29,42 @@ def earlier_s(tracks: Iterable[str], config_ids: Iterable[str]) -> dict[str, flo
     return {config_id: statistics.median(walls_s[:NUM_EARLIER]) for config_id, walls_s in found.items()}
 
 
+def in_budget(num_fitting: int | None, num_left: int, budget_s: float) -> str:
+    """How many runs of those left a budget is foreseen to be enough for, behind a plan; "" for None: unknown."""
+    if num_fitting is None:
+        return ""
+    all_of = "all" if num_fitting >= num_left else f"{num_fitting} of {num_left}"
+    return f"; {all_of} fit in the budget, {format_about_s(budget_s).removeprefix('about ')}"
+
+
 class Series:
     """A context around several runs, with their live bars.
 
     kinds: one a run, in order: alike where runs take equally long; known_s: {kind: seconds a run}, as far as known
-    before; num_done: runs of a race that is resumed; live: whether bars are drawn.
+    before; num_done: runs of a race that is resumed; live: whether bars are drawn; budget_s: no run is to end later
+    than that after the first began, None: no limit.
     """
 
-    def __init__(self, kinds: Sequence[str], known_s: dict[str, float], num_done: int = 0, live: bool = True):
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        known_s: dict[str, float],
+        num_done: int = 0,
+        live: bool = True,
+        budget_s: float | None = None,
+    ):
         self._kinds, self._known_s = list(kinds), known_s
         self._paced_s = {}  # {kind: seconds of a run}, by the pace of the one that is running
         self._spent_s = {}  # {kind: seconds of each run of this series}
-        self._num_done, self._began_s = num_done, None
-        self._opened_s = time.monotonic()
+        self._num_done, self._began_s, self._budget_s = num_done, None, budget_s
+        self._opened_s, self._has_foretold = time.monotonic(), False
         self.bars = Bars(live)
 
     def __enter__(self):
         self._opened_s = time.monotonic()
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
         how_long = format_about_s(left_s) or "how long is known after the first"
-        say("plan", f"{counted(num_left, 'run')}, {how_long}")
+        say("plan", f"{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
         self.bars.__enter__()
         return self
 
@@ -58,7 +75,7 @@ class Series:
         """The next run begins.  words: what it is; without them no line says that it begins."""
         self._began_s = time.monotonic()
         if words:
-            say("run", f"{self.position}: {words}{self._to_go()}")
+            say("run", f"{self.position}: {words}{self._to_go()}{'' if self._has_foretold else self._in_budget()}")
         self.tick()
 
     def tick(self) -> None:
@@ -73,7 +90,7 @@ class Series:
         self._paced_s[self._kinds[self._num_done]] = run_s
         if is_news:
             each, left = format_about_s(run_s), format_about_s(self.left_s())
-            say("plan", f"{each} a run by its first steps, {left} to go for all of them")
+            say("plan", f"{each} a run by its first steps, {left} to go for all of them{self._in_budget()}")
 
     def end(self, is_done: bool = True) -> str:
         """The run has ended.  Returns how long the rest takes, ", about 3 min to go", as far as that is known.
@@ -101,14 +118,27 @@ class Series:
             left_s[0] = max(0.0, left_s[0] - (time.monotonic() - self._began_s))
         return sum(left_s)
 
-    def fits(self, budget_s: float) -> bool:
-        """Whether the next run ends within that many seconds of the first one's start, by what is known of its kind.
+    def num_fitting(self) -> int | None:
+        """How many of the runs to go end within the budget, the running one among them, by what is known of each kind.
 
-        By the mean of the others where nothing is known of it; True of the first of all, of which nothing is.
+        By the mean of the others where nothing is known of a kind; None: there is no budget, or nothing is known.
         """
         known_s = self._seconds_by_kind()
-        run_s = known_s.get(self._kinds[self._num_done], statistics.mean(known_s.values()) if known_s else 0.0)
-        return time.monotonic() - self._opened_s + run_s <= budget_s
+        if self._budget_s is None or not known_s:
+            return None
+        other_s = statistics.mean(known_s.values())
+        spent_s = (time.monotonic() if self._began_s is None else self._began_s) - self._opened_s
+        later_s = itertools.accumulate(known_s.get(kind, other_s) for kind in self._kinds[self._num_done :])
+        return sum(spent_s + one_s <= self._budget_s for one_s in later_s)
+
+    def fits(self) -> bool:
+        """Whether the next run ends within the budget; True where nothing is known of any."""
+        return self._budget_s is None or self.num_fitting() != 0
+
+    def _in_budget(self):
+        words = in_budget(self.num_fitting(), len(self._kinds) - self._num_done, self._budget_s)
+        self._has_foretold = self._has_foretold or bool(words)
+        return words
 
     def _seconds_by_kind(self):
         spent_s = {kind: statistics.mean(seconds) for kind, seconds in self._spent_s.items()}

@@ -48,17 +48,34 @@ def last_words(run: dict) -> str:
 
 
 def _times(run):
-    """The clock's, and where an instrument disturbed steps, how the record's step_avg differs from the step lines'."""
+    """The clock's, and why the record's step_avg is not the one that the last step line had, where it is not."""
     metrics, names = run["metrics"], " and ".join(instruments.flagging(run["instruments"]))
-    train = f"train {metrics['train_s']:.2f} s"
-    of_all = step_avg_ms(ms_from_s(metrics["train_s"]), metrics["num_steps"])
-    if not metrics["num_flagged_steps"]:
-        return f"{train}, step_avg {metrics['step_avg_ms']:.2f} ms"
-    steps = counted(metrics["num_flagged_steps"], "step")
-    if metrics["step_avg_ms"] is None:
-        return f"{train}, no step_avg: {names} disturbed every step ({of_all:.2f} ms)"
-    without = f"without the {steps} that {names} disturbed, {of_all:.2f} ms with them"
-    return f"{train}, step_avg {metrics['step_avg_ms']:.2f} ms {without}"
+    train, avg_ms = f"train {metrics['train_s']:.2f} s", metrics["step_avg_ms"]
+    printed = _printed_ms(run)
+    if metrics["num_flagged_steps"]:
+        printed = printed or f"{step_avg_ms(ms_from_s(metrics['train_s']), metrics['num_steps']):.2f}"
+        steps = counted(metrics["num_flagged_steps"], "step")
+        if avg_ms is None:
+            return f"{train}, no step_avg: {names} disturbed every step ({printed} ms)"
+        return f"{train}, step_avg {avg_ms:.2f} ms without the {steps} that {names} disturbed, {printed} ms with them"
+    words = f"{train}, step_avg {avg_ms:.2f} ms"
+    if printed in (None, f"{avg_ms:.2f}"):
+        return words
+    if not run.get("script"):
+        return f"{words} by the clock of the slowest rank, {printed} ms by that of rank 0, whose lines these are"
+    untimed = run["measured"].get("num_untimed_steps") or 0
+    counts = f"without the first {counted(untimed, 'step')}" if untimed else "of train time over steps"
+    meaning = run["script"].get("step_avg_meaning") or "its own way"
+    return f"{words} {counts}; the script printed {printed} ms, {meaning}"
+
+
+def _printed_ms(run):
+    """The step_avg of the last step line, as it was printed; None: a script printed none."""
+    if run.get("script"):
+        ms = run["script"].get("printed_step_avg_ms")
+    else:  # all steps by rank 0's clock
+        ms = step_avg_ms(ms_from_s(run["measured"]["train_s_by_rank"][0]), run["metrics"]["num_steps"])
+    return None if ms is None else f"{ms:.2f}"
 
 
 def _warned(run):

@@ -18,6 +18,5 @@ def report(checks: list[Check], min_width=0) -> str:
     cells = []
     for check in checks:
         cells.append((check.status.rjust(text_table.MARK_WIDTH), check.name.ljust(min_width), check.found))
-        if check.remedy:
-            cells.append(("", "", f"try: {check.remedy}"))
+        cells += [("", "", f"try: {check.remedy}")] * bool(check.remedy)
     return text_table.render((), cells)

@@ -15,7 +15,6 @@ LOW_FREE_GIB = 2.0  # traces and snapshots are large
 PROCESS_GIB = 0.6  # a worker that has imported torch, before its model: 0.5 measured with the CPU build
 MAX_FOREIGN_CPU_CORES = 0.1  # the limit of bench/record/validity.py, above which a CPU run is suspect
 SAMPLE_S = 0.3
-STEADY_GOVERNORS = ("performance",)
 
 
 def disk_space(results):
@@ -85,7 +84,7 @@ def governor(name):
     """How the cores choose their clock: with any other governor than performance, it and the steps follow the load."""
     if name is None:
         return Check("governor", "ok", "unknown: the system does not say (usual in a container or a virtual machine)")
-    if name in STEADY_GOVERNORS:
+    if name == "performance":
         return Check("governor", "ok", name)
     return Check("governor", "warn", f"{name}: clocks follow the load", "sudo cpupower frequency-set -g performance")
 

@@ -56,18 +56,13 @@ MAX_UNTRACKED_BYTES = MIB  # a source file; anything larger is data
 
 
 def raced_files(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict[str, str]:
-    """{path from repo, with "/": sha256 of what counts of the file} of every source that RACED names, sorted.
-
-    own: classes.sources() of the run, the files of the user's own classes, which are raced too.
-    """
+    """{path from repo: sha256 of what counts of the file} of RACED and of own (classes.sources() of a run), sorted."""
     paths = [path for name in RACED for path in _sources(Path(repo, name))]
     found = {path.relative_to(repo).as_posix(): path for path in paths} | dict(own)
-    return {name: _sha256_of(path) for name, path in sorted(found.items())}
+    return {name: _sha256_of(path.read_bytes(), path.suffix == ".py") for name, path in sorted(found.items())}
 
 
-def source_sha256(
-    repo: Path | str = REPO, files: dict[str, str] | None = None, own: Mapping[str, Path] = NONE_OWN
-) -> str:
+def source_sha256(repo: Path | str = REPO, files: dict[str, str] | None = None, own: Mapping = NONE_OWN) -> str:
     """One hash over raced_files(repo, own), or those given.  One of another identity version is never equal to it."""
     lines = [f"{path} {sha256}" for path, sha256 in (raced_files(repo, own) if files is None else files).items()]
     return hashlib.sha256("\n".join([f"identity version {IDENTITY_VERSION}", *lines]).encode()).hexdigest()
@@ -94,14 +89,9 @@ def _sources(path):
     return [file for file in found if file.suffix in (".py", *OTHER_SOURCES) and file.is_file()]
 
 
-def _sha256_of(path):
-    content = path.read_bytes()
-    return _sha256_of_syntax(content) if path.suffix == ".py" else hashlib.sha256(content).hexdigest()
-
-
 @functools.lru_cache(maxsize=1024)  # a sweep and a race ask before every run; parsing all takes 0.2 s
-def _sha256_of_syntax(source):
-    return hashlib.sha256(syntax.normalised(source)).hexdigest()
+def _sha256_of(content, is_python):
+    return hashlib.sha256(syntax.normalised(content) if is_python else content).hexdigest()
 
 
 # ---- what a record keeps
@@ -114,15 +104,9 @@ def state(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict:
     dirty: a tracked file differs from the commit, or a source file is untracked; results/ does not count.
     """
     files = raced_files(repo, own)
-    found = {
-        "identity_version": IDENTITY_VERSION,
-        "source_sha256": source_sha256(repo, files),
-        "files": {path: sha256[:12] for path, sha256 in files.items()},
-        "commit": None,
-        "dirty": None,
-        "diff_sha256": None,
-        "untracked": None,
-    }
+    found = {"identity_version": IDENTITY_VERSION, "source_sha256": source_sha256(repo, files)}
+    found |= {"files": {path: sha256[:12] for path, sha256 in files.items()}}
+    found |= dict.fromkeys(("commit", "dirty", "diff_sha256", "untracked"))
     if git.ask(repo, "rev-parse", "--is-inside-work-tree") is None:
         return found
     changes, untracked = diff(repo), _untracked(repo)
@@ -134,16 +118,12 @@ def state(repo: Path | str = REPO, own: Mapping[str, Path] = NONE_OWN) -> dict:
 
 def diff(repo: Path | str = REPO) -> str:
     """What `git apply` needs to get from the commit to this code; "" if nothing, or no commit, or no git."""
-    return (
-        git.ask(repo, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary", "--", ".", ":(exclude)results") or ""
-    )
+    options = ("--no-color", "--no-ext-diff", "--binary")
+    return git.ask(repo, "diff", "HEAD", *options, "--", ".", ":(exclude)results") or ""
 
 
 def write(repo: Path | str, folder: Path | str, own: Mapping[str, Path] = NONE_OWN, found: dict | None = None) -> None:
-    """The run folder's code/: commit.json, diff.patch, untracked/ with the sources that git does not know, and own/.
-
-    found: state(repo, own), where it is known.
-    """
+    """The run folder's code/: commit.json, diff.patch, untracked/, own/.  found: state(repo, own), where known."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     found = found or state(repo, own)

@@ -33,7 +33,7 @@ SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
 
 def environment() -> dict:
     """The facts of environment.json, as a dict; takes about 0.1 s."""
-    nvml = gpus.nvml_facts()
+    nvml, boot = gpus.nvml_facts(), _read("/proc/sys/kernel/random/boot_id")
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -42,7 +42,7 @@ def environment() -> dict:
         "cpu_quota_cores": cpu_quota_cores(),
         "memory_gib": _meminfo_gib("MemTotal"),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "boot": _boot(),
+        "boot": private.salted_hash(boot) if boot else None,
         "driver": nvml["driver"],
         "nvml": nvml["nvml"],
         "gpus": nvml["gpus"],
@@ -108,15 +108,11 @@ def session_id(env: dict) -> str | None:
 
 
 def comparability_id(run: dict) -> str:
-    """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size.
-
-    On a CPU the model, its usable cores and the threads of each process stand for the GPUs.
-    """
+    """Times of runs that share it may be compared: same devices, software, timing protocol, data and world size."""
     env, protocol = run["environment"], run["timing_protocol"]
-    device = _devices(env)
     software = [env[key] for key in ("driver", "cuda", "nccl", "torch")]
     data = [file["sha256"] for split in ("train", "val") for file in run["data"][split]]
-    facts = [device, software, protocol["id"], protocol.get("instruments"), data, run["world_size"]]
+    facts = [_devices(env), software, protocol["id"], protocol.get("instruments"), data, run["world_size"]]
     nodes = [[_devices(node["environment"]), node["fabric"]] for node in run.get("nodes") or ()]
     return _digest([*facts, nodes] if nodes else facts)
 
@@ -135,10 +131,8 @@ def _digest(facts):
 
 
 def cpu_model() -> str | None:
-    for line in (_read("/proc/cpuinfo") or "").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine() or None
+    match = re.search(r"^model name\s*:(.*)$", _read("/proc/cpuinfo") or "", re.M)
+    return match[1].strip() if match else platform.processor() or platform.machine() or None
 
 
 def usable_cpus() -> int:
@@ -171,9 +165,8 @@ def peak_rss_gib() -> float:
 
     VmHWM where there is one: getrusage's ru_maxrss also remembers the process that this one was forked from.
     """
-    for line in (_read("/proc/self/status") or "").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * KIB / GIB
+    if match := re.search(r"^VmHWM:\s+(\d+) kB$", _read("/proc/self/status") or "", re.M):
+        return int(match[1]) * KIB / GIB
     unit_bytes = 1 if sys.platform == "darwin" else KIB  # getrusage(2)
     return gib_from_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes)
 
@@ -225,8 +218,21 @@ def packages() -> dict[str, str]:
     """Installed distributions: name -> version, sorted."""
     from importlib import metadata
 
-    versions = sorted((dist.name, dist.version) for dist in metadata.distributions())
+    versions = sorted(_name_and_version(dist) for dist in metadata.distributions())
     return {name: version for name, version in versions if name}
+
+
+def _name_and_version(dist):
+    """The two lines that we want of a METADATA; the standard library parses all of it as mail, its README too."""
+    text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    found = dict.fromkeys(("Name", "Version"), "")
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if not line:  # the end of the head
+            break
+        if key in found and not found[key]:
+            found[key] = value.strip()
+    return found["Name"], found["Version"]
 
 
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -237,11 +243,6 @@ def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
         return SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), private.redact(value, REPO))
 
     return {name: shown(environ[name]) for name in names if not SECRET.search(name)}
-
-
-def _boot():
-    boot = _read("/proc/sys/kernel/random/boot_id")
-    return private.salted_hash(boot) if boot else None
 
 
 def _read(path):

@@ -107,10 +107,7 @@ def call(nvml, what: str, handle, *args):
 
 
 def asked_devices(nvml) -> str | None:
-    """CUDA_VISIBLE_DEVICES, None where it is not set.
-
-    A MIG slice is given as the GPU it is part of (CUDA shows a process one slice only).
-    """
+    """CUDA_VISIBLE_DEVICES, None where it is not set; of a MIG slice the GPU that it is part of."""
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (asked or "").startswith("MIG-"):
         return asked
@@ -129,9 +126,6 @@ def _gpu(nvml, handle):
             unsupported.append(what)
             return None
 
-    def scaled(value, size):
-        return None if value is None else value / size
-
     memory, ecc, mig, processes = ask("MemoryInfo"), ask("EccMode"), ask("MigMode"), ask("ComputeRunningProcesses")
     capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
     reasons, rows = ask("CurrentClocksEventReasons"), ask("RemappedRows")
@@ -141,9 +135,9 @@ def _gpu(nvml, handle):
         "memory_gib": None if memory is None else gib_from_bytes(memory.total),
         "used_memory_gib": None if memory is None else gib_from_bytes(memory.used),
         "compute_capability": None if capability is None else ".".join(map(str, capability)),
-        "power_limit_w": scaled(ask("PowerManagementLimit"), 1e3),  # NVML gives mW
-        "enforced_power_limit_w": scaled(ask("EnforcedPowerLimit"), 1e3),
-        "default_power_limit_w": scaled(ask("PowerManagementDefaultLimit"), 1e3),
+        "power_limit_w": over(ask("PowerManagementLimit"), 1e3),  # NVML gives mW
+        "enforced_power_limit_w": over(ask("EnforcedPowerLimit"), 1e3),
+        "default_power_limit_w": over(ask("PowerManagementDefaultLimit"), 1e3),
         "max_sm_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_mem_clock_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM),
         "persistence": None if persistence is None else bool(persistence),
@@ -161,6 +155,11 @@ def _gpu(nvml, handle):
         "num_compute_processes": None if processes is None else len(processes),
         "unsupported": unsupported,
     }
+
+
+def over(value: float | None, size: float) -> float | None:
+    """value / size; None for None."""
+    return None if value is None else value / size
 
 
 def reason_names(bits: int) -> list[str]:

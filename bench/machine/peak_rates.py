@@ -96,11 +96,8 @@ def peak_clock_mhz(device_name: str | None) -> int | None:
 
 def peak_flops(device_name: str | None, dtype: str | None) -> float | None:
     """Dense peak FLOP/s of one device, or None if device or precision is unknown.  dtype as ours or as torch's."""
-    precision = ALIASES.get(dtype, dtype)
-    if precision not in PRECISIONS:
-        return None
-    device = find(device_name)
-    return None if device is None else getattr(device, precision)
+    precision, device = ALIASES.get(dtype, dtype), find(device_name)
+    return getattr(device, precision) if device and precision in PRECISIONS else None
 
 
 def mem_bytes_per_s(device_name: str | None) -> float | None:

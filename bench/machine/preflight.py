@@ -15,10 +15,7 @@ __all__ = ["Check", "checks", "report"]
 def checks(
     hardware, dataset_bytes: int, env: dict, results: Path | str, foreign_cpu_cores: float | None = None
 ) -> list[Check]:
-    """hardware: resolved; env: environment(); results: folder of the records.
-
-    Samples the CPU for 0.3 s where foreign_cpu_cores is None.  Checks of GPUs only for a run on GPUs.
-    """
+    """hardware: resolved; env: environment().  Samples the CPU for 0.3 s where foreign_cpu_cores is None."""
     quota_cores = env.get("cpu_quota_cores")
     foreign_cpu_cores = check_host.sample_foreign_cores() if foreign_cpu_cores is None else foreign_cpu_cores
     found = [

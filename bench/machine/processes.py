@@ -40,17 +40,10 @@ def child(
     """
     process = None
     try:
-        with held():  # a signal between fork and here would leave a child that nobody knows
-            process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        with held():  # a signal between fork and here would leave a child without an owner
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            own = {"start_new_session": True, "preexec_fn": die_with_parent}
+            process = subprocess.Popen(words, cwd=cwd, env=env, **pipes, **own)
         yield process
     finally:
         if process is not None and process.poll() is None:
@@ -103,28 +96,31 @@ def when_gone(pid: int, then: Callable[[], object], name: str) -> None:
 
 def has_ended(pid: int, within_s: float | None) -> bool:
     """Whether process pid ends within so many seconds (None: wait for it).  A zombie has ended too."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except (AttributeError, OSError):  # no pidfd here
-        time.sleep(LOOK_EVERY_S if within_s is None else within_s)
-        return not _exists(pid)
-    try:
+    return one_has_ended([pid], within_s)
+
+
+def one_has_ended(pids: Sequence[int], within_s: float | None) -> bool:
+    """Whether one of these processes ends within so many seconds (None: wait for it).  A zombie has ended too."""
+    with contextlib.ExitStack() as opened:
         poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
+        try:
+            for pid in pids:
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
+                poller.register(pidfd, select.POLLIN)
+        except ProcessLookupError:
+            return True
+        except (AttributeError, OSError):  # no pidfd here
+            time.sleep(LOOK_EVERY_S if within_s is None else within_s)
+            return not all(_exists(pid) for pid in pids)
         return bool(poller.poll(None if within_s is None else within_s * 1e3))
-    finally:
-        os.close(pidfd)
 
 
 def _exists(pid):
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -133,19 +129,14 @@ def die_with_parent() -> None:
 
     Between fork and exec, or as the program's first act: then it sees to it that its parent is still there.
     """
-    try:
-        import ctypes
+    import ctypes
 
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
-    except (OSError, AttributeError):
-        pass
 
 
 def boot_id_hash() -> str | None:
-    """Hash of this boot and of this container's process numbers: where it is equal, a pid means the same process.
-
-    None where the system is not Linux.
-    """
+    """Hash of this boot and this container's process numbers: with it a pid means one process.  None: not Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return private.salted_hash(boot + os.readlink("/proc/self/ns/pid"))
@@ -158,7 +149,12 @@ def start_ticks(pid: int) -> int | None:
     if not isinstance(pid, int):  # of a foreign record: no part of a path
         return None
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may hold spaces
+        fields = stat_fields(pid)
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces.  OSError: it is gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
-"""How long a run lasts, by the clock that nobody sets; and whether the machine's other clocks agree with it.
+"""How long a run lasts, by the monotonic clock, which cannot be set; and whether the machine's other clocks agree.
 
-time.monotonic() and the time of day are slewed together (clock_gettime(2)), so that they part only where somebody sets
-the time, or the machine sleeps.  /proc/uptime is the kernel's own word, which a preloaded library does not change.
+time.monotonic() and the time of day are slewed together (clock_gettime(2)), so that they part only where the time is
+set, or the machine sleeps.  /proc/uptime is the kernel's own, which a preloaded library does not change.
 """
 
 import contextlib
@@ -25,17 +25,14 @@ class RunClock:
         """Sentences: where another clock says that it was more than a second longer or shorter."""
         found, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
         if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
-            found.append(
-                f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: somebody set "
-                "it, or the machine slept; durations are by the monotonic clock, dates are doubtful"
-            )
+            why = "it was set, or the machine slept; durations are by the monotonic clock, dates are doubtful"
+            found.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
         if None not in (uptime_s, self._uptime_s):
             passed_s = uptime_s - self._uptime_s
             if abs(passed_s - lasted_s) > MAX_DIFFERENCE_S:
-                found.append(
-                    f"the monotonic clock counted {lasted_s:.1f} s of the run, the kernel's /proc/uptime "
-                    f"{passed_s:.1f} s: the machine slept, or what this program is told of time is not so"
-                )
+                both = f"{lasted_s:.1f} s of the run, the kernel's /proc/uptime {passed_s:.1f} s"
+                why = "the machine slept, or this program sees a wrong time"
+                found.append(f"the monotonic clock counted {both}: {why}")
         return found
 
 

@@ -1,4 +1,4 @@
-"""The processes of one run, found again whoever started them: by a mark in their environment, and by the sessions that
+"""The processes of one run, found by a mark in their environment, and by the sessions that
 a marked process leads.
 
 Linux only: elsewhere nothing is found.  Imports nothing heavy: what guards a run uses it.
@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.machine import processes
 
 MARK = "SPEEDRUN_RUN"  # in the environment of all that a run starts: the run's folder
+WITHIN = "SPEEDRUN_WITHIN"  # of ranks: the program that runs them, nsys, which is then their parent
 GONE_WITHIN_S = 30.0  # of what has been killed; a process that waits for a dead disk or driver takes longer
 LOOK_EVERY_S = 0.05
 
@@ -28,7 +29,8 @@ def find(folder: Path) -> set[int]:
     marked, by_session = set(), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
-            pid, fields = int(path.parent.name), _fields(path)
+            pid = int(path.parent.name)
+            fields = processes.stat_fields(pid)
             if fields[0] in "ZX":
                 continue
             by_session.setdefault(int(fields[3]), set()).add(pid)
@@ -42,7 +44,7 @@ def cpu_s(folder: Path) -> dict[int, float]:
     found, ticks_per_s = {}, os.sysconf("SC_CLK_TCK")
     for pid in find(folder):
         with contextlib.suppress(OSError, ValueError):
-            fields = _fields(Path(f"/proc/{pid}/stat"))
+            fields = processes.stat_fields(pid)
             found[pid] = (int(fields[11]) + int(fields[12])) / ticks_per_s
     return found
 
@@ -69,8 +71,3 @@ def _signal(pids, number):
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
-
-
-def _fields(path):
-    """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces."""
-    return path.read_text().rpartition(")")[2].split()

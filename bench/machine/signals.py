@@ -1,8 +1,8 @@
 """Signals that end a program, as an exception: what was begun is brought to an orderly end.
 
 Python runs a signal's handler between any two instructions, also where what it raises is printed and dropped: in what
-runs around a fork (os.register_at_fork), in a destructor, below somebody's "except Exception".  So the exception is no
-Exception; nothing is raised where signals are held(); and whoever waits asks check(), which raises a lost one again.
+runs around a fork (os.register_at_fork), in a destructor, below an "except Exception".  So it is not an Exception;
+nothing is raised where signals are held(); and loops that wait call check(), which raises a lost one again.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+OF_CALLERS = (signal.SIGUSR1, signal.SIGUSR2)  # where Python handles one: submitit's, at a job's limit or preemption
 
 
 class Interrupted(BaseException):
@@ -58,8 +59,8 @@ def raise_interrupted() -> Iterator[Signals]:
     here get none of it: a handler ends with exec, where SIG_IGN would stay.
     """
     block = Signals()
-    before = {number: signal.getsignal(number) for number in ENDING}
-    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    before = {number: signal.getsignal(number) for number in (*ENDING, *OF_CALLERS)}
+    before = {n: old for n, old in before.items() if callable(old) or n in ENDING and old == signal.SIG_DFL}
     _blocks.append(block)
     try:
         for number in before:

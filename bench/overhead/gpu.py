@@ -1,12 +1,10 @@
 """What a GPU says of the harness, in one interleaved run of under 25 minutes: against plain loops, and its own cost.
 
 Where there are several, ranks.py races ways of reducing gradients over all of them before: under 15 minutes more.
-A round runs every contestant's block once, then once more in the other order, so that a clock that drifts falls on all
-alike.  Ratios are taken within a round; medians over rounds, with 95 % intervals.  A rehearsal does all of it at nano
-size on a CPU, so that on a GPU everything but the figures is known: its own figures say nothing of a GPU.
+A rehearsal does all of it at nano size on a CPU, so that on a GPU everything but the figures is known: its own figures
+say nothing of a GPU.
 """
 
-import statistics
 import sys
 import tempfile
 import time
@@ -17,19 +15,18 @@ from pathlib import Path
 import torch
 
 import models
-from bench import stats
 from bench.instruments.base import InstrumentSet
 from bench.machine.gpus import num_visible, nvml_facts
 from bench.machine.peak_rates import peak_flops
 from bench.memory import recording
-from bench.overhead import ranks
+from bench.overhead import ranks, rounds
 from bench.overhead.loop import Loops
 from bench.overhead.plain_loops import NanoGPT, Setting, Track3
 from bench.units import GIB
 
 MOST_MINUTES = 20.0  # of rounds, from the start; what is compiled before is in it, the snapshot after is not
 MOST_REDUCER_MINUTES = 5.0  # of rounds
-MAX_ROUNDS, MIN_ROUNDS = 30, 5
+MAX_ROUNDS = 30
 NUM_BLOCK_STEPS = 2  # a step is about a second on one H200 (estimate)
 GIB_PER_SEQ, GIB_FIXED = 0.6, 15.0  # of 1,024 tokens, compiled, and five models with their optimizers; estimated
 FAST = ["model.num_heads=6", "model.residual_dtype=bfloat16"]  # as track 3's loop has it; and optim.muon_batched
@@ -56,10 +53,7 @@ class Size:
 
 
 def measure(rehearse: bool = False) -> list[tuple]:
-    """Rows for bench-self: (what, measured, sign, target, 95 % interval); sign and target None where nothing is asked.
-
-    [] where this machine shows no NVIDIA GPU and nothing is rehearsed.
-    """
+    """Rows for bench-self: (what, measured, sign, target, interval).  [] without an NVIDIA GPU and a rehearsal."""
     gpus = [gpu for gpu in nvml_facts()["gpus"] if gpu["visible"] == 0]  # CUDA's device 0, which the run takes
     if not gpus and not rehearse:
         print("gpu: skipped, this machine shows no NVIDIA GPU; --rehearse runs it on a CPU", file=sys.stderr)
@@ -68,14 +62,14 @@ def measure(rehearse: bool = False) -> list[tuple]:
     of_reducers = _reducers(size, where, rehearse)  # first: what this process has on a GPU would be in its way
     started_s = time.perf_counter()
     with Contest(size) as contest:
-        rounds = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
-        rows = [_ratio(rounds, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= rounds.keys()]
+        found = contest.rounds(2 if rehearse else MAX_ROUNDS, started_s + 60 * MOST_MINUTES)
+        rows = [_ratio(found, *ratio, where, rehearse) for ratio in RATIOS if {*ratio[:2]} <= found.keys()]
         peak = None if rehearse else peak_flops(where, "bfloat16")
         if peak is None and not rehearse:
             print(f"gpu: no peak is known for {where}, so no MFU", file=sys.stderr)
-        rows += _rates(contest, rounds, peak, where)
+        rows += _rates(contest, found, peak, where)
         rows += contest.snapshot_rows(where)
-    print(f"gpu: {len(rounds['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
+    print(f"gpu: {len(found['gpt2'])} rounds, {(time.perf_counter() - started_s) / 60:.1f} minutes", file=sys.stderr)
     return rows + of_reducers
 
 
@@ -153,17 +147,9 @@ class Contest:
         self._folder.cleanup()
 
     def rounds(self, max_rounds: int, until_s: float) -> dict[str, list[float]]:
-        """{name: seconds of its two blocks, of each round}; at least MIN_ROUNDS of max_rounds, then until until_s."""
-        found, order = {name: [] for name in self.blocks}, list(self.blocks)
-        for number in range(max_rounds):
-            if number >= MIN_ROUNDS and time.perf_counter() > until_s:
-                break
-            seconds = dict.fromkeys(order, 0.0)
-            for name in [*order, *reversed(order)]:
-                seconds[name] += self._seconds_of(name)
-            for name, spent_s in seconds.items():
-                found[name].append(spent_s)
-        return found
+        """rounds.measured() of all, until time.perf_counter() is until_s."""
+        blocks = {name: lambda name=name: self._seconds_of(name) for name in self.blocks}
+        return rounds.measured(blocks, max_rounds, lambda: time.perf_counter() > until_s)
 
     def snapshot_rows(self, where: str) -> list[tuple]:
         """What it takes to write a memory snapshot of two steps; nothing without a GPU, which keeps no history."""
@@ -217,20 +203,17 @@ class Contest:
         return Track3(of.num_layers, of.width, of.vocab_size, self._setting())
 
 
-def _ratio(rounds, name, other, target, where, rehearse):
-    ratios = [ours / theirs for ours, theirs in zip(rounds[name], rounds[other], strict=True)]
-    asked = (None, None) if rehearse or target is None else ("<=", target)
-    return (f"{name} / {other} ({where})", statistics.median(ratios), *asked, stats.median_interval(ratios))
+def _ratio(found, name, other, target, where, rehearse):
+    return rounds.ratio(f"{name} / {other} ({where})", found[name], found[other], None if rehearse else target)
 
 
-def _rates(contest, rounds, peak, where):
+def _rates(contest, found, peak, where):
     """Milliseconds a step of each contestant, and its MFU where the GPU's peak is known."""
     size, rows = contest.size, []
     num_tokens = size.num_micro_steps * size.num_seqs * size.seq_len
-    for name, seconds in rounds.items():
-        step_s = statistics.median(seconds) / 2 / NUM_BLOCK_STEPS
-        rows.append((f"{name}, ms a step ({where})", 1e3 * step_s, None, None))
+    for name, seconds in found.items():
+        rows.append(rounds.step_ms(name, seconds, NUM_BLOCK_STEPS, where))
         if peak is not None and name in contest.models:
-            mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / step_s / peak
+            mfu = contest.models[name].flops_per_token(size.seq_len) * num_tokens / (rows[-1][1] / 1e3) / peak
             rows.append((f"{name}, MFU ({where})", mfu, *((">=", 0.40) if name == "gpt2" else (None, None))))
     return rows

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from bench import stats
 from bench.config.stages import num_micro_steps, stages_of
 from bench.data import shards
 from bench.instruments import load
 from bench.instruments.base import PHASES, Context, InstrumentSet
 from bench.launch.prepare import prepare
+from bench.overhead import rounds
 from bench.training import distributed
 from bench.training.clock import Clock
 from bench.training.loop import train
@@ -41,10 +41,7 @@ def measure(num_block_steps: int = 2) -> list[tuple]:
 
 
 class Loops:
-    """One trainer, stepped by three loops: each block does the same number of steps and returns its seconds.
-
-    instrumented and plain: what train() takes; tokens: the first training shard, uint16.
-    """
+    """One trainer, stepped by three loops of the same steps.  instrumented, plain: what train() takes."""
 
     def __init__(self, overrides: list[str], num_block_steps: int):
         job = prepare(overrides)
@@ -53,9 +50,8 @@ class Loops:
         torch.set_num_threads(config.hardware.num_threads)
         ranks = distributed.start(config.hardware.device, 60)
         self.device, self._marks = ranks.device, marks_for(ranks.device.type)
-        train_shards, val_shards = (
-            [shards.check(file.path) for file in files] for files in (job.dataset.train, job.dataset.val)
-        )
+        files = (job.dataset.train, job.dataset.val)
+        train_shards, val_shards = ([shards.check(file.path) for file in split] for split in files)
         self.trainer, self.tokens = Trainer(config, ranks, train_shards, val_shards), train_shards[0].tokens()
         self._folder = tempfile.TemporaryDirectory()
         folder, device = Path(self._folder.name), ranks.device
@@ -85,20 +81,15 @@ class Loops:
 
     def compare(self, num_rounds, where, bare_target, plain_target):
         """Rows as of measure(), of rounds of I P B B P I: instrumented, plain, bare."""
-        to_plain, to_bare = [], []
-        for _ in range(num_rounds):
-            first, plain, bare = self.train(self.instrumented), self.train(self.plain), self.bare()
-            bare, plain, last = bare + self.bare(), plain + self.train(self.plain), self.train(self.instrumented)
-            to_plain.append((first + last) / plain)
-            to_bare.append((first + last) / bare)
-        ratios = (("bare loop", to_bare, bare_target), ("without", to_plain, plain_target))
+        blocks = {"with default instruments": lambda: self.train(self.instrumented)}
+        blocks |= {"without": lambda: self.train(self.plain), "bare loop": self.bare}
+        found = rounds.measured(blocks, num_rounds, lambda: False)
+        ours = found["with default instruments"]
         rows = [
-            (f"training loop with default instruments / {what} ({where})", statistics.median(values), "<=", target)
-            + (stats.median_interval(values),)
-            for what, values, target in ratios
+            rounds.ratio(f"training loop with default instruments / {what} ({where})", ours, found[what], target)
+            for what, target in (("bare loop", bare_target), ("without", plain_target))
         ]
-        host_row = (f"default instruments' host time, us a step ({where})", self._host_us(), "<=", 20)
-        return [*rows, host_row]
+        return [*rows, (f"default instruments' host time, us a step ({where})", self._host_us(), "<=", 20)]
 
     def _host_us(self, num_steps=1000, num_repeats=9):
         """Microseconds that the instruments take of a step's host time: their edges alone, no training between them."""

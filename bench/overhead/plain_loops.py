@@ -2,7 +2,7 @@
 
 Written from github.com/karpathy/nanoGPT train.py and github.com/KellerJordan/modded-nanogpt
 records/track_3_optimization/train_gpt_simple.py, without logging to files, checkpoints and validation, for one process.
-B batch, T tokens, D width, H heads, K head width
+B batch, T tokens
 """
 
 import os
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from models.ladder.simple import Simple
 
 
 @dataclass
@@ -79,21 +80,22 @@ class NanoGPT:
 
 
 class Track3:
-    """train_gpt_simple.py: its model and settings, AdamW by groups, Muon matrix by matrix and compiled."""
+    """train_gpt_simple.py: its model (models/ladder/simple.py) and settings, AdamW, compiled Muon."""
 
     def __init__(self, num_layers: int, width: int, vocab_size: int, setting: Setting):
         self.setting = setting
-        head_dim = min(128, width // 2)
-        self.model = SimpleGPT(vocab_size, num_layers, width, head_dim).to(setting.device)
+        model = Simple(vocab_size, setting.seq_len, num_layers, width // min(128, width // 2), width)
+        model.init_weights(torch.Generator().manual_seed(0))
+        self.model = model = model.to(setting.device)
         self._forward = setting.compiled(self.model)
-        model, on_gpu = self.model, setting.device.type == "cuda"
+        on_gpu = setting.device.type == "cuda"
         groups = [
-            {"params": [model.embed.weight], "lr": 0.7},
+            {"params": [model.embedding.weight], "lr": 0.7},
             {"params": [model.head.weight], "lr": 0.004},
             {"params": [parameter for parameter in model.parameters() if parameter.ndim < 2], "lr": 0.015},
         ]
         self._adamw = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.001, fused=on_gpu)
-        self._matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+        self._matrices = model.hidden_matrices()
         self._momenta = [torch.zeros_like(matrix) for matrix in self._matrices]
         self._update = setting.compiled(muon_update)
         self._batches = self._generate()
@@ -114,7 +116,7 @@ class Track3:
     def step(self) -> None:
         tokens_BT, targets_BT = next(self._batches)
         for tokens, targets in zip(tokens_BT.split(self.setting.num_seqs), targets_BT.split(self.setting.num_seqs)):
-            self._forward(tokens, targets).backward()
+            (self._forward(tokens, targets) * targets.numel()).backward()  # the script adds up, and takes no mean
         self._adamw.step()
         with torch.no_grad():
             for matrix, momentum in zip(self._matrices, self._momenta):
@@ -139,64 +141,3 @@ def muon_update(grad, momentum, mu=0.95):
         A = X @ X.mT
         X = 2 * X + (-1.5 * A + 0.5 * A @ A) @ X
     return (X.mT if tall else X) * max(1, grad.size(0) / grad.size(1)) ** 0.5
-
-
-class Norm(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.gains = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        return F.rms_norm(x, (x.size(-1),), weight=self.gains.type_as(x))
-
-
-class Linear(nn.Linear):
-    """Weights float32, products in the stream's dtype."""
-
-    def forward(self, x):
-        return F.linear(x, self.weight.type_as(x), self.bias.type_as(x))
-
-
-class SimpleBlock(nn.Module):
-    def __init__(self, width, head_dim):
-        super().__init__()
-        self.head_dim = head_dim
-        self.norm1, self.norm2 = Norm(width), Norm(width)
-        self.q, self.k, self.v, self.proj = (Linear(width, width) for _ in range(4))
-        self.up, self.down = Linear(width, 4 * width), Linear(4 * width, width)
-        turns = (1 / 1024) ** torch.linspace(0, 1, steps=head_dim // 4)
-        self.register_buffer("turn_K", torch.cat([turns, torch.zeros(head_dim // 4)]))  # half of the pairs never turn
-
-    def rotated(self, x_BTHK):
-        angle_TK = torch.outer(torch.arange(x_BTHK.size(1), device=x_BTHK.device), self.turn_K)[None, :, None]
-        left, right = F.rms_norm(x_BTHK, (self.head_dim,)).float().chunk(2, dim=-1)
-        cos, sin = angle_TK.cos(), angle_TK.sin()
-        return torch.cat((left * cos + right * sin, right * cos - left * sin), -1).type_as(x_BTHK).transpose(1, 2)
-
-    def forward(self, x_BTD):
-        B, T, D = x_BTD.shape
-        normed = self.norm1(x_BTD)
-        q, k, v = (linear(normed).view(B, T, -1, self.head_dim) for linear in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(
-            self.rotated(q), self.rotated(k), v.transpose(1, 2), scale=0.12, is_causal=True
-        )
-        x_BTD = x_BTD + self.proj(y.transpose(1, 2).reshape(B, T, D))
-        return x_BTD + self.down(self.up(self.norm2(x_BTD)).relu().square())
-
-
-class SimpleGPT(nn.Module):
-    """The embedding and with it the whole stream are bfloat16."""
-
-    def __init__(self, vocab_size, num_layers, width, head_dim):
-        super().__init__()
-        self.embed = nn.Embedding(vocab_size, width).bfloat16()
-        self.blocks = nn.ModuleList(SimpleBlock(width, head_dim) for _ in range(num_layers))
-        self.head, self.norm1, self.norm2 = Linear(width, vocab_size), Norm(width), Norm(width)
-
-    def forward(self, tokens_BT, targets_BT):
-        x_BTD = self.norm1(self.embed(tokens_BT))
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        logits = self.head(self.norm2(x_BTD)).float()
-        logits = 15 * logits * (logits.square() + 15**2).rsqrt()
-        return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")

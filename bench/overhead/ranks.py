@@ -1,12 +1,11 @@
 """What reducing gradients costs: hardware.reducer's kinds side by side, in one interleaved run of several processes.
 
-All contestants live in the same processes and are stepped in turn, as in gpu.py: a round runs every contestant's block
-once, then once more in the other order.  A block is timed by rank 0 between two barriers, so by the slowest rank.
+All contestants live in the same processes and are stepped in turn (rounds.py).  A block is timed by rank 0 between two
+barriers, so by the slowest rank.
 measure() starts a process a rank:  torchrun -m bench.overhead.ranks FILE WORLD_SIZE MAX_ROUNDS MOST_S OVERRIDE ...
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from bench import stats
 from bench.data import shards
 from bench.instruments.base import InstrumentSet
 from bench.launch.prepare import prepare
+from bench.overhead import rounds
 from bench.paths import REPO
 from bench.training import distributed
 from bench.training.step_log import StepLog
@@ -26,7 +25,6 @@ from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
 
 NUM_BLOCK_STEPS = 2
-MIN_ROUNDS = 5
 MODELS = {"gpt2 with AdamW": ["model=gpt2", "optim=adamw"], "modern with Muon": ["model=modern", "optim=muon"]}
 REDUCERS = {"DDP": "null", "all-reduce after backward": "plain", "shares beside backward": "shard"}
 
@@ -53,15 +51,9 @@ def rows(seconds_by_name: dict[str, list[float]], where: str) -> list[tuple]:
     for model in MODELS:
         base_s = seconds_by_name[f"{model}, DDP"]
         for reducer in [name for name in REDUCERS if name != "DDP"]:
-            ratios = [
-                ours / theirs for ours, theirs in zip(seconds_by_name[f"{model}, {reducer}"], base_s, strict=True)
-            ]
-            what = f"{model}, {reducer} / DDP ({where})"
-            found.append((what, statistics.median(ratios), None, None, stats.median_interval(ratios)))
-    for name, seconds in seconds_by_name.items():
-        step_ms = 1e3 * statistics.median(seconds) / 2 / NUM_BLOCK_STEPS
-        found.append((f"{name}, ms a step ({where})", step_ms, None, None))
-    return found
+            ours = seconds_by_name[f"{model}, {reducer}"]
+            found.append(rounds.ratio(f"{model}, {reducer} / DDP ({where})", ours, base_s))
+    return found + [rounds.step_ms(name, found_s, NUM_BLOCK_STEPS, where) for name, found_s in seconds_by_name.items()]
 
 
 def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: str) -> None:
@@ -75,37 +67,28 @@ def main(path: str, world_size: str, max_rounds: str, most_s: str, *overrides: s
     hardware = next(iter(jobs.values())).config.hardware
     torch.set_num_threads(hardware.num_threads)
     ranks = distributed.start(hardware.device, distributed.WARMUP_TIMEOUT_S, int(world_size))
-    trainers = {name: _trainer(job, ranks) for name, job in jobs.items()}
+    trainers = {}
+    for name, job in jobs.items():
+        files = ([shards.check(file.path) for file in split] for split in (job.dataset.train, job.dataset.val))
+        trainers[name] = Trainer(job.config, ranks, *files)
     for name, trainer in trainers.items():
         started_s = time.perf_counter()
         _block_s(trainer)
         if ranks.is_first:
             print(f"ranks: {name}: warm after {time.perf_counter() - started_s:.0f} s", file=sys.stderr, flush=True)
-    found = _rounds(trainers, int(max_rounds), float(most_s), ranks)
+    until_s = time.perf_counter() + float(most_s)
+
+    def is_spent():
+        by_first = torch.tensor(float(time.perf_counter() > until_s), device=ranks.device)
+        return bool(distributed.from_first(by_first).item())
+
+    blocks = {name: lambda trainer=trainer: _block_s(trainer) for name, trainer in trainers.items()}
+    found = rounds.measured(blocks, int(max_rounds), is_spent)
     if ranks.is_first:
         Path(path).write_text(json.dumps(found))
     for trainer in trainers.values():
         trainer.close()
     distributed.stop()
-
-
-def _trainer(job, ranks):
-    files = ([shards.check(file.path) for file in split] for split in (job.dataset.train, job.dataset.val))
-    return Trainer(job.config, ranks, *files)
-
-
-def _rounds(trainers, max_rounds, most_s, ranks):
-    found, order, until_s = {name: [] for name in trainers}, list(trainers), time.perf_counter() + most_s
-    for number in range(max_rounds):
-        over = torch.tensor(float(number >= MIN_ROUNDS and time.perf_counter() > until_s), device=ranks.device)
-        if distributed.from_first(over).item():
-            break
-        seconds = dict.fromkeys(order, 0.0)
-        for name in [*order, *reversed(order)]:
-            seconds[name] += _block_s(trainers[name])
-        for name, spent_s in seconds.items():
-            found[name].append(spent_s)
-    return found
 
 
 def _block_s(trainer):

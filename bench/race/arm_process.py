@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,11 +53,11 @@ def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> 
 
 
 def last_line(text: str) -> dict:
-    """The JSON of the last line that print_facts() printed."""
+    """The JSON that print_facts() printed last."""
     return json.loads(text.splitlines()[-1])
 
 
-def print_facts(overrides):
+def print_facts(overrides: Sequence[str]) -> int:
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
     from bench import instruments
     from bench.launch import initial_record, ready
@@ -66,13 +66,11 @@ def print_facts(overrides):
 
     try:
         job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
+        if disturbing := instruments.flagging(job.config.instruments):
+            words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+            raise ValueError(f"instruments.{disturbing[0]}: {words}")
     except ValueError as error:
         print(f"race: {error}", file=sys.stderr)
-        return 2
-    disturbing = instruments.flagging(job.config.instruments)
-    if disturbing:
-        words = "the steps that it disturbs have no time that counts: race without it, and use it in a run of its own"
-        print(f"race: instruments.{disturbing[0]}: {words}", file=sys.stderr)
         return 2
     run = initial_record.record_of(job, machine.environment(), command=())
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
@@ -95,7 +93,7 @@ def best_row(job, run):
     return row | hoped | {"num_steps": num_steps, "batch_tokens": job.batch_tokens}
 
 
-def source_sha256(folder, own=()):
+def source_sha256(folder: Path | str, own: Iterable[str] = ()) -> str:
     """The identity of the code in this folder with the user's own classes of these import paths."""
     return code_state.source_sha256(folder, own=classes.sources(own))
 
@@ -117,7 +115,7 @@ def start(folder, overrides, results, tag, show=False, tick=lambda: None):
         return "\n".join(hidden.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def record_of(results, run):
+def record_of(results: Path | str, run: str) -> dict | None:
     """The record of "<track>/<run_id>", or None where it was never written."""
     try:
         return run_folder.read(Path(results) / run)

@@ -11,18 +11,14 @@ class Bar:
 
     def __init__(self, folder, config_id, seed, series):
         self._folder, self._pattern, self._series = folder, f"*-{config_id}-s{seed}*", series
-        self._before = self._runs()
+        self._before = set(folder.glob(self._pattern))
         self._progress = None
 
     def tick(self):
         if not self._series.bars.are_live:
             return
         self._series.tick()
-        new = sorted(self._runs() - self._before) if self._progress is None else []
-        if new:
-            self._progress = Progress(new[0], None, self._series.bars, blind=True)
+        if self._progress is None and (new := set(self._folder.glob(self._pattern)) - self._before):
+            self._progress = Progress(min(new), None, self._series.bars, blind=True)
         if self._progress:
             self._progress.show()
-
-    def _runs(self):
-        return set(self._folder.glob(self._pattern))

@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import re
+from collections.abc import Mapping
 
 from bench.compare.effects import LOSS_MARGIN_NATS
 from bench.compare.target import MARGIN_PCT
@@ -29,51 +30,33 @@ RULES = {
 ARM = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 
-def make(
-    arms,
-    n,
-    made_at,
-    name="race",
-    track=None,
-    looks=None,
-    alpha=ALPHA,
-    loss_margin_nats=LOSS_MARGIN_NATS,
-    equivalence_margin_pct=MARGIN_PCT,
-    first_seed=0,
-    order_seed=0,
-    session_id=None,
-    ladder=None,
-):
+DEFAULTS = {"name": "race", "track": None, "looks": None, "alpha": ALPHA, "loss_margin_nats": LOSS_MARGIN_NATS}
+DEFAULTS |= {"equivalence_margin_pct": MARGIN_PCT, "first_seed": 0, "order_seed": 0, "session_id": None}
+
+
+def make(arms: Mapping[str, dict], n: int, made_at: str, ladder: dict | None = None, **settings) -> dict:
     """arms: {name: facts}, the baseline first -> the plan.  Raises ValueError for what cannot be planned.
 
     n counts the runs of each arm without its discarded warm-up; looks are numbers of runs, the last of them n.
-    ladder: what ./run.sh ladder keeps of its rungs (bench/ladder/request.py); None, of another race: not in the plan.
+    settings: as DEFAULTS.  ladder: what ./run.sh ladder keeps of its rungs (bench/ladder/request.py); None, of another
+    race: not in the plan.
     """
-    looks = sorted({*(looks or ()), n})
-    _check(arms, n, looks, alpha, loss_margin_nats, first_seed)
-    plan = {
-        "schema_version": SCHEMA_VERSION,
-        "name": name,
-        "made_at": made_at,
-        "track": track,
-        "baseline": next(iter(arms)),
-        "arms": arms,
-        "n": n,
-        "looks": looks,
-        "alpha": alpha,
-        "loss_margin_nats": loss_margin_nats,
-        "equivalence_margin_pct": equivalence_margin_pct,
-        "order_seed": order_seed,
-        "order": order(list(arms), n, first_seed, order_seed),
-        "rules": RULES,
-        "session_id": session_id,
-        **({} if ladder is None else {"ladder": ladder}),
-    }
+    assert settings.keys() <= DEFAULTS.keys(), settings
+    asked = DEFAULTS | settings
+    asked["looks"] = sorted({*(asked["looks"] or ()), n})
+    _check(arms, n, asked)
+    plan = {"schema_version": SCHEMA_VERSION, "name": asked["name"], "made_at": made_at, "track": asked["track"]}
+    plan |= {"baseline": next(iter(arms)), "arms": arms, "n": n}
+    for key in ("looks", "alpha", "loss_margin_nats", "equivalence_margin_pct", "order_seed"):
+        plan[key] = asked[key]
+    plan["order"] = order(list(arms), n, asked["first_seed"], asked["order_seed"])
+    plan |= {"rules": RULES, "session_id": asked["session_id"]} | ({} if ladder is None else {"ladder": ladder})
     stamp = made_at.replace("-", "").replace(":", "").split(".")[0].rstrip("Z")
-    return {"race_id": f"{stamp}Z-{name}-{sha256(plan)[:8]}", **plan}
+    return {"race_id": f"{stamp}Z-{asked['name']}-{sha256(plan)[:8]}", **plan}
 
 
-def _check(arms, n, looks, alpha, margin_nats, first_seed):
+def _check(arms, n, asked):
+    looks, alpha, margin_nats, first_seed = (asked[key] for key in ("looks", "alpha", "loss_margin_nats", "first_seed"))
     if len(arms) < 2:
         raise ValueError(f"{', '.join(arms) or 'no arm'}: a race needs two arms or more: A=... B=...")
     for name in arms:
@@ -90,7 +73,7 @@ def _check(arms, n, looks, alpha, margin_nats, first_seed):
             raise ValueError(f"{what}={value}: {remedy}")
 
 
-def order(names, n, first_seed=0, order_seed=0):
+def order(names: list[str], n: int, first_seed: int = 0, order_seed: int = 0) -> list[dict]:
     """[{"arm", "seed", "discarded"}]: a warm-up an arm, then random blocks A B B A, half of one last where n is odd.
 
     A block of more arms is a random order and its reverse, so that every pair is A B B A in it.  The k-th run of every
@@ -110,7 +93,7 @@ def sha256(plan: dict) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def look_after(plan, position):
+def look_after(plan: dict, position: int) -> int | None:
     """The planned look that is due when the run at this position has ended: its number of runs an arm, or None."""
     started = dict.fromkeys(plan["arms"], 0)
     for slot in plan["order"][: position + 1]:

@@ -45,9 +45,8 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
         facts_of_plan = {"plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
         ledger.append(results, "plan", race_id=made["race_id"], **facts_of_plan)
     except OSError as error:
-        raise ValueError(
-            f"{results}: no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
-        ) from None
+        words = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
+        raise ValueError(f"{results}: {words}") from None
     return folder
 
 

@@ -8,7 +8,7 @@ from bench.record import race_folder
 from bench.terminal import text_table
 
 
-def write(folder, race):
+def write(folder: Path | str, race: race_folder.Race) -> None:
     """race: bench.record.race_folder.Race."""
     folder = Path(folder)
     atomic.write_text(folder / "race.md", text(race, "md", why=True) + "\n")

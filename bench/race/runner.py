@@ -25,10 +25,8 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
     with state.locked(folder):
         for other in state.unfinished(results):
             if other != folder and state.is_running(other):
-                raise ValueError(
-                    f"{other.name}: is running at this moment, and two races at once disturb each other: "
-                    f"wait for its end, then ./run.sh race --resume {folder.name}"
-                )
+                words = "is running at this moment, and two races at once disturb each other: wait for its end"
+                raise ValueError(f"{other.name}: {words}, then ./run.sh race --resume {folder.name}")
         race = state.read(folder, results)
         if race.has_ended:
             raise ValueError(f"{folder.name}: the race has ended: ./run.sh compare {folder.name} shows it")
@@ -41,19 +39,15 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
                 if race.events("start"):  # resumed: planning has not just asked
                     foreseen.agree_on_machine(found, anyway)
                 if show:
-                    _announce_look(race, results)
+                    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
+                    words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
+                    say("race", words, always=True)
                 status, why = _run_all(race, folders, results, show)
         except Interrupted as error:
             why = f"interrupted ({error}): ./run.sh race --resume {folder.name} goes on where it stood"
             say("race", why, always=True)
             return state.as_json(state.read(folder, results), "interrupted", why, utc.now(), None)
         return finish(folder, results, status, why)
-
-
-def _announce_look(race, results):
-    ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
-    words = "every run's numbers are shown: an interim look that is not planned, and the ledger keeps it"
-    say("race", words, always=True)
 
 
 def _introduce(race):
@@ -78,15 +72,11 @@ def _refuse_changes(race, folders, results):
         found = all_found[name] = planning.facts(name, folders[name], arm["overrides"], results)
         for key in ("config_id", "source_sha256"):
             if found[key] != arm[key]:
-                raise ValueError(
-                    f"{name}: its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned: "
-                    "put the code back as it was, or begin a new race"
-                )
+                both = f"its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned"
+                raise ValueError(f"{name}: {both}: put the code back as it was, or begin a new race")
         if found["session_id"] != race.plan["session_id"]:
-            raise ValueError(
-                f"{race.race_id}: it began in another session (a boot, a set of GPUs, installed packages), and times "
-                "of two sessions are not comparable: begin a new race"
-            )
+            words = "it began in another session (a boot, a set of GPUs, installed packages), and times of two sessions"
+            raise ValueError(f"{race.race_id}: {words} are not comparable: begin a new race")
     return all_found
 
 
@@ -99,11 +89,11 @@ def _run_all(race, folders, results, show):
                 return "abandoned", f"run {slot.position + 1} was interrupted {num_attempts} times"
             own = arm.get("own", ())
             if arm["rev"] is None and arm_process.source_sha256(folders[slot.arm], own) != arm["source_sha256"]:
-                raise ValueError(
-                    f"{slot.arm}: what is raced (models, training, data, config, instruments) changed while the race "
-                    f"was running: put it back and ./run.sh race --resume {race.race_id}, "
-                    f"or race revisions ({slot.arm}.rev=HEAD)"
+                what = "what is raced (models, training, data, config, instruments) changed while the race was running"
+                remedy = (
+                    f"put it back and ./run.sh race --resume {race.race_id}, or race revisions ({slot.arm}.rev=HEAD)"
                 )
+                raise ValueError(f"{slot.arm}: {what}: {remedy}")
             race = _run_one(race, slot, folders[slot.arm], results, show, series)
             done = race.slots[slot.position]
             why = _spoilt(race, done, arm, results)
@@ -186,14 +176,12 @@ def _decided_at_look(race, done, results):
     return decided
 
 
-def result_of(race, results):
+def result_of(race: state.State, results: Path | str) -> dict:
     """{"baseline", "against": {name: Comparison}} of the runs so far."""
     of_race = {"plan": race.plan, "race": race.race_id, "unplanned_look": race.has_unplanned_look}
     folders = {name: [Path(results) / run for run in race.runs(name)] for name in race.plan["arms"]}
     about = race_folder.about(race.plan["arms"])
-    arms = [
-        selection.of_folders(name, paths, in_race=(name, about[name]), **of_race) for name, paths in folders.items()
-    ]
+    arms = [selection.of_folders(name, folders[name], in_race=(name, about[name]), **of_race) for name in folders]
     return {"baseline": race.plan["baseline"], "against": dict(comparison.of_arms(arms))}
 
 

@@ -126,9 +126,8 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
         slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(found["order"])]
         arms = {slot.arm for slot in slots}
         if arms != set(found["arms"]) or found["baseline"] not in arms or found["n"] != max(found["looks"]):
-            raise ValueError(
-                "is not a race's plan: its arms, baseline, n and looks disagree: restore it, or race again"
-            )
+            words = "its arms, baseline, n and looks disagree: restore it, or race again"
+            raise ValueError(f"is not a race's plan: {words}")
     lines = (book or ledger.read(results)).of_race(found["race_id"])
     planned = [line.get("plan_sha256") for line in lines if line["event"] == "plan"]
     if planned != [plan.sha256(found)]:
@@ -161,7 +160,7 @@ def unfinished(results: str | Path) -> list[Path]:
     return [folder for folder in folders if folder.name not in ended]
 
 
-def is_running(folder):
+def is_running(folder: Path | str) -> bool:
     """Whether a process holds the race's lock."""
     try:
         with open(Path(folder) / LOCK) as file:
@@ -190,18 +189,12 @@ def locked(folder: str | Path) -> Iterator[None]:
         yield
 
 
-def as_json(state, status, why, ended_at, result) -> race_folder.Race:
+def as_json(state: State, status: str, why: str | None, ended_at: str, result: dict | None) -> race_folder.Race:
     """race.json: what became of the plan."""
-    known = state.plan
-    arms = {
-        name: facts
-        | {
-            "runs": state.runs(name),
-            "warm_up_runs": state.runs(name, True),
-            "interrupted_runs": state.interrupted(name),
-        }
-        for name, facts in known["arms"].items()
-    }
+    known, arms = state.plan, {}
+    for name, facts in known["arms"].items():
+        runs = {"runs": state.runs(name), "warm_up_runs": state.runs(name, True)}
+        arms[name] = facts | runs | {"interrupted_runs": state.interrupted(name)}
     keys = ("position", "arm", "seed", "discarded", "run", "status")
     return {
         "schema_version": plan.SCHEMA_VERSION,

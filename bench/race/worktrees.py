@@ -23,7 +23,7 @@ def commit_of(repo: Path | str, rev: str) -> str:
     return found.strip()
 
 
-def path_of(repo, name):
+def path_of(repo: Path | str, name: str) -> Path:
     """Where the worktree of this name lies, made or not.  ValueError outside git."""
     return _git_folder(repo, name) / FOLDER / name
 
@@ -36,7 +36,7 @@ def _git_folder(repo, name):
     return Path(common.strip())
 
 
-def add(repo, name, commit):
+def add(repo: Path | str, name: str, commit: str) -> Path:
     """The path of a worktree that holds exactly this commit; one that a killed race left behind is made anew."""
     path = path_of(repo, name)
     remove(repo, name)
@@ -57,7 +57,7 @@ def _lend_locks(repo, path):
             shutil.copy(lock, path / LOCKS)
 
 
-def remove(repo, name):
+def remove(repo: Path | str, name: str) -> None:
     """Deletes a worktree, also a damaged one."""
     path = path_of(repo, name)
     if path.exists():

@@ -1,5 +1,8 @@
 """certificate.json of a run folder, as ./run.sh replay writes it: whether the run came out again."""
 
+import os
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -33,6 +36,24 @@ def read(folder: Path | str) -> dict | None:
         return found if found.get("record") == name and found.get("losses_sha256") == listed.get("steps.csv") else None
     except ValueError:
         return None
+
+
+def outcome(folder: Path | str) -> str | None:
+    """In a word, what the certificate of a run folder says; None: it has none.  Quick where there is none."""
+    if not os.access(f"{folder}/{FILE}", os.F_OK):  # a table asks this of thousands of runs
+        return None
+    found = read(folder)
+    return None if found is None else found["outcome"]
+
+
+def of_several(outcomes: Iterable[str | None]) -> str | None:
+    """Of the repeats of one thing: 3 identical, or 2 of 3 identical; None where none has a certificate."""
+    outcomes = list(outcomes)
+    counts = Counter(one for one in outcomes if one is not None)
+    if not counts:
+        return None
+    total = f" of {len(outcomes)}" if set(outcomes) - set(counts) else ""
+    return ", ".join(f"{number}{total} {one}" for one, number in counts.most_common())
 
 
 def words(found: dict | None) -> str | None:

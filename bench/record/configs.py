@@ -20,7 +20,7 @@ OF_THE_ROW = ("name", "seed")  # columns of every row already
 SWITCHES = ("instruments", "exporters")  # groups whose settings' groups are on by being there
 GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter begins a group
 ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
-# Settings that differ with what is shown anyway, or that hang on others: no column unless one is asked for
+# Settings that differ with what is shown anyway, or that follow from others: no column unless one is asked for
 IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
 MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remembered while a folder is read
 
@@ -34,7 +34,7 @@ def read(folder: str) -> Config:
 
 
 def of_text(text: str) -> Config:
-    """What config.yaml says, of any version.  ValueError where it is no yaml of settings."""
+    """What config.yaml says, of any version.  ValueError where it is not a yaml of settings."""
     before, _, after = text.partition("\nseed: ")  # a column of its own: without it repeats have one text
     _, _, rest = after.partition("\n")
     return _of_text(f"{before}\n{rest}")
@@ -108,22 +108,17 @@ def add(rows: Iterable[MutableMapping], names: Sequence[str]) -> None:
 
 
 def varied(rows: Iterable[Mapping]) -> list[str]:
-    """The settings in which the rows differ, in the order of config.yaml, without those that are IMPLIED.
-
-    Rows without a config do not count.  A setting that only some have (muon's momentum) differs where those differ.
-    """
+    """Settings in which rows with a config differ, in its order, without IMPLIED; of muon's own those of muon alone."""
     configs = [config for config in dict.fromkeys(row["config"] for row in rows) if config]
     if len(configs) < 2:
         return []
     shared = set.intersection(*map(set, configs))
-    values, counts, order = {}, {}, {}
+    values, counts = {}, {}
     for config in configs:
         for key, value in settings(text for text in config if text not in shared).items():
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
             counts[key] = counts.get(key, 0) + 1
-    for key in keys({"config": config} for config in configs):
-        order[key] = len(order)
-    differing = (
-        key for key, found in values.items() if len(found) > 1 or (found == {"true"} and counts[key] < len(configs))
-    )
-    return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.get)
+    order = keys({"config": config} for config in configs)
+    is_switch = {key: found == {"true"} and counts[key] < len(configs) for key, found in values.items()}
+    differing = [key for key, found in values.items() if len(found) > 1 or is_switch[key]]
+    return sorted((key for key in differing if not IMPLIED.fullmatch(key)), key=order.index)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import atomic, private, reading, utc
 from bench.paths import REPO
-from bench.record import run_folder, step_files
+from bench.record import artifacts, run_folder, step_files
 
 KILLED = (
     "look into the kernel log (dmesg): after its out-of-memory killer free memory or lower hardware.micro_batch_seqs; "
@@ -40,13 +40,14 @@ HINTS = {  # what to do
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
-    "stopped": "start it alone if you want its end: ./run.sh run",
+    "stopped": "start it alone, without profile.stop_after_window, if you want its end: ./run.sh run",
     "bad_data": "check every file: ./run.sh data show NAME",
     "bad_setting": "change the setting that the message names; ./run.sh run --help KEY says what it takes",
     "no_metric_lines": "read what it printed, logs/rank0.log; script.dialect=FILE.yaml names its patterns, see "
     "docs/SCRIPTS.md",
     "exception": "read the traceback at the end of the rank's log",
 }
+OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError", re.I
@@ -62,6 +63,11 @@ def failure(kind: str, message: str, *where: int | str | None, **more: int | str
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
 
 
+def is_interrupt(found: dict | None) -> bool:
+    """Whether a run ended because somebody ended it, so that those after it are not wanted either."""
+    return found is not None and found["kind"] == "interrupted"
+
+
 def write(folder: Path | str, rank: int, step: int | None, error: BaseException) -> str:
     """Called by the rank that fails, with the exception in hand.  Returns its kind.  step: None outside training."""
     kind = kind_of(error)
@@ -72,7 +78,7 @@ def write(folder: Path | str, rank: int, step: int | None, error: BaseException)
     try:
         path.write_text(json.dumps(found))
     except OSError:
-        atomic.release(Path(folder))  # the disk is full: this file matters more than the reserve
+        atomic.release(folder)  # the disk is full: this file matters more than the reserve
         path.write_text(json.dumps(found))
     if kind == "non_finite_loss":
         event = {"t_ns": time.perf_counter_ns(), "utc": utc.now(), "event": kind}
@@ -83,12 +89,10 @@ def write(folder: Path | str, rank: int, step: int | None, error: BaseException)
 
 def kind_of(error: BaseException) -> str:
     """The kind of an exception, for HINTS."""
-    text = str(error)
-    if type(error).__name__ == "NonFiniteLoss":
-        return "non_finite_loss"
-    if type(error).__name__ == "NotCausal":
-        return "not_causal"
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{type(error).__name__}: {text}"):
+    text, name = str(error), type(error).__name__
+    if name in OWN_KINDS:
+        return OWN_KINDS[name]
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{name}: {text}"):
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
@@ -103,14 +107,13 @@ def kind_of(error: BaseException) -> str:
 
 def classify(folder: Path, exit_code: int) -> dict | None:
     """What the folder says of a worker group that ended with exit_code: a failure, or None for a good end."""
-    reported = [_report(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
-    reported = [one for one in reported if one]
+    reported = [atomic.read_json(path) for path in sorted((folder / "logs").glob("rank*.failure.json"))]
+    reported = [one for one in reported if one and "kind" in one]
     ended = atomic.read_json(folder / "logs" / "agent.json", {"failures": []})["failures"]
     if exit_code == 0 and not reported:
         return None
-    first_cause = [
-        one for one in reported if not (one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]))
-    ]
+    follows = [one["kind"] == "exception" and FOLLOWS_ANOTHER.search(one["message"]) for one in reported]
+    first_cause = [one for one, is_later in zip(reported, follows, strict=True) if not is_later]
     killed = [one for one in ended if one["exit_code"] < 0 and -one["exit_code"] != signal.SIGTERM]
     if first_cause:
         cause = min(first_cause, key=lambda one: one["failed_at_s"])
@@ -177,14 +180,9 @@ def write_launcher_killed(folder: Path | str) -> None:
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
-        run["artifacts"] = run_folder.artifacts(folder)
+        run["artifacts"] = artifacts.listed(folder)
         atomic.write_json(folder / "run.json", run)
-        run_folder.remove_temporary(folder)
-
-
-def _report(path):
-    found = atomic.read_json(path)
-    return found if found and "kind" in found else None
+        artifacts.remove_temporary(folder)
 
 
 def _without_private(found):

@@ -21,29 +21,16 @@ import functools
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from bench import reading, utc
+from bench.record import lock_file
 
 NAME = "ledger.jsonl"
 TURN = ".ledger.turn"
-LOOK_EVERY_S = 0.02
-STALE_S = 15.0  # an append takes milliseconds
-
-
-class Line(TypedDict):
-    """What every line has; the rest by its event."""
-
-    sha256: str
-    event: str
-    prev: NotRequired[str | None]
-    at: NotRequired[str | None]
-    run: NotRequired[str]
-    race_id: NotRequired[str]
 
 
 class OfRace(TypedDict):
@@ -56,32 +43,27 @@ class OfRace(TypedDict):
     discarded: NotRequired[bool]
 
 
-class Start(Line):
-    """A run begins."""
+class Line(TypedDict):
+    """Of what the lines above say that which is read."""
 
+    sha256: str
+    event: str
+    prev: NotRequired[str | None]
+    at: NotRequired[str | None]
+    run: NotRequired[str]
+    race_id: NotRequired[str]
     config_id: NotRequired[str | None]
     seed: NotRequired[int | None]
     source_sha256: NotRequired[str | None]
     race: NotRequired[OfRace | None]
     identity_version: NotRequired[int | None]
     deviations: NotRequired[int]
-
-
-class End(Line):
-    """A run has ended."""
-
     status: NotRequired[str | None]
     failure: NotRequired[str | None]
-
-
-class Look(Line):
-    """The interim state of a race was shown."""
-
     planned: NotRequired[bool]
 
 
-OF_EVENT = {"start": Start, "end": End, "look": Look}
-START = {"config_id": None, "source_sha256": None, "race": None}  # where somebody else's line does not say
+START = {"config_id": None, "source_sha256": None, "race": None}  # what a line of another program may lack
 END = {"status": "aborted"}
 
 
@@ -96,8 +78,9 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
     path = Path(results) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     # The file is opened when the turn is ours: NFS shows what other nodes have closed to who opens it afterwards.
-    with _turn(path.parent / TURN), open(path, "a+b", buffering=0) as file:
-        _lock(file)
+    with lock_file.locked(path.parent / TURN), open(path, "a+b", buffering=0) as file:
+        with contextlib.suppress(OSError):  # a file system without locks; earlier revisions know this lock alone
+            fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         last = _last_line(file, size)
         line = {"prev": _name(last), "at": utc.now(), "event": event, **facts}
@@ -112,48 +95,10 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
     return line
 
 
-@contextlib.contextmanager
-def _turn(path):
-    """Launchers of several nodes take turns: whoever makes the file has it.
-
-    NFS knows no flock everywhere, and appends of two nodes overwrite each other there; that one of two makes a file is
-    sure (open(2), O_EXCL).  One that its maker left behind, by the file system's own clock, is taken away.
-    """
-    own = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    while True:
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            break
-        except FileExistsError:
-            _end_stale(path, own)
-            time.sleep(LOOK_EVERY_S)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _end_stale(path, own):
-    with contextlib.suppress(OSError):  # it has just gone, or another process takes it away
-        made_s = path.stat().st_mtime
-        own.touch()
-        now_s = own.stat().st_mtime
-        own.unlink()
-        if now_s - made_s > STALE_S:
-            os.rename(path, own)  # of two that try, one does
-            own.unlink()
-
-
 def _write(file, content):
     if file.write(content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(file.fileno())
-
-
-def _lock(file):
-    """Revisions from before _turn() know this lock alone."""
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _last_line(file, size):
@@ -174,15 +119,16 @@ def _last_line(file, size):
 
 def _name(last):
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
-    found = None if last is None else _parsed(last)
-    return None if last is None else found["sha256"] if found else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
+    if last is None:
+        return None
+    found = _parsed(last)
+    return found["sha256"] if found else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
 
 def _parsed(line):
     """A line's dict, or None if it is not one that append() finished."""
     try:
-        found = reading.json_value(line, NAME, Line)
-        return reading.check_kind(found, OF_EVENT.get(found["event"], Line), NAME)
+        return reading.json_value(line, NAME, Line)
     except ValueError:
         return None
 
@@ -198,18 +144,9 @@ def _text(line):
 
 def started(results: Path | str, folder: Path | str, run: dict) -> str:
     """The start of a run whose folder was just made.  Returns the line's sha256, which run.json keeps."""
-    line = append(
-        results,
-        "start",
-        run=name_of(results, folder),
-        config_id=run["config_id"],
-        seed=run["seed"],
-        source_sha256=run["code"]["source_sha256"],
-        identity_version=run["code"].get("identity_version", 1),
-        deviations=len(run["deviations"]),
-        race=run.get("race"),
-    )
-    return line["sha256"]
+    code = {"source_sha256": run["code"]["source_sha256"], "identity_version": run["code"].get("identity_version", 1)}
+    facts = {"config_id": run["config_id"], "seed": run["seed"], "deviations": len(run["deviations"])} | code
+    return append(results, "start", run=name_of(results, folder), race=run.get("race"), **facts)["sha256"]
 
 
 def ended(results: Path | str, folder: Path | str, run: dict) -> dict:
@@ -308,7 +245,6 @@ def home(folders: Iterable[Path | str]) -> Path:
     homes = {find(folder) or folder.parent.parent for folder in map(Path, folders)}
     if len(homes) > 1:
         one, other = sorted(homes)[:2]
-        raise ValueError(
-            f"{one} and {other}: runs of {len(homes)} results folders, each with its own ledger: name runs of one"
-        )
+        words = f"runs of {len(homes)} results folders, each with its own ledger: name runs of one"
+        raise ValueError(f"{one} and {other}: {words}")
     return homes.pop()

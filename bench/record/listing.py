@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bench import reading
 from bench.paths import results_root
-from bench.record import index, named, rows
+from bench.record import certificates, index, named, rows
 
 
 def excluded(verb: str, message: str) -> None:
@@ -20,9 +20,9 @@ def report(message: str) -> None:
 
 
 def read_rows(words: Iterable[str]) -> list[rows.Row]:
-    """Words of the user, none for results/ -> the rows of their runs with "folder", by track, then time.
+    """Words of the user, none for results/ -> the rows of their runs, by track, then time.
 
-    A folder that cannot be read is named on standard error and skipped.
+    They have "folder" and "certificate" (its outcome; None: none) as well.  Unreadable ones are reported.
     """
     root = results_root()
     paths = [path for one in named.find(words) for path in one.holders] or ([root] if root.is_dir() else [])
@@ -32,5 +32,6 @@ def read_rows(words: Iterable[str]) -> list[rows.Row]:
         if parent not in from_here:
             from_here[parent] = os.path.relpath(parent or "/")
         row["folder"] = name if from_here[parent] == "." else f"{from_here[parent]}/{name}"
+        row["certificate"] = certificates.outcome(folder)
         found.append(row)
     return sorted(found, key=lambda row: (row["track"] or "", row["started_at"] or "", row["run_id"]))

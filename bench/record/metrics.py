@@ -13,19 +13,15 @@ from bench.units import ms_from_s, s_from_ms
 
 
 def metrics(run: dict, steps: list[dict]) -> dict:
-    """run: a record with "measured", "model", "environment", "world_size", "data" and perhaps "goal".
-
-    steps: rows of steps.csv.  Row k is after k optimizer steps.
-    """
+    """run: "measured", "model", "environment", "world_size", "data", perhaps "goal"; steps: rows of steps.csv."""
     measured = run["measured"]
     num_steps = steps[-1]["step"] if steps else None
     val_loss = last_val_loss(steps)
     train_s = max(measured.get("train_s_by_rank") or (), default=None)  # the slowest rank's clock
     num_untimed_steps = measured.get("num_untimed_steps") or 0
     timed_s, num_timed_steps = timed(train_s, steps, num_untimed_steps)
-    num_flagged_steps = None
-    if num_timed_steps is not None:
-        num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps
+    is_timed = num_timed_steps is not None
+    num_flagged_steps = max(0, num_steps - num_untimed_steps) - num_timed_steps if is_timed else None
     floor_nats, wall_s = run["data"].get("floor_nats"), measured.get("wall_s")
     gap_nats = None if val_loss is None or floor_nats is None else val_loss - floor_nats
     mem_gib = peak_mem_gib(measured.get("peak_mem_gib_by_rank"))
@@ -82,9 +78,8 @@ def timed(train_s, steps, num_untimed_steps=0):
 
 def _flagged(steps, num_untimed_steps):
     """Rows of timed steps that an instrument disturbed."""
-    return [
-        row for row in steps if row["step"] > num_untimed_steps and row.get("flags") and row.get("step_ms") is not None
-    ]
+    timed_rows = (row for row in steps if row["step"] > num_untimed_steps and row.get("step_ms") is not None)
+    return [row for row in timed_rows if row.get("flags")]
 
 
 def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
@@ -92,7 +87,7 @@ def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
     return train_ms / num_steps if train_ms is not None and num_steps else None
 
 
-def unflagged_step_ms(steps):
+def unflagged_step_ms(steps: list[dict]) -> list[float]:
     """The step times that may enter statistics: measured, and no instrument disturbed the step."""
     return [row["step_ms"] for row in steps if row.get("step_ms") is not None and not row.get("flags")]
 
@@ -124,7 +119,7 @@ def mfu_at_clock(flops_per_token, rate, run, peak):
     return mfu(flops_per_token, rate, run["world_size"], peak * clock_mhz / peak_clock_mhz)
 
 
-def energy(run, num_steps):
+def energy(run: dict, num_steps: int | None) -> dict[str, float | None]:
     """Joules of the run's GPUs together while the run's clock ran, all steps in it, flagged ones too."""
     summary = _telemetry(run)
     energy_j, num_tokens = summary.get("energy_j"), work.num_tokens(run["measured"], num_steps or 0)
@@ -159,7 +154,7 @@ def target_reached(goal, val_loss, gap_nats):
     return None
 
 
-def last_val_loss(steps):
+def last_val_loss(steps: list[dict]) -> float | None:
     """Of the last validation, nats per token; None if there was none or it is not a number."""
     found = [row["val_loss"] for row in steps if row.get("val_loss") is not None]
     return found[-1] if found and math.isfinite(found[-1]) else None

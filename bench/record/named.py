@@ -2,14 +2,15 @@
 
     a path            of a run, a race, a claim, a folder of runs, logs; also a run.json, a race.json, a quoted glob
     part of a run id  every run that bears it, a config_id for example
-    part of a sweep id the runs of the sweep
     part of a race id the race; where a verb wants runs, those of its arms        RACE:ARM   one arm of it
+    part of a sweep id  the sweep; where a verb wants runs, its own
     ONE,OTHER         both
 
 Paths start where the user stands, in the repository or in results/.  Ids are looked for among this machine's own
-results, and where nothing bears them among the published; runs before races.
+results, and where nothing bears them among the published; runs before races before sweeps.
 """
 
+import difflib
 import functools
 import glob
 import os
@@ -21,6 +22,7 @@ from bench.paths import REPO, published_root, race_roots, results_root, working_
 from bench.record import race_folder, run_folder, sweep
 
 CLAIM = "claim.yaml"  # what makes a folder a claim
+MAX_LISTED = 5  # sweeps in a refusal, the newest
 FILES = ("run.json", "race.json")  # stand for their folder
 
 
@@ -35,20 +37,16 @@ class Named(NamedTuple):
     @property
     def race(self) -> Path | None:
         """The folder of the race that is meant, or None."""
-        folder = self.paths[0]
-        return folder if len(self.paths) == 1 and _is_race(folder) else None
+        return self._if(_is_race)
 
     @property
     def claim(self) -> Path | None:
         """The claim's folder that is meant, or None."""
-        return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / CLAIM).is_file() else None
+        return self._if(lambda folder: (folder / CLAIM).is_file())
 
     @property
     def holders(self) -> list[Path]:
-        """What runs are looked for in: the paths; of a race or its arm the folders of the runs that count.
-
-        ValueError: the race has no such arm, or none of its runs is there.
-        """
+        """The paths; of a race or its arm the folders of the runs that count.  ValueError: no such arm, or no run."""
         if self.sweep is not None:
             return _runs_of_sweep(self.word, self.sweep)
         return self.paths if self.race is None else _runs_of_race(self.word, self.race, self.arm)
@@ -56,7 +54,11 @@ class Named(NamedTuple):
     @property
     def sweep(self) -> Path | None:
         """The folder of the sweep that is meant, or None."""
-        return self.paths[0] if len(self.paths) == 1 and (self.paths[0] / sweep.NAME).is_file() else None
+        return self._if(lambda folder: (folder / sweep.NAME).is_file())
+
+    def _if(self, fits):
+        """The one path that is meant, if it fits."""
+        return self.paths[0] if len(self.paths) == 1 and fits(self.paths[0]) else None
 
     @property
     def path(self) -> Path:
@@ -82,15 +84,22 @@ class Lookup:
                 return Named(word, [Path(folders[name]) for name in names], by_id=True)
         if race := _race(word):
             return Named(word, [race])
-        if found := _sweep(word):
+        if found := _one_with(word, sweep.folders(), "sweep"):
             return Named(word, [found])
         name, _, arm = word.rpartition(":")
         if name and arm and (race := _race(name)):
             return Named(word, [race], arm)
         raise ValueError(
-            f"{word}: is not a path, a glob that matches, or part of the id of a run or a race: "
-            "./run.sh table lists the runs"
+            f"{word}: is not a path, a glob that matches, or part of the id of a run, a race or a sweep: "
+            f"{self._near(word)}./run.sh table lists the runs{_known_sweeps()}"
         )
+
+    def _near(self, word):
+        """Whether ids of runs, races or sweeps that resemble the word were meant."""
+        races = [path.name for root in race_roots() for path in root.glob("*") if _is_race(path)]
+        ids = [*self._own, *self._published, *races, *(folder.name for folder in sweep.folders())]
+        near = difflib.get_close_matches(word, ids, n=3, cutoff=0.75)
+        return f"did you mean {' or '.join(near)}? " if near else ""
 
     def each(self, words: Iterable[str]) -> list[Named]:
         """Words, comma lists among them -> [Named].  ValueError: nothing is called so."""
@@ -128,6 +137,14 @@ def folder(word: str) -> Path:
     return found
 
 
+def sweep_folder(word: str) -> Path:
+    """The folder of the one sweep that a word means.  ValueError: it means none."""
+    found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
+    if found is None:
+        raise ValueError(f"{word}: is no sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
+    return found
+
+
 def runs(words: Iterable[str]) -> list[Path]:
     """Words -> the run folders in and below what they mean, each once.  ValueError: there is none."""
     found = []
@@ -161,21 +178,22 @@ def _race(word):
     """The folder of the race that a path or part of an id means, or None.  ValueError: it is part of several ids."""
     for path in _paths(word):
         return path if _is_race(path) else None
-    for root in race_roots():
-        found = [path for path in sorted(root.glob("*")) if word in path.name and _is_race(path)]
-        if len(found) > 1:
-            raise ValueError(f"{word}: is part of {len(found)} race ids: {', '.join(path.name for path in found)}")
-        if found:
-            return found[0]
-    return None
+    of_roots = (_one_with(word, filter(_is_race, sorted(root.glob("*"))), "race") for root in race_roots())
+    return next(filter(None, of_roots), None)
 
 
-def _sweep(word):
-    """The folder of the sweep that part of an id means, or None.  ValueError: it is part of several ids."""
-    found = [folder for folder in sweep.folders() if word in folder.name]
+def _one_with(word, folders, kind):
+    """The folder whose name has the word in it, or None.  ValueError: several have."""
+    found = [folder for folder in folders if word in folder.name]
     if len(found) > 1:
-        raise ValueError(f"{word}: is part of {len(found)} sweep ids: {', '.join(path.name for path in found)}")
+        raise ValueError(f"{word}: is part of {len(found)} {kind} ids: {', '.join(path.name for path in found)}")
     return found[0] if found else None
+
+
+def _known_sweeps():
+    names = [folder.name for folder in sorted(sweep.folders(), key=lambda folder: folder.stat().st_mtime)]
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"; sweeps: {', '.join(names[-MAX_LISTED:])}{more}" if names else ""
 
 
 def _runs_of_sweep(word, folder):

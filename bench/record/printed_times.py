@@ -82,15 +82,11 @@ def doubts(rows: list[dict], num_untimed_steps: int = 0) -> list[str]:
     if found["overcounted_s"] > tolerance_s:
         said.append(f"it counts more time than passed: {lines}; they were not printed as it trained")
     elif between_s > tolerance_s:
-        said.append(
-            f"it claims less time than its lines took: {lines}; {between_s:.2f} s passed between steps, "
-            "where no validation is, uncounted"
-        )
+        passed = f"{between_s:.2f} s passed between steps, where no validation is, uncounted"
+        said.append(f"it claims less time than its lines took: {lines}; {passed}")
     if found["unseen_s"] > tolerance_s + UNSEEN_FRAC * abs(counted_s):
-        said.append(
-            f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart: whether it "
-            "validated or trained is not to be seen"
-        )
+        passed = f"{found['unseen_s']:.2f} s passed uncounted between lines that are several steps apart"
+        said.append(f"{passed}: whether it validated or trained is not to be seen")
     timed = [event for event in events(rows) if event[1] >= num_untimed_steps]
     back = [b for a, b in pairwise(timed) if b[1] < a[1] or (b[3] < a[3] and not num_untimed_steps)]
     if back:

@@ -9,6 +9,7 @@ from bench import reading
 from bench.paths import REPO, results_root
 
 FOLDER = "races"
+STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
 NAME = re.compile(r"\w[\w.-]*")  # never a way out of the folder: it may come from a foreign record
 TODAYS_FLAGS = {  # race.json keeps a verdict's flags as they were called when it was written
     "verdict-hangs-on-runs-left-out": "verdict-depends-on-exclusions",
@@ -76,10 +77,8 @@ def about(arms: Mapping[str, dict]) -> dict[str, str]:
     """{name: what() of the arm}, without the overrides that all arms share."""
     words = {name: arm.get("overrides") or [] for name, arm in arms.items()}
     shared = set.intersection(*map(set, words.values()))
-    return {
-        name: what(arm | {"overrides": [word for word in words[name] if word not in shared]})
-        for name, arm in arms.items()
-    }
+    own = {name: [word for word in words[name] if word not in shared] for name in arms}
+    return {name: what(arm | {"overrides": own[name]}) for name, arm in arms.items()}
 
 
 def read(folder: Path | str) -> Race:
@@ -117,8 +116,6 @@ def _name_arms(comparison, baseline, candidate):
 
 
 def run_folder_of(folder: Path, run: str) -> Path | None:
-    """Where a run "<track>/<run_id>" of the race lies: relative to results/ as the race found it, or beside the race
-    when it was moved.  None: it is not there.
-    """
+    """Where a run "<track>/<run_id>" lies: in results/, or beside the race where it was moved; None: nowhere."""
     bases = (folder.parent.parent, results_root(), folder, REPO)
     return next((Path(base, run) for base in bases if Path(base, run, "run.json").is_file()), None)

@@ -137,16 +137,17 @@ def row_of(run: dict, config: configs.Config = ()) -> Row:
 def _size(run, config, complete) -> Size:
     data, settings = run["data"], configs.group(config, "model")
     layers, width = settings.get("model.num_layers"), settings.get("model.width")
-    shards, telemetry = data.get("train") or (), _telemetry(run) if complete else {}
+    shards, summaries = data.get("train") or (), run.get("instrument_summaries") if complete else None
+    telemetry = (summaries or {}).get("telemetry") or {}
     devices = (telemetry.get("by_device") or {}).values()
     slowed = [one["slowed_frac"] for one in devices if one.get("slowed_frac") is not None]
-    power_w = run["metrics"].get("mean_power_w") if complete else None
+    power_w, energy_j = ((run["metrics"] if complete else {}).get(name) for name in ("mean_power_w", "energy_j"))
     return {
         "size": None if layers is None or width is None else f"{layers}x{width}",
         "num_params": run["model"].get("num_params"),
         "num_shards": len(shards) or None,
         "epochs": _epochs(run, shards),
-        "energy_j": _energy_j(run) if complete else None,
+        "energy_j": telemetry.get("energy_j") if energy_j is None else energy_j,
         "mean_power_w": telemetry.get("mean_power_w") if power_w is None else power_w,
         "throttled_frac": max(slowed, default=None),
     }
@@ -164,6 +165,8 @@ def _epochs(run, shards):
 
 def _counted(run, complete) -> Counted:
     goal, metrics, imported = run.get("goal") or {}, run["metrics"], run.get("imported") or {}
+    of_script = (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script")
+    of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
         "provenance": run.get("provenance"),
         "num_flagged_steps": metrics.get("num_flagged_steps") if complete else None,
@@ -173,12 +176,9 @@ def _counted(run, complete) -> Counted:
         "val_tokens": goal.get("val_tokens"),
         "setting": encoded(setting(run)),
         "machine_doubts": _machine_doubts(run) if complete and run["validity"] == "suspect" else [],
-        "script_doubt": next(
-            (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script"), None
-        ),
+        "script_doubt": next(of_script, None),
         "headline": ", ".join(imported.get("headline") or ()) or None,
-        "log_id": imported.get("same_run_id")
-        or (f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None),
+        "log_id": imported.get("same_run_id") or of_file,
         "identity_version": None if imported else run["code"].get("identity_version", 1),
     }
 
@@ -198,6 +198,8 @@ def setting(run):
     env, protocol, data = run["environment"], run.get("timing_protocol") or {}, run["data"]
     gpus = env.get("gpus") or ()
     is_log = run.get("provenance") == "imported"
+    # what its own step_avg divides by says which steps a log's time counts
+    meaning = (run.get("imported") or run.get("script") or {}).get("step_avg_meaning")
     cpu = {} if gpus else {name: env.get(name) for name in ("cpu_model", "num_cpus", "num_threads")}
     return {
         "gpus": sorted(str(gpu.get("name")) for gpu in gpus) if gpus or not is_log else None,  # [] is a CPU
@@ -205,29 +207,13 @@ def setting(run):
         **cpu,
         **{name: env.get(name) for name in ("driver", "cuda", "nccl", "torch")},
         "timing_protocol": protocol.get("id"),
-        "timed_steps": _timed_steps(run.get("imported") or run.get("script") or {}),
+        "timed_steps": meaning and ("not the first ones" if "untimed" in meaning else "all"),
         "instruments": protocol.get("instruments"),
         "train_data": [file["sha256"] for file in data.get("train") or ()] or None,
         "val_data": [file["sha256"] for file in data.get("val") or ()] or None,
         "world_size": run.get("world_size"),
         **({"beside": run["beside"]["num_slots"]} if run.get("beside") else {}),
     }
-
-
-def _timed_steps(imported):
-    """Which steps a log's train time counts: what its own step_avg divides by says so."""
-    meaning = imported.get("step_avg_meaning")
-    return meaning and ("not the first ones" if "untimed" in meaning else "all")
-
-
-def _energy_j(run):
-    """Of the timed region, all devices together: from the record's metrics, or from the telemetry's summary."""
-    found = run["metrics"].get("energy_j")
-    return _telemetry(run).get("energy_j") if found is None else found
-
-
-def _telemetry(run):
-    return (run.get("instrument_summaries") or {}).get("telemetry") or {}
 
 
 def _target(goal, floor_nats):

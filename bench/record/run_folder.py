@@ -12,7 +12,6 @@ A new version gets a line here, a function in UPGRADERS and a kept example in te
 import contextlib
 import itertools
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -29,30 +28,6 @@ UPGRADERS = {}  # version -> function from a record of that version to one of th
 LAUNCH, PROGRESS, RESULT = ".launch.tmp", ".progress.tmp", ".result.tmp"
 STALE_HEARTBEAT_S = 60.0  # six heartbeats of the launcher
 MAX_CLOCK_SKEW_S = 600.0  # between two machines that share a results folder (assumed)
-ROLES = {
-    "config.yaml": "config",
-    "overrides.yaml": "overrides",
-    "steps.csv": "steps",
-    "steps_by_rank.csv": "steps",
-    "telemetry.csv": "telemetry",
-    "events.jsonl": "events",
-    "environment.json": "environment",
-    "code": "code",
-    "logs": "log",
-    "traces": "trace",
-    "memory": "memory",
-    "work": "work",
-}
-OF_NODE = re.compile(r"\.node\d+(?=\.)")  # in the name of a file that each node writes: telemetry.node1.csv
-OUTPUT_ROLES = (
-    "steps",
-    "telemetry",
-    "events",
-    "log",
-    "trace",
-    "memory",
-    "work",
-)  # written by the workers, the rest before
 
 
 # ---- where records are
@@ -66,17 +41,14 @@ def run_id(moment, name, config_id, seed):
 def new_folder(
     results: Path | str, track: str, name: str, config_id: str, seed: int, moment: datetime | None = None
 ) -> Path:
-    """Makes a new folder, -2, -3, ... appended where the name is taken; mkdir is atomic, so two never share one.
-
-    moment: the start, in UTC; None is now.
-    """
+    """Makes a new folder, -2, -3, ... appended where the name is taken.  moment: the start in UTC; None is now."""
     wanted = run_id(moment or datetime.now(UTC), name, config_id, seed)
     parent = Path(results) / track
     parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = parent / (wanted if number == 1 else f"{wanted}-{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir()
+            folder.mkdir()  # atomic: two never share one
             return folder
 
 
@@ -131,26 +103,15 @@ def _stat_of_run(folder):
 # ---- run.json
 
 
-def read(
-    folder: Path | str,
-    now_s: float | None = None,
-    boot: str | None = None,
-    start_ticks_of: Callable[[int], int | None] | None = None,
-) -> dict:
-    """A run folder -> its record, newest version; one whose launcher is gone is shown as aborted, nothing is written.
-
-    now_s, boot and start_ticks_of(pid) stand for the clock and this machine, so that a test can hold them.
-    """
+def read(folder: Path | str) -> dict:
+    """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
     run = read_raw(folder)
     with reading.of_record(folder):
-        return effective(run, now_s, boot, start_ticks_of)
+        return effective(run)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> dict:
-    """A run folder -> its record as written, upgraded to the newest version.  ValueError names an invalid one.
-
-    checked=False: also one whose fields are missing or of other kinds, for who says what is wrong with it.
-    """
+    """A run folder -> its record, upgraded; ValueError.  checked=False: also with fields missing or of other kinds."""
     path = os.path.join(folder, "run.json")
     run = reading.json_object(path)
     version = run.get("schema_version")
@@ -208,7 +169,7 @@ def effective(
         age_s = (time.time() if now_s is None else now_s) - utc.seconds(run.get("heartbeat_at") or run["started_at"])
         gone, why = age_s > STALE_HEARTBEAT_S, f"its last heartbeat is {age_s:.0f} s old"
         if age_s < -MAX_CLOCK_SKEW_S:
-            gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, by a clock that nobody can trust"
+            gone, why = True, f"its last heartbeat is {-age_s:.0f} s in the future, so one of the two clocks is wrong"
     if not gone:
         return run
     found = failure("launcher_killed", f"run.json says running, but {why}", "run it again")
@@ -223,55 +184,7 @@ def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_co
     return {"kind": kind, **where, "message": message, "hint": hint}
 
 
-# ---- what is in a folder
-
-
-def artifacts(folder: Path | str) -> list[dict]:
-    """All files of the folder but run.json and temporary ones: [{"path", "sha256", "num_bytes", "role"}]."""
-    import hashlib
-
-    found = []
-    for path in files(folder):
-        with open(Path(folder) / path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        num_bytes = (Path(folder) / path).stat().st_size
-        found.append({"path": path, "sha256": sha256, "num_bytes": num_bytes, "role": _role(path)})
-    return found
-
-
-def _role(path):
-    name = OF_NODE.sub("", path)
-    return ROLES.get(name, ROLES.get(name.partition("/")[0], "other"))
-
-
-def files(folder: Path | str) -> list[str]:
-    """Sorted paths, relative and with "/", of what belongs into artifacts."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _is_temporary(path.name)]
-    names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    return [name for name in names if name != "run.json"]
-
-
 def progress(folder: Path | str) -> dict:
     """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
     found = atomic.read_json(Path(folder) / PROGRESS, {})
-    return found if isinstance(found, dict) and type(found.get("step")) in (int, type(None)) else {}
-
-
-def remove_outputs(folder: Path | str) -> None:
-    """Deletes what workers wrote into folder; the folder is then as before its run, but for run.json."""
-    remove_temporary(folder)
-    for path in files(folder):
-        if _role(path) in OUTPUT_ROLES:
-            (Path(folder) / path).unlink()
-
-
-def remove_temporary(folder: Path | str) -> None:
-    """Deletes the run's temporary files and the reserve; what a disk does not let go stays."""
-    for path in Path(folder).iterdir():
-        if _is_temporary(path.name):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _is_temporary(name):
-    return name == atomic.RESERVE or (name.startswith(".") and name.endswith(".tmp"))
+    return found if type(found.get("step")) in (int, type(None)) else {}

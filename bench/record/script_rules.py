@@ -1,4 +1,4 @@
-"""The rules that the complete record of somebody's own script must keep, in the place of those on our own training.
+"""The rules that the complete record of a user's script must keep, instead of those on our own training.
 
 A script has its own model, batch and number of steps: instead of those it is held to what was seen of it.  As in
 verification.py a rule is a function (folder, record) -> (passed, evidence).

@@ -13,13 +13,8 @@ from bench import atomic, reading
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
-INT_COLUMNS = (
-    "step",
-    "tokens",
-    "t_ns",
-    "line_t_ns",
-    "val_line_t_ns",
-)  # t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+# t_ns: rank 0's time.perf_counter_ns when the step began, as in events.jsonl
+INT_COLUMNS = ("step", "tokens", "t_ns", "line_t_ns", "val_line_t_ns")
 BY_RANK = "steps_by_rank.csv"
 
 
@@ -67,7 +62,7 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     """steps.csv -> rows in order of step; INT_COLUMNS int, flags str, the rest float or None.  No file: [].
 
     Lines of one step are made one row (runs of 2026-11 that were killed have two).  A line that a kill cut is skipped;
-    with strict it is a ValueError naming the file and the line.  A byte that is no text always is one.
+    with strict it is a ValueError naming the file and the line.  A byte that is not text always is one.
     """
     path = Path(folder) / "steps.csv"
     try:
@@ -86,9 +81,8 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
             row = {column: _value(column, cell) for column, cell in zip(columns, line.split(","), strict=True)}
             if strict and row["step"] in rows:
                 raise ValueError
-            rows.setdefault(row["step"], row).update(
-                {name: value for name, value in row.items() if value not in (None, "")}
-            )
+            known = {name: value for name, value in row.items() if value not in (None, "")}
+            rows.setdefault(row["step"], row).update(known)
         except (ValueError, KeyError):
             if strict:
                 raise ValueError(f"{path}: line {number} is damaged or repeated: {line[:60]!r}") from None
@@ -163,10 +157,7 @@ def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
 
 
 def append_event(folder: Path | str, event: dict) -> None:
-    """One line of events.jsonl; event has t_ns (time.perf_counter_ns), utc, event (a name) and what else it knows.
-
-    OSError where there is no space: nothing is written.
-    """
+    """A line of events.jsonl: t_ns (time.perf_counter_ns), utc, event (a name), more.  OSError: nothing is written."""
     _append(Path(folder) / "events.jsonl", json.dumps(atomic.without_nan(event)) + "\n")
 
 

@@ -1,7 +1,8 @@
 """A sweep: who it is, what it asked for, and which runs are its own.  results/sweeps/<sweep_id>/:
 
     sweep.json     what was asked for and how it ended; written before its first run and at its end
-    points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last
+    points.jsonl   {"number", "overrides", "folder"} of each point that has a record, the newest last;
+                   points.NUMBER.jsonl by the process that ran it alone: machines never append to one file
     sweep.html     its page (bench/report/sweep_page.py)
 
 Each run that a sweep starts says so in run.json["sweep"]; one that was complete before stands in points.jsonl alone.
@@ -9,18 +10,16 @@ Each run that a sweep starts says so in run.json["sweep"]; one that was complete
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from bench import atomic, reading, utc
+from bench.config import overrides as words_of_config
 from bench.paths import results_root
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
-ID = re.compile(r"sweep-[0-9a-f]{8}")
 SCHEMA_VERSION = 1
-WORDS = {"null": None, "true": True, "false": False}
 
 
 class Facts(TypedDict):
@@ -54,8 +53,7 @@ class Point(NamedTuple):
 
 def id_of(words: Iterable[str], source_sha256: str) -> str:
     """The id of the sweep that these overrides make of this code: the same command goes on with the same sweep."""
-    text = json.dumps([sorted(words), source_sha256])
-    return f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"sweep-{hashlib.sha256(json.dumps([sorted(words), source_sha256]).encode()).hexdigest()[:8]}"
 
 
 def begin(
@@ -64,18 +62,18 @@ def begin(
     """sweep.json of a sweep that starts or goes on -> its folder, absolute."""
     folder = Path(results).absolute() / FOLDER / sweep_id
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, "command": list(command)}
-    facts |= {"points": [list(words) for words in points], "budget_s": budget_s}
-    atomic.write_json(folder / NAME, facts | {"started_at": utc.now(), "ended_at": None, "why": None})
+    asked = {"command": list(command), "points": [list(words) for words in points], "budget_s": budget_s}
+    facts = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, **asked, "started_at": utc.now()}
+    atomic.write_json(folder / NAME, facts | {"ended_at": None, "why": None})
     return folder
 
 
-def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping) -> None:
-    """A point has a record.  run: with "folder", as launch() returns it."""
+def keep(folder: Path, number: int, overrides: Sequence[str], run: Mapping, apart: bool = False) -> None:
+    """A point has a record.  run: with "folder", as launch() returns it; apart: others write meanwhile."""
     path = Path(run["folder"]).absolute()
     results = folder.parent.parent
     name = path.relative_to(results).as_posix() if path.is_relative_to(results) else str(path)
-    with open(folder / POINTS, "a") as file:
+    with open(folder / (f"points.{number}.jsonl" if apart else POINTS), "a") as file:
         file.write(json.dumps({"number": number, "overrides": list(overrides), "folder": name}) + "\n")
 
 
@@ -86,26 +84,23 @@ def end(folder: Path, why: str | None = None) -> None:
 
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
-    path = Path(folder) / NAME
-    return reading.json_object(path, Facts)
+    return reading.json_object(Path(folder) / NAME, Facts)
 
 
 def points(folder: Path | str) -> list[Point]:
     """Every point asked for, in order, each with the newest record that it has."""
     folder, kept = Path(folder), {}
-    for line in _lines(folder / POINTS):
+    for line in _lines(folder):
         kept[tuple(line["overrides"])] = line["folder"]
     asked = [tuple(words) for words in read(folder)["points"]]
     known = list(dict.fromkeys([*asked, *kept]))  # a search asks for points as it goes
     return [Point(number, list(words), _record(folder, kept.get(words))) for number, words in enumerate(known)]
 
 
-def _lines(path):
-    try:
-        lines = reading.text(path).splitlines()
-    except reading.Missing:
-        return []
-    return [reading.json_value(line, f"{path}, line {number}", Kept) for number, line in enumerate(lines, 1)]
+def _lines(folder):
+    for path in sorted(folder.glob("points*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
+        for number, line in enumerate(reading.text(path).splitlines(), 1):
+            yield reading.json_value(line, f"{path}, line {number}", Kept)
 
 
 def _record(folder, name):
@@ -127,19 +122,7 @@ def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
 
 def values(words: Iterable[str]) -> dict[str, Any]:
     """Overrides -> {key: value}, numbers as numbers."""
-    return {key: value_of(text) for key, _, text in (word.partition("=") for word in words)}
-
-
-def value_of(text: str) -> Any:
-    """The value of an override as config.yaml has it: a number, true or false, null or a word."""
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    return {key: words_of_config.value_of(text) for key, _, text in (word.partition("=") for word in words)}
 
 
 # ---- finding
@@ -160,10 +143,10 @@ def find(word: str, known: Iterable[str] = ()) -> str:
     return found[0]
 
 
-def members(sweep_id: str, results: Path | str | None = None) -> set[str]:
+def members(sweep_id: str) -> set[str]:
     """The ids of the runs that points.jsonl names; records that bear the sweep's id are its runs as well."""
-    folder = Path(results or results_root()) / FOLDER / sweep_id
-    return {Path(line["folder"]).name for line in _lines(folder / POINTS)}
+    folder = results_root() / FOLDER / sweep_id
+    return {Path(line["folder"]).name for line in _lines(folder)}
 
 
 def chosen(rows: Sequence[Mapping], word: str) -> list[Mapping]:

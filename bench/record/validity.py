@@ -1,7 +1,5 @@
 """Whether a finished run counts: valid, suspect or invalid, and why."""
 
-from bench.data.sources.markov import floor_slack_nats
-
 MAX_FOREIGN_CPU_CORES = 0.1  # other programs' load beside a CPU run; above it steps stretch visibly (assumed)
 
 
@@ -11,14 +9,13 @@ def validity(run: dict) -> tuple[str, list[str]]:
         return "invalid", ["the run did not complete"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
-    if None not in (floor_nats, val_loss) and val_loss < floor_nats - floor_slack_nats(run["goal"]["val_tokens"]):
-        return "invalid", [
-            f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: validation sees its targets"
-        ]
+    sees = "validation sees its targets"
+    if None not in (floor_nats, val_loss) and val_loss < floor_nats - _slack_nats(run):
+        return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: {sees}"]
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
     if implausible is not None and val_loss < implausible:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
-        return "invalid", [f"{words}: validation sees its targets (track.rules.implausible_val_loss)", *doubts]
+        return "invalid", [f"{words}: {sees} (track.rules.implausible_val_loss)", *doubts]
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
         words = f"its clock stood still: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
@@ -31,6 +28,11 @@ def validity(run: dict) -> tuple[str, list[str]]:
     if on_cpu and foreign is None:
         doubts.append("how busy other programs kept the CPU is unknown: the system does not say")
     elif on_cpu and round(foreign, 2) > MAX_FOREIGN_CPU_CORES:
-        limit = f"limit {MAX_FOREIGN_CPU_CORES}"
-        doubts.append(f"other programs used {foreign:.2f} CPU cores during the run ({limit})")
+        doubts.append(f"other programs used {foreign:.2f} CPU cores during the run (limit {MAX_FOREIGN_CPU_CORES})")
     return ("suspect", doubts) if doubts else ("valid", [])
+
+
+def _slack_nats(run):
+    from bench.data.sources.markov import floor_slack_nats  # numpy, which a launcher of other data does not need
+
+    return floor_slack_nats(run["goal"]["val_tokens"])

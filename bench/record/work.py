@@ -16,10 +16,7 @@ def num_tokens(measured: dict, num_steps: int, without: Collection[int] = ()) ->
 
 
 def flops_per_token(run: dict, num_steps: int, without: Collection[int] = ()) -> dict:
-    """{"flops_per_token", "flops_per_token_causal"}, means over the tokens of those steps; None where unknown.
-
-    run: has "measured" and "model".
-    """
+    """{"flops_per_token", "flops_per_token_causal"}, means over the tokens of those steps; None where unknown."""
     names = ("flops_per_token", "flops_per_token_causal")
     tokens = num_tokens(run["measured"], num_steps, without)
     if not run["measured"].get("stages") or not tokens:

@@ -5,7 +5,10 @@ Reads race.json (bench/race/runner.py) and the records of its runs.
 
 import contextlib
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from bench import atomic, reading
 from bench.record import race_folder, run_folder
@@ -14,7 +17,7 @@ from bench.report import curves, run_page
 from bench.terminal.text_table import counted
 from bench.web import forest
 from bench.web.chart import chart, series_of
-from bench.web.page import REPORT_STYLES, details, figure, join, page, section, soft, table, tag
+from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag
 
 COLOUR = parts.COLOUR  # of a verdict
 
@@ -34,7 +37,7 @@ def _html(folder, at):
     plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
     body = [
         tag("h1", title),
-        soft("; ".join(_facts(race)), "; ", tag("code", race.get("race_id"))),
+        soft("; ".join(_facts(race)), "; ", tag("code", race.get("race_id")), staircase(folder, at, race)),
         tag("div", _arms(race, baseline, against), _verdict(race, against), class_="columns"),
         forest.plot(parts.panels(against, names)),
         parts.numbers(baseline, against),
@@ -45,6 +48,13 @@ def _html(folder, at):
         section("Plan", details("plan.json: fixed before the first run", *plan)),
     ]
     return page(f"{title}, track {race.get('track')}", *body, data={"charts": charts + drawn}, styles=REPORT_STYLES)
+
+
+def staircase(folder: Path | str, at: Path | str, race: Mapping) -> Safe:
+    """From a page in the folder at to the staircase of a race of the ladder; "" of any other race."""
+    path = Path(folder) / race_folder.STAIRCASE  # written after the race's page
+    is_one = bool((race.get("plan") or {}).get("ladder") and race.get("result"))
+    return join(["; ", tag("a", "its staircase", href=quote(os.path.relpath(path, at)))]) if is_one else Safe("")
 
 
 def write_run_pages(folder: Path | str) -> None:

@@ -27,8 +27,8 @@ def device(environment: dict) -> str | None:
     return f"{len(gpus)} x {gpus[0].get('name')}" if gpus else environment.get("cpu_model")
 
 
-def where(folder: Path, run: dict) -> Safe:
-    """The machine, the code, the data, as far as they are known."""
+def where(folder: Path, run: dict, at: Path) -> Safe:
+    """The machine, the code, the data, as far as they are known.  at: the folder of the page."""
     env, code = run["environment"], run["code"]
     gpus = env.get("gpus") or []
     is_ours = run.get("provenance") != "imported"
@@ -45,7 +45,7 @@ def where(folder: Path, run: dict) -> Safe:
         facts["command"] = _code(" ".join(["./run.sh", *(run.get("command") or [])]))
         facts["instruments"] = ", ".join(run["instruments"] or []) or "none"
         facts["started"] = run["started_at"]
-        facts["run again"] = certificates.words(certificates.read(folder))
+        facts["certificate"] = _certificate(folder, at)
     shards = [
         [split, file["file"], file["num_tokens"], _code(file["sha256"])]
         for split in ("train", "val")
@@ -55,6 +55,13 @@ def where(folder: Path, run: dict) -> Safe:
     head = ("split", "shard", "tokens", "sha256")
     data = details(f"Data: {len(shards)} shards", table(head, shards)) if shards else ""
     return section("Where and with what", table((), lines, class_="facts"), data)
+
+
+def _certificate(folder, at):
+    """What a replay of the run showed, a link to its file; None without."""
+    words = certificates.words(certificates.read(folder))
+    way = os.path.relpath(folder.resolve(), at.resolve())
+    return words and Safe(_link(folder, certificates.FILE, way, words))
 
 
 def _code(words, more=""):
@@ -128,10 +135,10 @@ def _text(path):
         return str(error)
 
 
-def _link(folder, name, way):
+def _link(folder, name, way, words=None):
     if not os.path.isfile(f"{folder}/{name}"):  # traces and logs are often not sent along
         return tag("span", name, title="not in this folder", class_="soft")
-    return tag("a", name, href=quote(os.path.normpath(f"{way}/{name}")))
+    return tag("a", words or name, href=quote(os.path.normpath(f"{way}/{name}")))
 
 
 def _size(one):

@@ -63,7 +63,7 @@ def _html(folder, assets, back, at, repeats):
             *facts,
             scripts.section_of(run),
             run_events.section_of(run, rows, events),
-            run_facts.where(folder, run),
+            run_facts.where(folder, run, at),
             class_="columns",
         ),
         run_facts.stages(run),

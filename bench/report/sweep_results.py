@@ -3,6 +3,7 @@
 Read from the records alone; the sweep's own folder says what was asked for.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,30 @@ class Results:
             group |= {key: group["members"][0][key] for key in self.keys}
         return sorted(found, key=lambda group: (group["val_loss_mean"] is None, group["val_loss_mean"]))
 
+    @property
+    def ranked(self) -> list[dict]:
+        """groups, those with a val_loss."""
+        return [group for group in self.groups if group["val_loss_mean"] is not None]
+
+    @property
+    def sd_of_repeats(self) -> float | None:
+        """Of val_loss within a config, nats, pooled over those with repeats; None where none has."""
+        some = [(group["n"] - 1, group["val_loss_sd"]) for group in self.ranked if group["val_loss_sd"] is not None]
+        df = sum(one for one, _ in some)
+        return math.sqrt(sum(one * sd**2 for one, sd in some) / df) if df else None
+
+    def effects(self) -> list[table_pivot.Pivot]:
+        """means() of val_loss, the widest range first, without settings of which no value has two configs."""
+        num_configs = len(self.ranked)
+        found = [pivot for pivot in self.means() if len(pivot.cells) < max(num_configs, 2)]
+        return sorted(found, key=self.range_nats, reverse=True)
+
+    @staticmethod
+    def range_nats(pivot: table_pivot.Pivot) -> float:
+        """Between the best and the worst mean val_loss over a setting."""
+        means = [cell.mean for cell in pivot.cells.values() if cell.mean is not None]
+        return max(means) - min(means)
+
     def means(self, value: str = "val_loss") -> list[table_pivot.Pivot]:
         """For each axis with at least two values that ran, the mean over all the others."""
         found = [table_pivot.of_rows(self.rows, [key], value) for key in self.keys]
@@ -78,8 +103,18 @@ def read(folder: Path | str, known: Iterable[tuple[str, Row]] | None = None) -> 
     rows = sorted((row for row in rows if row), key=lambda row: (row["started_at"] or "", row["run_id"]))
     _add_axes(rows, axes, numbers)
     ran = {row["run_id"] for row in rows}
-    not_run = [point.overrides for point in points if point.folder is None or point.folder.name not in ran]
+    at = [[row[key] for key in axes] for row in rows if row["run_id"] not in numbers]  # killed before they were kept
+    not_run = [
+        point.overrides
+        for point in points
+        if (point.folder is None or point.folder.name not in ran) and _values(point, axes) not in at
+    ]
     return Results(facts, axes, rows, found, not_run)
+
+
+def _values(point, axes):
+    values = sweep.values(point.overrides)
+    return [values.get(key) for key in axes]
 
 
 def _row(folder):

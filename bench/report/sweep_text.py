@@ -1,38 +1,110 @@
-"""A sweep in words, for the end of ./run.sh run -m: the best config, the mean over each axis, what failed."""
+"""A sweep in words, for the end of ./run.sh run -m: what won and by how much, which setting mattered, what failed."""
+
+from pathlib import Path
 
 from bench.paths import shown
-from bench.report import table_pivot, table_text
+from bench.record import run_folder
+from bench.report import table_baseline, table_text
 from bench.report.sweep_results import Results
 from bench.report.table_text import number_words, value_words
+from bench.terminal import text_table
 
 MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
-NUMBERS = ("val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd", "step_avg_ms_mean", "step_avg_ms_sd")
+MAX_LOST = 10  # runs that failed or did not begin, by name
+NUMBERS = (
+    *("val_loss_mean", "val_loss_sd", "val_loss_change_nats", "val_loss_ci95_nats"),
+    *("train_s_mean", "train_s_sd", "step_avg_ms_mean"),
+)
 
 
 def table(found: Results) -> list[str]:
-    """Lines: the configs, best first, and the mean over each axis; none where one config alone completed."""
-    groups = [group for group in found.groups if group["val_loss_mean"] is not None]
+    """Lines: the configs, best first, and the mean over each value of each setting; none for fewer than two configs."""
+    groups = found.ranked[:MAX_CONFIGS]
     if len(groups) < 2:
         return []
-    lines = ["", table_text.fit(groups[:MAX_CONFIGS], [*found.keys, "n", *NUMBERS, "config_id"], found.keys)]
-    if len(groups) > MAX_CONFIGS:
-        lines.append(f"and {len(groups) - MAX_CONFIGS} more: ./run.sh table --group --sweep {found.facts['sweep_id']}")
-    if len(found.keys) > 1:
-        for pivot in found.means():
-            lines += ["", table_pivot.text(pivot, "simple")]
-    return [*lines, ""]
+    table_baseline.add(groups, groups[0])
+    all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
+    shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
+    about = f"{len(found.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
+    lines = ["", about, "", table_text.fit(shown, [*found.keys, "n", *NUMBERS, "config_id"], found.keys)]
+    if len(found.ranked) > MAX_CONFIGS:
+        left = len(found.ranked) - MAX_CONFIGS
+        lines.append(f"and {left} more: ./run.sh table --group --sweep {found.facts['sweep_id']}")
+    return [*lines, *_suspect(found), *_effects(found), ""]
+
+
+def _suspect(found):
+    suspect = [row for row in found.rows if row["status"] == "complete" and row["validity"] == "suspect"]
+    if not suspect:
+        return []
+    why = run_folder.read(found.folders[suspect[0]["run_id"]])["validity_reasons"][0]
+    num = sum(row["status"] == "complete" for row in found.rows)
+    return ["", f"{len(suspect)} of {num} complete runs are suspect ({why}): trust their losses, not their times"]
+
+
+def _effects(found):
+    effects = found.effects() if len(found.keys) > 1 else []
+    if not effects:
+        return []
+    lines = []
+    for pivot in effects:
+        for (value,), cell in pivot.cells.items():
+            mean = "" if cell.mean is None else number_words("val_loss", cell.mean)
+            lost = f", {cell.num_lost} lost" if cell.num_lost else ""
+            name = pivot.keys[0] if value == pivot.values[0][0] else ""
+            lines.append([name, value_words(value), mean, f"{cell.n}{lost}", "best" if cell.is_best else ""])
+    head = ["setting", "value", "val_loss_mean", "n", ""]
+    about = "mean over all runs with a value, whatever their other settings; what matters most first"
+    return ["", about, "", text_table.render(head, lines, [False, False, True, True, False], "simple")]
 
 
 def best(found: Results) -> str:
     """The best config in a sentence, without a claim: it is the best of those tried.  "" for fewer than two."""
-    groups = [group for group in found.groups if group["val_loss_mean"] is not None]
+    groups = found.ranked
     if len(groups) < 2:
         return ""
-    first = groups[0]
-    words = values(found, first)
-    mean = number_words("val_loss", first["val_loss_mean"])
-    n = f"n={first['n']}" + ("; one run each shows no spread" if first["n"] == 1 else "")
-    return f"best of {len(groups)}: {words}, val_loss {mean} ({n}); race it before you claim it: ./run.sh race"
+    first, second = groups[:2]
+    mean, sd = number_words("val_loss", first["val_loss_mean"]), first["val_loss_sd"]
+    spread = f"mean of {first['n']} runs, sd {number_words('val_loss', sd)}" if sd is not None else "one run"
+    return f"best of {len(groups)}: {values(found, first)}, val_loss {mean} ({spread}); {_ahead(found, first, second)}"
+
+
+def _ahead(found, first, second):
+    """By how much the best is ahead of the next, and whether repeats tell the two apart."""
+    pair = [dict(first), dict(second)]
+    table_baseline.add(pair, pair[0])
+    nats, interval = pair[1]["val_loss_change_nats"], pair[1]["val_loss_ci95_nats"]
+    if nats is None:
+        nats = second["val_loss_mean"] - first["val_loss_mean"]
+    by = f"{nats:.4f} nats ahead of {values(found, second)}"
+    if interval is None:
+        return f"{by}, and without repeats nobody knows whether by chance: sweep seed=0,1,2 too"
+    words = f"95 % interval {interval[0]:+.4f} to {interval[1]:+.4f}"
+    return f"{by} ({words})" if interval[0] > 0 else f"{by}, which these runs do not tell apart ({words})"
+
+
+def why(found: Results) -> str:
+    """Which setting mattered how much, beside the spread of repeats; "" for fewer than two settings."""
+    effects = found.effects() if len(found.keys) > 1 else []
+    if not effects:
+        return ""
+    parts = [
+        f"{pivot.keys[0]} {number_words('val_loss', found.range_nats(pivot))} (best {value_words(pivot.best[0])})"
+        for pivot in effects
+    ]
+    sd = found.sd_of_repeats
+    noise = "" if sd is None else f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
+    uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
+    doubt = "; not every combination ran: the means are of unlike runs" if uneven else ""
+    return f"nats between the best and the worst mean of each setting: {', '.join(parts)}{noise}{doubt}"
+
+
+def confirm(found: Results) -> str:
+    """What to type to make a result of it; "" for fewer than two configs."""
+    if len(found.ranked) < 2:
+        return ""
+    words = f"./run.sh race --from-sweep {found.facts['sweep_id']} --top 2 n=5"
+    return f"the best of many is the luckiest too; with fresh seeds, alone on the machine: {words}"
 
 
 def values(found: Results, row) -> str:
@@ -40,15 +112,26 @@ def values(found: Results, row) -> str:
     return " ".join(f"{key}={value_words(row[key])}" for key in found.keys)
 
 
-def ended(found: Results, folder, all_complete: int, all_asked: int) -> str:
+def ended(found: Results, folder: Path, all_complete: int, all_asked: int) -> str:
     """How many are complete, which failed or did not begin and why, and where to look: several lines."""
     lines = [f"{all_complete} of {all_asked} complete"]
-    for row in found.lost:
-        lines.append(f"          {row['status']}: {values(found, row)} seed={row['seed']}: {row['failure']}")
+    lines += _first([f"          {_lost(found, row)}" for row in found.lost])
     if found.not_run:
         why = found.facts["why"] or "it was interrupted"
         lines.append(f"          {len(found.not_run)} not run, {why}: the same command goes on with them")
-        lines += [f"          not begun: {' '.join(words)}" for words in found.not_run]
-    page = shown(folder / "sweep.html")
-    lines.append(f"          {page}; ./run.sh table --sweep {found.facts['sweep_id']}")
+        lines += _first([f"          not begun: {' '.join(words)}" for words in found.not_run])
+    page = folder / "sweep.html"
+    lines.append(f"          {shown(page)}; ./run.sh table --sweep {found.facts['sweep_id']}")
     return "\n".join(lines)
+
+
+def _first(lines):
+    more = len(lines) - MAX_LOST
+    return lines[:MAX_LOST] + ([f"          and {more} more"] if more > 0 else [])
+
+
+def _lost(found, row):
+    failure = run_folder.read(found.folders[row["run_id"]]).get("failure") or {}
+    message = (failure.get("message") or "").partition("\n")[0]
+    kind = "" if row["failure"] in (None, row["status"]) else f" {row['failure']}:"
+    return f"{row['status']}: {values(found, row)} seed={row['seed']}:{kind} {message}".rstrip(": ")

@@ -8,7 +8,7 @@ from bench.record import configs
 from bench.record.rows import SHOWN
 from bench.report.table_filters import GLOB
 
-COLUMNS = (*SHOWN, "folder")  # of every row
+COLUMNS = (*SHOWN, "folder", "certificate")  # of every row
 MAX_VARIED = 8  # settings that are shown unasked: runs that differ in more are no sweep
 
 

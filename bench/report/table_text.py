@@ -13,7 +13,10 @@ MIN_ID_CHARS = 32  # of a longer one
 NARROW_ID_CHARS = 20  # of any, where the other columns went already
 # fmt: off
 # What a terminal shows, without columns that are empty; from the right they give way until the rest fits.
-SHOWN = ("run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib")
+SHOWN = (
+    "run_id", "track", "status", "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "mfu", "peak_mem_gib",
+    "certificate",
+)
 GROUP_SHOWN = (
     "config_id", "name", "track", "n", "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd",
     "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd",
@@ -80,7 +83,7 @@ def _shorten_names(cells, limit, min_chars, may_stay_chars=0):
 
 def filled(rows: Sequence[Mapping], columns: Sequence[str]) -> list[str]:
     """Without the columns that are empty in every row."""
-    return [name for name in columns if any(row[name] is not None for row in rows)]
+    return [name for name in columns if any(row.get(name) is not None for row in rows)]
 
 
 def render(

@@ -5,6 +5,7 @@ enough from 5 a side; below, Welch's degrees of freedom vary from sample to samp
 side the change that should be found in 80 of 100 races is found in 70 (simulated, tests/test_simulation.py).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,12 +18,9 @@ MAX_N = 1_000_000
 
 
 def power(difference: float, sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA) -> float | None:
-    """Probability that the test gives p < alpha if the means differ by difference; sds and ns are pairs.
-
-    None where there is no test (n < 2, or no spread at all).
-    """
+    """Probability that the test gives p < alpha where the means differ so; None: no test (n < 2, no spread)."""
     se, df = _se_and_df(sds, ns)
-    return None if df is None else _power(difference / se, df, _critical(df, alpha))
+    return None if df is None else _power(difference / se, df, student_t_quantile(1 - alpha / 2, df))
 
 
 def smallest_difference(
@@ -34,10 +32,8 @@ def smallest_difference(
     return None if df is None else _shift(df, alpha, wanted_power) * se
 
 
-def needed_n(
-    difference: float, sd: float | None, alpha: float = ALPHA, wanted_power: float = WANTED_POWER
-) -> int | None:
-    """Runs a side, at least 2, that find a difference with the wanted power where both spreads are sd.
+def needed_n(difference: float, sd: float | None) -> int | None:
+    """Runs a side, at least 2, that find a difference with WANTED_POWER where both spreads are sd.
 
     None where even a million would not do, a difference of 0 among them, and where sd is None.
     """
@@ -47,7 +43,7 @@ def needed_n(
         return 2
 
     def enough(n):
-        return power(difference, (sd, sd), (n, n), alpha) >= wanted_power
+        return power(difference, (sd, sd), (n, n)) >= WANTED_POWER
 
     high = 2
     while not enough(high):
@@ -72,27 +68,13 @@ def _power(shift, df, critical):
     return 1 - noncentral_t_cdf(critical, df, abs(shift)) + noncentral_t_cdf(-critical, df, abs(shift))
 
 
-def _critical(df, alpha):
-    return student_t_quantile(1 - alpha / 2, df)
-
-
+@functools.lru_cache(maxsize=256)  # some 50 evaluations, and a table of n asks for the same ones again
 def _shift(df, alpha, wanted_power):
-    """Difference over standard error at which the power is as wanted; the secant method kept inside a bracket.
-
-    The start is the normal approximation of the noncentral t distribution (Johnson and Welch 1940).
-    """
-    critical = _critical(df, alpha)
-    z = student_t_quantile(wanted_power, 1e6)
-    guess = critical + z * math.sqrt(1 + critical * critical / (2 * df))
-    low, high = 0.0, max(2.0, 2 * guess)
+    """Difference over standard error at which the power is as wanted, by bisection."""
+    critical = student_t_quantile(1 - alpha / 2, df)
+    low, high = 0.0, 2 * critical
     while _power(high, df, critical) < wanted_power:
         low, high = high, 2 * high
-    shift, miss = guess, _power(guess, df, critical) - wanted_power
-    before, miss_before = low, (alpha if low == 0 else _power(low, df, critical)) - wanted_power
-    while abs(miss) > 1e-12 and high - low > 1e-13 * high:
-        low, high = (shift, high) if miss < 0 else (low, shift)
-        step = miss * (shift - before) / (miss - miss_before) if miss != miss_before else 0.0
-        before, miss_before = shift, miss
-        shift = shift - step if low < shift - step < high else 0.5 * (low + high)
-        miss = _power(shift, df, critical) - wanted_power
-    return shift
+    while (middle := 0.5 * (low + high)) not in (low, high) and high - low > 1e-13 * high:
+        low, high = (middle, high) if _power(middle, df, critical) < wanted_power else (low, middle)
+    return middle

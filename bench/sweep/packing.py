@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.config import schema
+from bench.launch import series
 from bench.launch.console import say
 from bench.machine import gpus, processes
 from bench.machine.signals import raise_interrupted
 from bench.paths import REPO, working_folder
+from bench.units import format_about_s
 
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
@@ -104,19 +106,53 @@ def environment(place: Place) -> dict[str, str]:
     return env | {"CUDA_VISIBLE_DEVICES": place.gpu} if place.gpu is not None else env
 
 
+class Budget:
+    """Seconds for all runs, by which none begins that would end later, as far as it is known how long one takes."""
+
+    def __init__(self, budget_s: float | None, run_s: float | None):
+        """budget_s: None: no limit; run_s: what a run took before, None: not known before the first has ended."""
+        self.budget_s, self._run_s, self._spent_s, self._opened_s = budget_s, run_s, [], time.monotonic()
+
+    @property
+    def run_s(self) -> float | None:
+        return sum(self._spent_s) / len(self._spent_s) if self._spent_s else self._run_s
+
+    def spent(self, run_s: float) -> None:
+        """A run has ended."""
+        self._spent_s.append(run_s)
+
+    def fits(self) -> bool:
+        """Whether a run that begins now ends in time."""
+        return self.budget_s is None or (self.run_s or 0.0) <= self._left_s()
+
+    def _left_s(self):
+        return self.budget_s - (time.monotonic() - self._opened_s)
+
+    def plan(self, num_runs: int, num_slots: int) -> str:
+        """How long so many runs take, so many at a time, and how many of them fit."""
+        if self.run_s is None:
+            return f"{num_runs} runs, {num_slots} at a time, how long is known after the first"
+        whole_s = -(-num_runs // num_slots) * self.run_s
+        num_fitting = None if self.budget_s is None else num_slots * max(0, int(self._left_s() // self.run_s))
+        fitting = series.in_budget(num_fitting, num_runs, self.budget_s)
+        return f"{num_runs} runs, {num_slots} at a time, {format_about_s(whole_s)}{fitting}"
+
+
 def run_all(
-    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, deadline_s: float | None = None
+    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, budget: Budget
 ) -> Iterator[tuple[int, str | None, str]]:
     """Run every point, as many at a time as there are places; yields (index, record's folder or None, end of output).
 
     points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place;
-    deadline_s: of time.monotonic(), after which none begins.  Raises Interrupted after the runs under way have ended.
+    Raises Interrupted after the runs under way have ended.
     """
+    say("plan", budget.plan(len(points), len(where)))
+    was_known = budget.run_s is not None
     logs.mkdir(parents=True, exist_ok=True)
     todo, free, running = list(points), list(where), []
 
     def may_begin():
-        return todo and (deadline_s is None or time.monotonic() < deadline_s)
+        return todo and budget.fits()
 
     with raise_interrupted() as signals, contextlib.ExitStack() as all_of_them:
         while running or may_begin():
@@ -130,11 +166,15 @@ def run_all(
                 given = json.dumps(asdict(place) | facts | {"answer": str(paths[1])})
                 program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
                 process = stack.enter_context(processes.child(program, REPO, environment(place), out, END_WITHIN_S))
-                running.append((number, place, process, stack, paths))
+                running.append((number, place, process, stack, paths, time.monotonic()))
             for one in [one for one in running if one[2].poll() is not None]:
                 running.remove(one)
-                number, place, _, stack, (log, answer) = one
+                number, place, _, stack, (log, answer), began_s = one
                 stack.close()
+                budget.spent(time.monotonic() - began_s)
+                if todo and not was_known:
+                    was_known = True
+                    say("plan", f"to go: {budget.plan(len(todo), len(where))}")
                 free.append(place)
                 folder = answer.read_text() if answer.exists() else None
                 answer.unlink(missing_ok=True)

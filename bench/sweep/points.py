@@ -4,8 +4,12 @@ Hydra's sweepers and launchers call this, through bench/config/multirun.py: all(
 in a process of somebody else's launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
 """
 
+import contextlib
+import os
+import signal
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,14 +17,11 @@ from bench.launch import launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
-from bench.machine.signals import Interrupted
-from bench.paths import shown
-from bench.record import run_folder, sweep
-from bench.sweep import earlier, objective, packing, stopping
-
-
-class Spent(Exception):
-    """The budget is spent before every point has a run."""
+from bench.launch.series import earlier_s
+from bench.machine.signals import Interrupted, raise_interrupted
+from bench.record import failures, run_folder, sweep
+from bench.sweep import earlier, elsewhere, objective, packing, stopping
+from bench.sweep.elsewhere import Unfinished
 
 
 @dataclass
@@ -40,12 +41,36 @@ class Points:
     def sweep_id(self) -> str:
         return self.folder.name
 
-    def handed_over(self, launcher: str) -> None:
-        """The runs are somebody else's to start, in processes whose output this one does not see."""
-        say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(self.folder)}")
+    def elsewhere(
+        self, launcher: str, settings: Mapping, refusals: type[Exception]
+    ) -> contextlib.AbstractContextManager:
+        """Around a launcher of somebody else's, which calls one() in processes whose output this one does not see."""
+        return elsewhere.followed(self.folder, launcher, settings, refusals)
 
     def one(self, words: list[str], number: int) -> float | None:
-        """A run in a process of somebody else's launcher -> its objective.  words: its overrides."""
+        """A run in a process of somebody else's launcher -> its objective.  words: its overrides.
+
+        None too where the process is not the first of its job's, or the sweep was ended before it began.
+        """
+        if os.environ.get("SLURM_PROCID", "0") != "0":
+            return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
+        run = None
+        try:
+            with raise_interrupted():
+                if why := sweep.read(self.folder)["why"]:
+                    say("sweep", f"not begun: the sweep has ended: {why}", always=True)
+                    return None
+                run = self._one(words, number)
+        except Interrupted as error:
+            ended_by = str(error)
+            say("sweep", f"not begun: {ended_by}", always=True)
+        else:
+            ended_by = run["failure"]["signal"] if failures.is_interrupt(run["failure"]) else None
+        if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
+            os.kill(os.getpid(), signal.Signals[ended_by])
+        return objective.of(run, self.objective)
+
+    def _one(self, words, number):
         job = prepare(words, say=lambda text: say("data", text))
         run = earlier.complete([job]).get(0)
         if run is None:
@@ -53,13 +78,13 @@ class Points:
             say("run", summary.last_words(run), always=True)
         else:
             earlier.say_complete(job, run)
-        sweep.keep(self.folder, number, words, run)
-        return objective.of(run, self.objective)
+        sweep.keep(self.folder, number, words, run, apart=True)
+        return run
 
     def all(self, points: list[list[str]], first_number: int, settings: dict) -> list[float | None]:
         """Several runs, all checked before the first; one that fails does not end the sweep.
 
-        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Spent, ValueError.
+        settings: of our launcher, hydra.launcher.*.  Raises Interrupted, Unfinished, ValueError.
         """
         where = self._places(points, settings)
         machine = where[0].machine() if where else None
@@ -78,10 +103,10 @@ class Points:
             for other in (other for other, first in enumerate(same) if first == number):
                 found[other] = run
                 sweep.keep(self.folder, first_number + other, points[other], run)
-            if run["status"] == "aborted":
+            if failures.is_interrupt(run["failure"]):
                 raise Interrupted(run["failure"]["signal"])
         if len(found) < len(points) and self.left_s() is not None:
-            raise Spent
+            raise Unfinished("--budget is spent")
         return [objective.of(found.get(number), self.objective) for number in range(len(points))]
 
     def left_s(self) -> float | None:
@@ -95,7 +120,7 @@ class Points:
         if not todo:
             return
         if where and len(todo) > 1:
-            yield from self._side_by_side({number: points[number] for number in todo}, where)
+            yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
         words = [" ".join(points[number]) for number in todo]
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
@@ -139,12 +164,14 @@ class Points:
         say("sweep", f"{len(where)} runs side by side on {on}, {facts}: no time of them counts")
         return packing.with_slowdown(where, self._slowdown_pct)
 
-    def _side_by_side(self, points, where):
+    def _side_by_side(self, points, where, jobs):
         """points: {index: words} -> yields (index, record) as they end."""
-        left_s = self.left_s()
-        deadline_s = None if left_s is None else time.monotonic() + left_s
+        known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
+        run_s = statistics.mean(known_s.values()) if known_s else None
         facts = {"folder": str(self.folder), "command": self.command}
-        for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, deadline_s):
+        for number, folder, tail in packing.run_all(
+            points, where, self.folder / "logs", facts, packing.Budget(self.left_s(), run_s)
+        ):
             run = None if folder is None else _read(folder)
             say("run", summary.last_words(run) if run else f"left no record:\n{tail}", always=not run)
             if run:

@@ -40,8 +40,5 @@ FIELDS = (
 
 def line(row):
     """{column: value} -> its line of the file; reasons are joined by "|" and hold no comma."""
-    return ",".join(_cell(row.get(field)) for field in FIELDS) + "\n"
-
-
-def _cell(value):
-    return "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+    values = ("" if row.get(field) is None else row[field] for field in FIELDS)
+    return ",".join(f"{value:.12g}" if isinstance(value, float) else str(value) for value in values) + "\n"

@@ -3,6 +3,7 @@
 Reading a frequency can wake every core, and a temperature many files: both are asked once a second only.
 """
 
+import contextlib
 import os
 import time
 
@@ -48,7 +49,7 @@ class Host:
     def __init__(self, family):
         self._family = family
         self._slow, self._slow_ns = {}, None
-        self._util_pct()  # the first call of psutil's has nothing to compare with
+        psutil.cpu_percent(None)  # the first call has nothing to compare with
 
     def sample(self, t_ns, now_ns):
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_S * 1e9:
@@ -58,24 +59,17 @@ class Host:
             "t_ns": t_ns,
             "device": self.name,
             "late_ms": round((now_ns - t_ns) / 1e6, 3),
-            "cpu_util_pct": self._util_pct(),
+            "cpu_util_pct": psutil.cpu_percent(None),  # of all CPUs since the call before, 0 to 100
             "rss_gib": self._rss_gib(),
             **self._slow,
         }
-
-    @staticmethod
-    def _util_pct():
-        """Of all CPUs of the machine since the call before, 0 to 100."""
-        return psutil.cpu_percent(None)
 
     def _rss_gib(self):
         """Resident sets added up: pages shared by several processes count in each."""
         rss_bytes = 0
         for process in self._family.processes():
-            try:
+            with contextlib.suppress(psutil.Error):  # it has just ended
                 rss_bytes += process.memory_info().rss
-            except psutil.Error:  # it has just ended
-                continue
         return gib_from_bytes(rss_bytes) if rss_bytes else None
 
 

@@ -66,22 +66,22 @@ def columns(samples: list[dict], steps: dict[int, tuple[int, int]], joined: dict
     step in which heat or hardware held the clocks of the worst device down, 0 to 1.
     """
     found = {}
-    of_power = curves(samples, "power_w") if joined["energy_j"] is not None else []
-    joules = {row: [curve.integral(*span) for curve in of_power] for row, span in steps.items()}
-    joules = {row: sum(each) for row, each in joules.items() if each and None not in each}
-    if joules and len(joules) == len(steps) and sum(joules.values()) > 0:
-        scale = joined["energy_j"] / sum(joules.values())
-        found["energy_j"] = {row: scale * energy_j for row, energy_j in joules.items()}
+    if joined["energy_j"] is not None:
+        joules = _by_row(samples, "power_w", steps, Curve.integral, sum)
+        if len(joules) == len(steps) and (total_j := sum(joules.values())) > 0:
+            found["energy_j"] = {row: joined["energy_j"] / total_j * energy_j for row, energy_j in joules.items()}
     for column in ("sm_clock_mhz", "cpu_freq_mhz"):
-        of_clock = curves(samples, column)
-        means = {row: [curve.mean(*span) for curve in of_clock] for row, span in steps.items()}
-        means = {row: round(sum(each) / len(each), 3) for row, each in means.items() if each and None not in each}
-        if means:
-            found[column] = means
-    slowed = curves([row | {"slowed": slows(row)} for row in samples], "slowed")
-    shares = {row: [curve.mean(*span) for curve in slowed] for row, span in steps.items()}
-    shares = {row: round(max(each), 3) for row, each in shares.items() if each and None not in each}
-    return found | ({"slowed_frac": shares} if shares else {})
+        found[column] = _by_row(samples, column, steps, Curve.mean, lambda each: round(sum(each) / len(each), 3))
+    slowed = [row | {"slowed": slows(row)} for row in samples]
+    found["slowed_frac"] = _by_row(slowed, "slowed", steps, Curve.mean, lambda each: round(max(each), 3))
+    return {column: values for column, values in found.items() if values}
+
+
+def _by_row(samples, column, steps, of_curve, reduced):
+    """{row: one figure of all devices}, of the steps in which each has one."""
+    of_each = curves(samples, column)
+    found = {row: [of_curve(curve, *span) for curve in of_each] for row, span in steps.items()}
+    return {row: reduced(each) for row, each in found.items() if each and None not in each}
 
 
 def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict, stopped: dict) -> dict:
@@ -111,7 +111,11 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
         "energy_agrees": None if apart_pct is None else apart_pct <= MAX_DISAGREEMENT_PCT,
         "mean_power_w": train_j / train_s if train_j is not None and train_s else None,
         "num_timed_samples": len(timed),
-        **{f"mean_{column}": _mean_of_devices(timed_rows.values(), column) for column in MEANS},
+        # every device counts alike, also one that was lost early or not sampled as often
+        **{
+            f"mean_{column}": mean([{column: mean(rows, column)} for rows in timed_rows.values()], column)
+            for column in MEANS
+        },
         "max_temp_c": max((row["temp_c"] for row in timed if row.get("temp_c") is not None), default=None),
         "throttle_frac": reason_shares(timed),
         "by_device": {name: _of_device(rows) for name, rows in timed_rows.items()},
@@ -119,10 +123,7 @@ def summary(samples: list[dict], spans: Sequence[tuple[int, int]], started: dict
 
 
 def of_all_nodes(summaries: list[dict]) -> dict:
-    """whole() of each node -> of the run: the first node's, energies and powers added up, all in by_node.
-
-    A sum is None where a node does not know its part.
-    """
+    """whole() of each node -> of the run: sums of energies and powers (None: a part is unknown), and by_node."""
     total = dict(summaries[0])
     for name in ("energy_j", "run_energy_j", "integrated_run_energy_j", "mean_power_w"):
         parts = [summary.get(name) for summary in summaries]
@@ -152,12 +153,6 @@ def warnings(joined: dict, report: dict) -> list[str]:
             if device.get(f"new_{column}"):
                 found.append(f"{name}: {device[f'new_{column}']} new {column} during training: its memory fails")
     return found
-
-
-def _mean_of_devices(rows_of_each, column):
-    """Every device counts alike, also one that was lost early or not sampled as often."""
-    means = [found for rows in rows_of_each if (found := mean(rows, column)) is not None]
-    return sum(means) / len(means) if means else None
 
 
 def _of_device(rows):

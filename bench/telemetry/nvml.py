@@ -6,7 +6,7 @@ not used because it blocks for 20 ms a call (nvml.h); the field values' byte cou
 
 import os
 
-from bench.machine.gpus import asked_devices, call, reason_names, visible_order
+from bench.machine.gpus import asked_devices, call, over, reason_names, visible_order
 from bench.units import MIB, gib_from_bytes
 
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field value: the sum over the links (nvml.h)
@@ -44,7 +44,7 @@ class Gpu:
             self._slow, self._slow_ns = self._slow_columns(), now_ns
         fields = self._field_values(now_ns)
         if "power_w" in self._no_fields:
-            fields["power_w"] = _over(self._ask("power_w", "PowerUsage"), 1e3)  # NVML gives mW
+            fields["power_w"] = over(self._ask("power_w", "PowerUsage"), 1e3)  # NVML gives mW
         utilisation = self._ask("util_pct", "UtilizationRates")
         memory = self._ask("mem_gib", "MemoryInfo")
         reasons = self._ask("throttle_reasons", "CurrentClocksEventReasons")
@@ -71,7 +71,7 @@ class Gpu:
         processes = self._ask("num_processes", "ComputeRunningProcesses")
         self.pids = None if processes is None else [process.pid for process in processes]
         return {
-            "power_limit_w": _over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3),
+            "power_limit_w": over(self._ask("power_limit_w", "EnforcedPowerLimit"), 1e3),
             "remapped_rows": None if rows is None else rows[0] + rows[1],
             "num_processes": None if processes is None else len(processes),
             "ecc_corrected": self._ask("ecc_corrected", "TotalEccErrors", corrected, nvml.NVML_VOLATILE_ECC),
@@ -136,10 +136,7 @@ class Gpu:
         return row
 
     def _without_fields(self, columns, code):
-        """Ask these fields no more, if that is what the error says.  Returns whether it does.
-
-        A field or scope that this driver does not know is an invalid argument to it.
-        """
+        """Ask these fields no more where the error says so (of an unknown one: invalid argument) -> whether it does."""
         nvml = self.nvml
         names = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND")
         unsupported = code in [getattr(nvml, f"NVML_ERROR_{name}") for name in names]
@@ -198,7 +195,3 @@ def open_gpus(uuids, num_devices):
         else:
             warnings.append(f"gpu{num}: NVML shows no GPU with the UUID that CUDA gives it")
     return gpus, warnings
-
-
-def _over(value, size):
-    return None if value is None else value / size

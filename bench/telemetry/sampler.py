@@ -36,15 +36,13 @@ class Sampler:
         self.foreign = {}  # device: the most foreign processes seen at once
         self.max_tick_ms, self.num_missed = 0.0, 0
         self._strangers = set()  # pids that are known not to be of the run
-        self._cpu_before_s = 0.0
-        self._foreign_at_s = 0.0
+        self._cpu_before_s = self._foreign_at_s = 0.0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write(",".join(FIELDS) + "\n")
 
     def tick(self):
         """One row for each device, written at once: a kill cuts no line."""
-        t_ns = time.perf_counter_ns()
-        text = ""
+        t_ns, text = time.perf_counter_ns(), ""
         for device in self.devices:
             row = device.sample(t_ns, time.perf_counter_ns())
             if row is not None:
@@ -57,10 +55,9 @@ class Sampler:
         self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
 
     def _write(self, text):
-        if self._file is None:
-            return
         try:
-            os.write(self._file, text.encode())
+            if self._file is not None:
+                os.write(self._file, text.encode())
         except OSError as error:  # a full disk: the counters at both ends are still read
             self.warnings.append(f"telemetry.csv ends early: {error.strerror}")
             self._file = None

@@ -12,27 +12,18 @@ MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
 
 
 def read(path: Path | str) -> list[dict]:
-    """telemetry.csv -> rows, numbers as numbers and empty cells as None; a line that was cut is skipped.
-
-    read_ns is when the device was read: t_ns of its tick and late_ms.
-    """
+    """telemetry.csv -> rows, empty cells None, cut lines skipped; read_ns: when the device was read, with late_ms."""
     rows = []
     with reading.lines(path) as lines:
         for cells in csv.DictReader(lines):
             try:
-                row = {name: _cell(name, text) for name, text in cells.items()}
+                row = {name: (text if name in TEXT else float(text)) if text else None for name, text in cells.items()}
                 row["t_ns"] = int(cells["t_ns"])
                 row["read_ns"] = row["t_ns"] + round(1e6 * (row.get("late_ms") or 0.0))
                 rows.append(row)
             except (TypeError, ValueError, KeyError, OverflowError):
                 continue
     return rows
-
-
-def _cell(name, text):
-    if not text:
-        return None
-    return text if name in TEXT else float(text)
 
 
 def by_device(samples: list[dict]) -> dict[str, list[dict]]:

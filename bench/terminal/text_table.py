@@ -106,6 +106,12 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 'es' if word.endswith('s') else 's'}"
 
 
+def some(words: Sequence[str], num_shown: int = 3, separator: str = ", ") -> str:
+    """The first words, and how many there are besides: "a, b, c and 2 more"."""
+    more = len(words) - num_shown
+    return separator.join(words[:num_shown]) + f"{separator.rstrip().rstrip(',')} and {more} more" * (more > 0)
+
+
 def middle(text: str, max_chars: int) -> str:
     """The beginning and the end of a text that is longer: often both are needed to tell it from others."""
     if len(text) <= max_chars:

@@ -28,6 +28,8 @@ def build_model(config: Config, device: torch.device, eos_token: int | None) -> 
     )
     if hasattr(model, "eos_token"):
         model.eos_token = eos_token
+    if config.model.activation_checkpointing:
+        model.recomputes_blocks = True
     model.init_weights(torch.Generator().manual_seed(config.seed))
     _to_bfloat16(model, config.model.bfloat16_params or ())
     torch.manual_seed(config.seed)

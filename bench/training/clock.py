@@ -29,7 +29,7 @@ class Clock:
     ):
         self._sync, self._barrier, self._now_ns = sync, barrier, now_ns
         self._running_since_ns = None
-        self._train_ns = 0
+        self._train_ns, self._has_stopped = 0, False
         self.paused_ns = {}  # reason -> ns
         self.num_pauses = {}  # reason -> count
 
@@ -46,17 +46,21 @@ class Clock:
         self._train_ns += stopped_ns - self._running_since_ns
         self._running_since_ns = None
         yield
-        self._barrier()  # what one rank did longer than the others in its pause is not training time
-        self._sync()
+        if not self._has_stopped:
+            self._barrier()  # what one rank did longer than the others in its pause is not training time
+            self._sync()
         started_ns = self._now_ns()
         self.paused_ns[reason] = self.paused_ns.get(reason, 0) + started_ns - stopped_ns
         self.num_pauses[reason] = self.num_pauses.get(reason, 0) + 1
-        self._running_since_ns = started_ns
+        self._running_since_ns = None if self._has_stopped else started_ns
 
     def stop(self) -> None:
-        self._sync()
-        self._train_ns += self._now_ns() - self._running_since_ns
-        self._running_since_ns = None
+        """Also inside a pause: train_s is then what it was when that began, as the last step line says."""
+        if self._running_since_ns is not None:
+            self._sync()
+            self._train_ns += self._now_ns() - self._running_since_ns
+            self._running_since_ns = None
+        self._has_stopped = True
         self._barrier()
 
     @property

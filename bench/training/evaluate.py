@@ -3,7 +3,28 @@
 Legend: B sequences, T tokens.
 """
 
+import contextlib
+
 import torch
+
+from bench.config.schema import Config
+from bench.config.stages import val_seq_len
+from bench.data.loader import val_batches
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def autocast(config: Config, device_type: str) -> contextlib.AbstractContextManager:
+    """What a forward pass of the run is in, as hardware.dtype says."""
+    dtype = DTYPES[config.hardware.dtype]
+    return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device_type, dtype=dtype)
+
+
+def batches(config: Config, shards, rank: int, world_size: int, device: torch.device):
+    """Those of a validation of the run, of this rank: an iterator of (tokens_BT, targets_BT)."""
+    seq_len, rank_tokens = val_seq_len(config), config.hardware.micro_batch_seqs * config.data.seq_len
+    shape = (seq_len, max(1, rank_tokens // seq_len))
+    return val_batches(shards, config.goal.val_tokens, *shape, rank, world_size, device)
 
 
 @torch.no_grad()

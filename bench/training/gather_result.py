@@ -31,11 +31,12 @@ class RankResult:
     t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
 
 
-def write(folder, facts, times, everyone, summaries):
+def write(folder, facts, times, everyone, summaries, stopped_at=None):
     """Everything but steps.csv.
 
     facts: {"model", "measured"}, known before the first step; times: seconds of what came before it; everyone: each
-    rank's RankResult; summaries: {instrument: the summary of all ranks together}.
+    rank's RankResult; summaries: {instrument: the summary of all ranks together}; stopped_at: the step after which
+    profile.stop_after_window ended the run, None where it did not.
     """
     if len(everyone) > 1:
         step_files.write_by_rank(folder, _by_rank(everyone))
@@ -43,6 +44,7 @@ def write(folder, facts, times, everyone, summaries):
         step_files.append_event(folder, event)  # of the other ranks; rank 0's are written already
     first = everyone[0]
     result = {
+        "stopped_at": stopped_at,
         "model": facts["model"],
         "measured": {
             "train_s_by_rank": [rank.train_s for rank in everyone],

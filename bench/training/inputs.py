@@ -7,7 +7,7 @@ from bench.config import schema
 from bench.data import shards as shard_files
 from bench.data import sources
 from bench.paths import results_root
-from bench.record import run_folder
+from bench.record import artifacts, run_folder
 
 
 def read_launch(folder: Path) -> dict | None:
@@ -28,7 +28,7 @@ def prepare_by_hand(folder: Path, rank: int):
         raise ValueError(f"{folder}: a run by hand would overwrite this record: copy it to another folder first")
     (folder / "logs").mkdir(exist_ok=True)
     if rank == 0:
-        run_folder.remove_outputs(folder)
+        artifacts.remove_outputs(folder)
 
 
 def read_config(folder: Path) -> schema.Config:

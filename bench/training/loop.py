@@ -13,8 +13,11 @@ def train(
     val_every_steps: int,
     clock: Clock,
     instruments,
+    stop_after: int | None = None,
 ) -> tuple[int, float]:
     """Train until reached(val_loss) or num_steps.  Returns (steps done, last val_loss in nats per token).
+
+    stop_after: end right after so many steps, fewer than num_steps, without a last validation; None: do not.
 
     step(k) does optimizer step k, k from 0.  evaluate() gives nats per token; it runs before the first step, then every
     val_every_steps and at the end, while the clock stands still.  instruments see every edge (instruments/base.py).
@@ -28,10 +31,15 @@ def train(
                 instruments.on_phase("validation")
                 val_loss = evaluate()
                 instruments.on_validation(steps_done, val_loss, clock.train_s)
-            if is_last or reached(val_loss):
-                clock.stop()
+                is_over = is_last or reached(val_loss)
+                if is_over:
+                    clock.stop()
+            if is_over:
                 return steps_done, val_loss
         instruments.on_step_start(steps_done)
         step(steps_done)
         instruments.on_step_end(steps_done)
         steps_done += 1
+        if steps_done == stop_after and steps_done < num_steps:
+            clock.stop()
+            return steps_done, val_loss

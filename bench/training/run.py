@@ -11,12 +11,12 @@ import time
 import torch
 
 from bench.config.stages import mean_batch_tokens
-from bench.instruments import load
-from bench.instruments.base import Context, InstrumentSet
+from bench.instruments import last_step, load
+from bench.instruments.base import Context, InstrumentSet, warning
 from bench.machine.environment import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
-from bench.training import distributed, gather_result, inputs, kernels, loop, staging
+from bench.training import distributed, gather_result, inputs, kernels, loop, staging, weights
 from bench.training.clock import Clock
 from bench.training.gc_policy import GcPolicy
 from bench.training.rank_events import RankEvents
@@ -65,13 +65,15 @@ class Run:
             raise
         finally:
             self.instruments.close()
+        if self.config.checkpoint.save and self.ranks.is_first and self._stopped_at is None:
+            self._save_weights(result)
         result.warnings, result.events = self.instruments.warnings, self.events.kept  # closing may have added some
         everyone = distributed.gather(result)
         if self.ranks.is_first:
             summaries = self.instruments.merge([rank.summaries for rank in everyone])
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
             self._writer.complete(gather_result.rows(self._writer.rows, everyone))
-            gather_result.write(self.folder, self._facts, self.times, everyone, summaries)
+            gather_result.write(self.folder, self._facts, self.times, everyone, summaries, self._stopped_at)
         distributed.barrier()  # no rank leaves while another may still need it
         self._trainer.close()
         del self._trainer
@@ -116,6 +118,7 @@ class Run:
         policy = GcPolicy(hardware.gc, hardware.gc_every_steps)
         instruments.attach(log)
         trainer.attach(instruments, log, checks=(*((writer.check,) if writer else ()), *policy.checks))
+        stop_after = last_step(self.config.instruments) if self.config.profile.stop_after_window else None
         clock = Clock(lambda: distributed.sync(self.ranks.device), distributed.barrier)
         with contextlib.ExitStack() as stack:
             if writer:
@@ -128,9 +131,11 @@ class Run:
                 writer.event("warmup_stop", **{name: self.times[name] for name in names})
                 writer.event("run_start")
             instruments.on_run_start()
+            schedule = goal.num_steps, goal.val_every_steps
             num_steps, _ = loop.train(
-                trainer.step, trainer.evaluate, self._reached, goal.num_steps, goal.val_every_steps, clock, instruments
+                trainer.step, trainer.evaluate, self._reached, *schedule, clock, instruments, stop_after
             )
+            self._stopped_at = num_steps if num_steps == stop_after and num_steps < goal.num_steps else None
             own_cpu_s = self.ranks.node, meter.own_cpu_s()
             policy.after_training()
             instruments.on_run_end()
@@ -155,6 +160,17 @@ class Run:
             node=self.ranks.node,
             t_offset_ns=self._t_offset_ns,
         )
+
+    def _save_weights(self, result):
+        """Off the clock; where it cannot be written, a warning: the run is measured."""
+        started_s, last = time.perf_counter(), result.rows[-1]
+        about = {name: str(self.record[name]) for name in ("run_id", "config_id", "seed")}
+        about |= {"format": "pt", "step": str(last["step"]), "val_loss": repr(last["val_loss"])}
+        try:
+            weights.write(self.folder / weights.FILE, self._trainer.weights(), about)
+        except (OSError, ValueError) as error:
+            self.instruments.warnings.append(warning("checkpoint", "after training", error))
+        self.times["checkpoint_s"] = time.perf_counter() - started_s
 
     def _known_facts(self):
         """What run.json says of model and batch, known before the first step."""

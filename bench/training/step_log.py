@@ -79,6 +79,11 @@ class StepLog:
             self._marks.free(self._segment[1])
         self._segment = (train_s, None)
 
+    def on_run_end(self) -> None:
+        """The device has been waited for: read the steps that no validation followed."""
+        while self._unread:
+            self._read()
+
     def _read(self, val_loss=None, train_s=None):
         """The oldest unread step; with a validation, train_s is the clock's own and not that of marks."""
         step, start_ns, start, end = self._unread.pop(0)

@@ -11,17 +11,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bench.config.schema import Config
-from bench.config.stages import num_micro_steps, val_seq_len
+from bench.config.stages import num_micro_steps
 from bench.data import sources
-from bench.data.loader import Loader, val_batches
+from bench.data.loader import Loader
 from bench.data.shards import Shard
 from bench.training import causality, distributed, staging
 from bench.training import evaluate as evaluation
 from bench.training.build_model import build_model
 from bench.training.reducer import reducer_for
 from bench.training.step_log import StepLog
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Trainer:
@@ -64,10 +62,7 @@ class Trainer:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """What the forward pass runs in, as hardware.dtype says."""
-        dtype = DTYPES[self.config.hardware.dtype]
-        if dtype is torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.ranks.device.type, dtype=dtype)
+        return evaluation.autocast(self.config, self.ranks.device.type)
 
     def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
@@ -107,6 +102,10 @@ class Trainer:
             due = [name for name in self.optimizer.parts if stage.is_due(name, step)]
             self.reducer.step(due)
             self.optimizer.zero_grad(set_to_none=True, names=due)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's, by the names that build_model() gives them."""
+        return self.model.state_dict()
 
     def evaluate(self, max_batches: int | None = None) -> float:
         """Mean nats per token over exactly val_tokens; max_batches is for the warm-up.
@@ -212,11 +211,8 @@ class Trainer:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
 
     def _val_batches(self, max_batches):
-        val_tokens, config, ranks = self.config.goal.val_tokens, self.config, self.ranks
-        seq_len, rank_tokens = val_seq_len(config), config.hardware.micro_batch_seqs * config.data.seq_len
-        shape = (seq_len, max(1, rank_tokens // seq_len))
-        batches = val_batches(self._val_shards, val_tokens, *shape, ranks.rank, ranks.world_size, ranks.device)
-        return itertools.islice(batches, max_batches)
+        of_rank = self.ranks.rank, self.ranks.world_size, self.ranks.device
+        return itertools.islice(evaluation.batches(self.config, self._val_shards, *of_rank), max_batches)
 
 
 def _compile_cache():

@@ -12,10 +12,11 @@ import time
 STARTED_S = time.monotonic()  # before the imports below: they take seconds, and the record says how many
 AGENT_PID = os.getppid()  # as early as possible: a process whose parent has ended gets another one
 
+import gc  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from bench.machine import processes  # noqa: E402
+from bench.machine import processes, run_processes  # noqa: E402
 from bench.record import failures  # noqa: E402
 from bench.training import flight_recorder, inputs  # noqa: E402
 
@@ -34,9 +35,12 @@ def main(folder):
     flight_recorder.enable_stack_dumps(folder)
     rows = []
     try:
+        gc.disable()  # imports leave no garbage, and looking for it is a tenth of their time
         from bench.training.run import Run  # imports torch
 
-        Run(folder, launch, STARTED_S, rows).train()
+        run = Run(folder, launch, STARTED_S, rows)
+        gc.enable()
+        run.train()
     except BaseException as error:
         step = rows[-1]["step"] if rows else 0
         if failures.write(folder, rank, step, error) in ("collective_timeout", "exception"):
@@ -55,10 +59,15 @@ def _redirect_output(path):
 def _end_with_launcher(launch):
     """A killed launcher or agent takes its workers along, on Linux by the kernel, so that a stopped one ends too.
 
-    The record that the launcher cannot write is its guard's (bench/launch/guard.py).
+    Within nsys the parent is a process, or a thread, of its own that may end before the run: the run's owner ends such
+    a worker (bench/launch/owner.py).  The record that the launcher cannot write is its guard's (bench/launch/guard.py).
     """
-    processes.die_with_parent()
-    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (AGENT_PID, "agent-watch")):
+    agent_pid = AGENT_PID
+    if run_processes.WITHIN in os.environ:
+        agent_pid = None
+    else:
+        processes.die_with_parent()
+    for pid, name in ((launch and launch["launcher_pid"], "launcher-watch"), (agent_pid, "agent-watch")):
         if pid:
             processes.when_gone(pid, lambda: os._exit(1), name)
 

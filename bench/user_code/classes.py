@@ -71,7 +71,9 @@ def load(where: str, import_path: str) -> Any:
 
 def _module(name) -> ModuleType:
     path = _file(name)
-    _search(working_folder(), *([] if path is None else [str(path.parent)]))
+    for folder in (working_folder(), *([] if path is None else [str(path.parent)])):
+        if folder not in sys.path:
+            sys.path.insert(1, folder)  # after this program's own folder, before installed packages
     if path is None:
         return importlib.import_module(name)
     known_as = "own_" + re.sub(r"\W", "_", name)
@@ -90,13 +92,6 @@ def _file(module_name):
     """The file that is meant, or None where a module's dotted name is."""
     is_file = module_name.endswith(".py") or os.sep in module_name
     return Path(os.path.normpath(of_user(module_name))) if is_file else None
-
-
-def _search(*folders):
-    """After this program's own folder, which is first, and before installed packages."""
-    for folder in folders:
-        if folder not in sys.path:
-            sys.path.insert(1, folder)
 
 
 def _import_failure(module_name, error):

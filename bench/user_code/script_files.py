@@ -1,7 +1,7 @@
-"""The files of somebody's own training script: those that are its identity, and what may lie beside it.
+"""The files of a user's training script: those that are its identity, and what may lie beside it.
 
 The sources in the script's folder and below are read, hashed and kept; everything else there (data, pictures, large
-files) the script finds by a link, and it is no part of the identity.
+files) the script finds by a link, and it is not part of the identity.
 """
 
 import os
@@ -19,9 +19,7 @@ MAX_DEPTH = 4
 
 
 def sources(script: Path) -> dict[str, Path]:
-    """{"script/train_gpt.py": its path} of the sources beside the script and below, sorted, the script itself first of
-    all found.  Excluded are: EXCLUDED.
-    """
+    """{"script/train_gpt.py": its path} of the sources beside the script and below, but for EXCLUDED, sorted."""
     found = {script.name: script}
     for parent, folders, names in os.walk(script.parent):
         below = Path(parent).relative_to(script.parent)

@@ -23,6 +23,23 @@ gradients and optimizer steps of all but r01 against numbers that the record's o
   r19      3.1 min  8-bit head, smaller first weights, learning rates fall to a tenth
   r20      3.0 min  long and short windows, one product for q, k and v
   r21      2.9 min  three quarters of the tokens a step, validation in sequences of 256K tokens
+  r26      2.9 min  sequences that begin at a document (records 22 to 25: communication, a new torch, a scaled head)
+  r28      2.8 min  a gate on each head (record 27: a Triton kernel, the MLP's first matrix transposed)
+  r29      2.7 min  windows of 3, 7 and 11 blocks, in three steps
+  r30      2.7 min  no MLP in the first layer
+  r31      2.7 min  YaRN
+  r32      2.6 min  skips through a sigmoid; head, gates and turns in bfloat16
+  r33      2.6 min  the last layer sees farther in the last validation
+  r34      2.5 min  smear
+  r35      2.5 min  the first layer gone, 40 more steps at the last learning rate
+  r37      2.5 min  cross entropy of bfloat16 logits (record 36: communication)
+  r38      2.5 min  Polar Express
+  r39      2.4 min  Adam in every second step, two thirds of the tokens a step
+  r40      2.4 min  backout
+  r42      2.3 min  NorMuon, as record 42 put it right
+  r43      2.3 min  cautious weight decay
+  r45      2.2 min  one skip instead of five (record 44: communication)
+  r46      2.2 min  the batch grows in three stages, and the learning rate with it
   simple            the portable trainer of track 3
 
 Times are the records' own, on 8x H100.  experiment=r09 is the record; `model.args.softcap=15` and the like take a
@@ -30,5 +47,5 @@ single idea out of it or change it.
 
 From r12 on a token sees its own document and a window (models/masked_attention.py): FlexAttention where
 hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of
-window_block, as the stages of conf/experiment/r12.yaml to r21.yaml say (docs/STAGES.md).
+window_block, as the stages of conf/experiment/r12.yaml to r46.yaml say (docs/STAGES.md).
 """

@@ -91,13 +91,17 @@ class R14(R13):
             values = [None] * len(self.blocks) if self.value_embeddings is None else self.values(tokens_BT)
             return self.to_logits(self.stack(x_BTD, values, self.mixes(tokens_BT)))
 
+    def skip_factor(self, index: int) -> torch.Tensor:
+        """Of skip number index."""
+        return self.skip_weights[index]
+
     def stack(self, x_BTD, values, mixes):
         """All blocks, and the last norm."""
         embedded_BTD, skips = x_BTD, []
         num_encoding = len(self.blocks) // 2
         for index, block in enumerate(self.blocks):
             if index >= num_encoding:
-                x_BTD = x_BTD + self.skip_weights[index - num_encoding] * skips.pop()
+                x_BTD = x_BTD + self.skip_factor(index - num_encoding) * skips.pop()
             x_BTD = block(x_BTD, self.rotary, values[index], embedded_BTD, mixes[index])
             if index < num_encoding:
                 skips.append(x_BTD)

@@ -14,8 +14,6 @@ from models.base import constant_
 from models.ladder.r02 import Linear
 from models.ladder.r18 import R18
 
-X_SCALE = 2.0
-
 
 class R19(R18):
     WEIGHT_SCALE = 2.0**5
@@ -42,17 +40,27 @@ class R19(R18):
                 uniform_(module.weight, 0.5 * module.in_features**-0.5, generator)
         constant_(self.head.weight, 0.0)
 
-    def to_logits(self, x_BTD):
+    def x_scale(self, width: int) -> float:
+        """Of the activations before the 8-bit head."""
+        return 2.0
+
+    def uncapped(self, x_BTD):
+        """What the head's product is, before the cap."""
         in_fp8 = fp8.is_fast_on(x_BTD.device.type) if self.fp8_head is None else self.fp8_head
-        if in_fp8 and self.training:
-            num_tokens = x_BTD.shape[0] * x_BTD.shape[1]
-            scales = fp8.Scales(X_SCALE, self.WEIGHT_SCALE, self.GRAD_SCALE * num_tokens)
-            logits_BTV = fp8.linear(x_BTD, self.head.weight, scales)
-        else:
-            logits_BTV = self.head(x_BTD)
+        if not (in_fp8 and self.training):
+            return self.head(x_BTD)
+        B, T, D = x_BTD.shape
+        return fp8.linear(
+            x_BTD, self.head.weight, fp8.Scales(self.x_scale(D), self.WEIGHT_SCALE, self.GRAD_SCALE * B * T)
+        )
+
+    def to_logits(self, x_BTD):
+        return self.capped(self.uncapped(x_BTD).float())
+
+    def capped(self, logits_BTV):
         if self.softcap is None:
-            return logits_BTV.float()
-        return 2 * self.softcap * torch.sigmoid(logits_BTV.float() * (2 / self.softcap))
+            return logits_BTV
+        return 2 * self.softcap * torch.sigmoid(logits_BTV * (2 / self.softcap))
 
 
 @torch.no_grad()

@@ -26,6 +26,10 @@ class Attention(r17.Attention):
         elif self.value_mix is not None:
             v_BHTK = self.value_mix[0] * v_BHTK
         mixed_BHTK = mix(self.positioned(q_BHTK, rotary), self.positioned(k_BHTK, rotary), v_BHTK)
+        return self.output(mixed_BHTK, x_BTD)
+
+    def output(self, mixed_BHTK, x_BTD):
+        """The layer's, of what its heads have mixed; x_BTD: what it was given."""
         return self.proj(merge_heads(mixed_BHTK))
 
 

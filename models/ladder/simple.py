@@ -41,13 +41,19 @@ class Rotary(nn.Module):
         self.register_buffer("sin_TK", torch.empty(seq_len, head_dim // 2), persistent=False)
         self.fill()
 
-    @torch.no_grad()
-    def fill(self):
-        seq_len, half_dim = self.cos_TK.shape
+    def turns(self) -> torch.Tensor:
+        """Radians a position of each pair of a head, float64."""
+        half_dim = self.cos_TK.shape[1]
         turn_K = torch.zeros(half_dim, dtype=torch.float64, device="cpu")
         num_turned = half_dim // 2
         turn_K[:num_turned] = (1 / ROTARY_BASE) ** torch.linspace(0, 1, num_turned, dtype=torch.float64, device="cpu")
-        angle_TK = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), turn_K)
+        return turn_K
+
+    @torch.no_grad()
+    def fill(self, device="cpu"):
+        """device: where it is worked out, in float64; a CPU gives every device the same bits."""
+        position_T = torch.arange(self.cos_TK.shape[0], dtype=torch.float64, device=device)
+        angle_TK = torch.outer(position_T, self.turns().to(device))
         self.cos_TK.copy_(angle_TK.cos())
         self.sin_TK.copy_(angle_TK.sin())
 

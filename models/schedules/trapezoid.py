@@ -1,5 +1,6 @@
-"""1 after the warm-up, then linear to final_lr_frac over the last round(cooldown_frac * num_steps) steps.
+"""1 after the warm-up, then linear to final_lr_frac over round(cooldown_frac * num_steps) steps, where it stays.
 
+How long it stays there is tail_frac; without it the cooldown ends with the run.
 The first of C cooldown steps still gets 1, the last one final + (1 - final) / C.  Where rounding makes warm-up and
 cooldown overlap by a step, the smaller of the two counts.
 """
@@ -14,16 +15,22 @@ from models.settings import Frac
 class Config(schedules.Config):
     cooldown_frac: Frac  # linear fall at the end, as a part of num_steps
     final_lr_frac: Frac  # learning rate at the end, as a part of the peak
+    tail_frac: Frac | None = None  # part of num_steps that stays at final_lr_frac after the cooldown; null: none
 
     def __post_init__(self):
-        if self.warmup_frac + self.cooldown_frac > 1:
+        if self.warmup_frac + self.cooldown_frac + (self.tail_frac or 0) > 1:
+            tail = "" if self.tail_frac is None else f" and tail_frac={self.tail_frac}"
             raise ValueError(
-                f"warmup_frac={self.warmup_frac}: with cooldown_frac={self.cooldown_frac} it is more than the whole "
-                "run: make one smaller"
+                f"warmup_frac={self.warmup_frac}: with cooldown_frac={self.cooldown_frac}{tail} it is more than the "
+                "whole run: make one smaller"
             )
 
     def lr_frac(self, step: int, num_steps: int) -> float:
-        num_cooldown_steps = round(self.cooldown_frac * num_steps)
-        num_left = num_steps - step
-        fall = 1.0 if num_left >= num_cooldown_steps else num_left / num_cooldown_steps
+        fall = self.fall(step, num_steps)
         return min(super().lr_frac(step, num_steps), self.final_lr_frac + (1 - self.final_lr_frac) * fall)
+
+    def fall(self, step: int, num_steps: int) -> float:
+        """1 before the cooldown, 0 at its end."""
+        num_cooldown_steps = round(self.cooldown_frac * num_steps)
+        num_left = num_steps - round((self.tail_frac or 0) * num_steps) - step
+        return 1.0 if num_left >= num_cooldown_steps else max(0, num_left) / num_cooldown_steps

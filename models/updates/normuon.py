@@ -4,8 +4,9 @@ optim.groups.matrices.name=normuon puts it in the place of Muon, whose settings 
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from models.settings import Frac, Momentum
+from models.settings import Frac, Momentum, one_of
 from models.updates import muon
 
 
@@ -13,6 +14,8 @@ from models.updates import muon
 class Config(muon.Config):
     momentum_cooldown_frac: Frac = 0.0  # linear fall back to first_momentum at the end, as a part of num_steps
     beta2: Momentum | None = 0.95  # decay of the mean square of each row's updates; null: rows are not evened out
+    # what ends up with one mean square, rows or columns; null: the longer side's, of a square matrix rows
+    evened: Annotated[str, one_of("rows", "columns")] | None = None
     cautious: bool = True  # weight decay only where the step shrinks the weight, and times the learning rate's square
     polar_express: bool = True  # its five polynomials in the place of ns_steps of ns_coefficients
 
@@ -24,7 +27,7 @@ class Config(muon.Config):
         if self.polar_express:
             coefficients = polar_coefficients()
             settings |= {"ns_steps": len(coefficients), "coefficients": coefficients}
-        evened = {"beta2": self.beta2, "cautious": self.cautious}
+        evened = {"beta2": self.beta2, "cautious": self.cautious, "evened": self.evened}
         return NorMuon(tensors, **evened, lr=lr, rank=rank, world_size=world_size, **settings)
 
     def set_step(self, optimizer, step: int, num_steps: int) -> None:

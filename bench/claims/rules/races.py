@@ -1,5 +1,7 @@
 """Rules about the races that the claimed runs were raced in."""
 
+import functools
+
 from bench.compare import comparison, selection, sentences
 from bench.race import plan
 from bench.record import ledger
@@ -10,23 +12,25 @@ def _known(claim):
     return [race for race in claim.races if race.state is not None]
 
 
+def _of_raced(rule):
+    """The rule, which does not apply to runs of no race."""
+    return functools.wraps(rule)(lambda claim: rule(claim) if claim.races else (None, "the runs were not raced"))
+
+
+@_of_raced
 def the_plan_was_made_first(claim):
     """The plan of each race is the one whose hash went into the ledger before its first run."""
-    if not claim.races:
-        return None, "the runs were not raced"
     for race in claim.races:
         if race.state is None:
             return False, race.fault
-        events = [line["event"] for line in race.state.lines]
-        if events[0] != "plan":
+        if race.state.lines[0]["event"] != "plan":
             return False, f"{race.race_id}: a run was started before the plan"
     return True, ", ".join(f"{race.race_id}: plan {plan.sha256(race.state.plan)[:12]}" for race in claim.races)
 
 
+@_of_raced
 def the_runs_follow_the_plan(claim):
     """Runs were started in the planned order, and all of them, or up to a planned look that decided."""
-    if not claim.races:
-        return None, "the runs were not raced"
     words = []
     for race in _known(claim):
         starts = [line["race"]["position"] for line in race.state.lines if line["event"] == "start"]
@@ -41,19 +45,17 @@ def the_runs_follow_the_plan(claim):
     return True, ", ".join(words)
 
 
+@_of_raced
 def there_was_no_unplanned_look(claim):
     """The interim state of a race was shown only when its plan had a look."""
-    if not claim.races:
-        return None, "the runs were not raced"
     looks = [(race.race_id, look) for race in _known(claim) for look in race.state.looks if not look["planned"]]
     words = [f"{race_id}: looked at {look['at']} after {look['started']} runs" for race_id, look in looks]
     return not words, "; ".join(words[:3]) or "only planned looks"
 
 
+@_of_raced
 def interrupts_were_few(claim):
     """No more runs were interrupted and run again than the track allows."""
-    if not claim.races:
-        return None, "the runs were not raced"
     num = sum(len(race.state.interrupted(arm)) for race in _known(claim) for arm in race.state.plan["arms"])
     limit = claim.track_rules.rules.max_interrupted
     return limit is None or num <= limit, f"{num} interrupted{'' if limit is None else f', {limit} allowed'}"

@@ -1,10 +1,10 @@
 """Rules about the claimed runs together: repeats of one config and code, enough of them, none excluded."""
 
-from bench.compare import eligibility, target
+from bench.compare import settings, target
 from bench.machine import code_state
 from bench.record import step_files
 from bench.record.rows import row_of
-from bench.terminal.text_table import counted
+from bench.terminal.text_table import counted, some
 
 MAX_FILES = 8  # named of each other code
 
@@ -34,8 +34,8 @@ def the_runs_share_one_setting(claim):
     if len(found) == 1 or None in found:
         return None not in found, evidence
     rows = [row_of(run.record) for run in own + others]
-    keys = eligibility.settings_that_differ(rows)
-    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(eligibility.OF_A_SCRIPT)
+    keys = settings.differing(rows)
+    of_scripts = all(run.record.get("script") for run in own + others) and set(keys) <= set(settings.OF_A_SCRIPT)
     of_one_arm = len({run.record["comparability_id"] for run in own}) == 1
     passed = of_one_arm and of_scripts and bool(keys)
     return passed, f"{evidence}; {', '.join(keys) or 'nothing known'} differ" + ", part of what is raced" * passed
@@ -77,9 +77,8 @@ def there_are_enough_runs(claim):
     wanted, judged = claim.num_runs, claim.track_rules.rules.judged
     count = ("valid", "suspect") if judged == "steps" else ("valid",)
     num_valid = sum(run.record["validity"] in count and not run.record.get("beside") for run in claim.runs)
-    evidence = f"{num_valid} {' or '.join(count)} of {counted(len(claim.runs), 'run')}" + (
-        f", the track needs {wanted}" if wanted else ", the track needs none"
-    )
+    runs = counted(len(claim.runs), "run")
+    evidence = f"{num_valid} {' or '.join(count)} of {runs}, the track needs {wanted or 'none'}"
     suspect = [run.record for run in claim.runs if run.record["validity"] == "suspect"]
     doubts = sorted({reason for record in suspect for reason in record["validity_reasons"]})
     return wanted is None or num_valid >= wanted, evidence + (f"; suspect: {doubts[0]}" if doubts else "")
@@ -129,8 +128,7 @@ def _other_code(claim, config, source, names):
     files = code_state.differing_files(ours, claim.code_of(source, names) or {"identity_version": version})
     if not files:
         return f"{words} (no folder says which files differ)"
-    more = f" and {len(files) - MAX_FILES} more" if len(files) > MAX_FILES else ""
-    return f"{words} (differing: {', '.join(files[:MAX_FILES])}{more})"
+    return f"{words} (differing: {some(files, MAX_FILES)})"
 
 
 def the_target_is_reached(claim):

@@ -4,6 +4,7 @@ from bench import instruments
 from bench.claims.rules.evidence import of_each
 from bench.config import compose, schema
 from bench.record.rows import row_of
+from bench.terminal.text_table import some
 
 OF_TODAY = ("track.rules.", "track.about:")  # changed since: how a claim is judged is the track's of today
 
@@ -68,7 +69,7 @@ def _data(run):
 
 
 def _short(hashes):
-    return ", ".join(sha256[:12] for sha256 in hashes[:2]) + (f" and {len(hashes) - 2} more" if len(hashes) > 2 else "")
+    return some([sha256[:12] for sha256 in hashes], 2)
 
 
 def only_what_may_be_untimed_was_untimed(claim):

@@ -53,7 +53,7 @@ class Dataset:
 
 
 def chosen(data) -> Source:
-    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is no Source."""
+    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is not a Source."""
     if classes.is_import_path(data.source):
         own = classes.load("data.source", data.source)
         if not issubclass(own, Source):
@@ -78,10 +78,7 @@ def prepare(data, fetch: bool = False, say: Callable[[str], None] = print) -> Da
 
 
 def recorded(data: dict, say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
-    """run.json["data"] -> {"train": [Shard], "val": [Shard]}: the same bytes, found again on this machine.
-
-    Raises CheckFailed for a file that is not there, is damaged, or is another one than the record names.
-    """
+    """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
     with checked.Facts(data_root()) as facts:
         return {split: [_again(data, file, facts, say) for file in data[split]] for split in ("train", "val")}
 
@@ -147,13 +144,10 @@ def _find(origin, say):
         raise ValueError(f"data.vocab_size is not set: {hint}")
     for file in of_split["train"] + of_split["val"]:
         if file.max_token >= origin.vocab_size:
-            raise CheckFailed(
-                f"{file.path}: largest token {file.max_token}, but data.vocab_size={origin.vocab_size} allows "
-                f"{origin.vocab_size - 1} at most: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
-            )
-    return Dataset(
-        origin.name, origin.vocab_size, of_split["train"], of_split["val"], origin.floor_source, origin.origin
-    )
+            most = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1} at most"
+            words = f"{most}: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
+            raise CheckFailed(f"{file.path}: largest token {file.max_token}, but {words}")
+    return Dataset(origin.name, origin.vocab_size, **of_split, floor_source=origin.floor_source, origin=origin.origin)
 
 
 def _check(origin, expected, facts, say):

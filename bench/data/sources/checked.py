@@ -28,8 +28,7 @@ class Facts:
         self._path, self._known, self._new = root / FILE, {}, False
 
     def __enter__(self):
-        known = atomic.read_json(self._path)
-        self._known = known if isinstance(known, dict) else {}
+        self._known = atomic.read_json(self._path, {})
         return self
 
     def __exit__(self, *exc_info):

@@ -139,11 +139,11 @@ class Hub(Source):
             raise CheckFailed(f"{path}: not a lock ({error!r}): {mend}") from error
         if not good:
             raise CheckFailed(f"{path}: its commit, a file name or a sha256 has not the right form: {mend}")
-        for knob in ("repo", "revision"):
-            asked = getattr(self.data, knob)
-            if asked not in (None, lock[knob]):
-                hint = f"{path} is for {lock[knob]}: ask for that, or delete the lock to move on"
-                raise CheckFailed(f"data.{knob}={asked}: {hint}")
+        for key in ("repo", "revision"):
+            asked = getattr(self.data, key)
+            if asked not in (None, lock[key]):
+                hint = f"{path} is for {lock[key]}: ask for that, or delete the lock to move on"
+                raise CheckFailed(f"data.{key}={asked}: {hint}")
         return lock
 
     def _make_lock(self, say):

@@ -38,13 +38,13 @@ class PySource(Made):
         shards.write(folder / "val_000000.bin", as_tokens(val))
         shards.write(folder / "train_000000.bin", as_tokens(train))
 
-    def broken_promise(self, knob, promised, found):
+    def wrong_hash(self, key, expected, found):
         versions = installed_versions(PACKAGES)
         if versions == list(PACKAGES.values()):
             cause = f"{', '.join(versions)} are the right versions, so a .py file in them was changed: reinstall them"
         else:
             cause = f"it is made from {', '.join(PACKAGES.values())}; found {', '.join(versions)}: {INSTALL}"
-        return f"{super().broken_promise(knob, promised, found)}: {cause}"
+        return f"{super().wrong_hash(key, expected, found)}: {cause}"
 
 
 def read_packages(packages):
@@ -92,7 +92,5 @@ def as_tokens(documents):
     """Bytes of documents -> uint16, token 256 before each."""
     import numpy as np  # not where a launcher only checks what was made before
 
-    mark = np.array([DOCUMENT], np.uint16)
-    return np.concatenate(
-        [piece for text in documents for piece in (mark, np.frombuffer(text, np.uint8))], dtype=np.uint16
-    )
+    pieces = [piece for text in documents for piece in ([DOCUMENT], np.frombuffer(text, np.uint8))]
+    return np.concatenate(pieces, dtype=np.uint16, casting="unsafe")

@@ -22,13 +22,7 @@ from bench.paths import of_user, project_folder
 from bench.units import format_bytes
 from bench.user_code import classes
 
-ALWAYS = (
-    "source",
-    "vocab_size",
-    "seq_len",
-    "batch_tokens",
-    "bos_aligned",
-)  # fields of DataConfig that every source has
+ALWAYS = ("source", "vocab_size", "seq_len", "batch_tokens", "bos_aligned")  # what every source has of a DataConfig
 MANIFEST = "made.json"
 
 
@@ -55,8 +49,7 @@ def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
 
 
 def with_numbers(paths: list, numbers: list[int], number_of: Callable, what: str) -> list:
-    """Those of paths that have these numbers, in this order.  number_of(path) -> int or None; ValueError: one is not
-    there."""
+    """Paths with these numbers, in this order.  number_of(path) -> int or None.  ValueError: one is missing."""
     known = {number_of(path): path for path in paths}
     lacking = [number for number in numbers if number not in known]
     if lacking:
@@ -87,10 +80,8 @@ class Source:
         if self.vocab_size is not None and data.vocab_size not in (None, self.vocab_size):
             raise ValueError(f"data.vocab_size={data.vocab_size}: this data has {self.vocab_size}: remove the setting")
         if data.bos_aligned and self.eos_token is None:
-            remedy = f"source {data.source} marks no documents: remove it" + (
-                ", or give data.eos_token" if "eos_token" in self.uses else ""
-            )
-            raise ValueError(f"data.bos_aligned=True: {remedy}")
+            give = ", or give data.eos_token" * ("eos_token" in self.uses)
+            raise ValueError(f"data.bos_aligned=True: source {data.source} marks no documents: remove it{give}")
 
     @property
     def name(self) -> str:
@@ -143,7 +134,7 @@ class Made(Source):
             raise CheckFailed(f"data={self.name} is not made yet: ./run.sh data make {self.name}") from error
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckFailed(f"{folder / MANIFEST}: cannot be read ({error}): {self.remedy(folder)}") from error
-        self._check_promise(files)
+        self._check_hashes(files)
         return files
 
     def obtain(self, fetch, say):
@@ -156,36 +147,31 @@ class Made(Source):
             made = Path(made) / folder.name
             made.mkdir()
             self.make(made, say)
-            digests = {split: _sha256s(made, split) for split in ("train", "val")}
-            self._check_promise(_expected(made, digests))
+            files = {split: sorted(made.glob(f"{split}_*.bin")) for split in ("train", "val")}
+            digests = {split: {path.name: shards.sha256(path) for path in files[split]} for split in files}
+            self._check_hashes(_expected(made, digests))
             atomic.write_json(made / MANIFEST, digests | {"recipe": self.recipe()})
             with contextlib.suppress(OSError):  # another process made the same in the meantime: it will do
                 made.rename(folder)
         if not (folder / MANIFEST).exists():
-            raise CheckFailed(f"{folder} is in the way of data={self.name}: move or delete that folder")
+            raise CheckFailed(f"{folder} is where data={self.name} belongs: move or delete that folder")
 
     def remedy(self, path):
         return f"delete {self.folder()} and make it again: ./run.sh data make {self.name}"
 
-    def _check_promise(self, files):
+    def _check_hashes(self, files):
         """The settings may say what the files must hash to."""
         for split, found in files.items():
-            promised = getattr(self.data, f"{split}_sha256")
+            wanted = getattr(self.data, f"{split}_sha256")
             digests = [file.sha256 for file in found]
-            if promised is not None and digests != [promised]:
-                raise CheckFailed(self.broken_promise(f"data.{split}_sha256", promised, ", ".join(digests)))
+            if wanted is not None and digests != [wanted]:
+                raise CheckFailed(self.wrong_hash(f"data.{split}_sha256", wanted, ", ".join(digests)))
 
-    def broken_promise(self, knob, promised, found):
-        return f"{knob}={promised}: the made file hashes to {found}"
+    def wrong_hash(self, key, wanted, found):
+        return f"{key}={wanted}: the made file hashes to {found}"
 
 
 def _expected(folder, digests):
     """{"train": {name: sha256}, "val": ...} -> {"train": [Expected], "val": ...}."""
-    return {
-        split: [Expected(folder / name, sha256) for name, sha256 in digests[split].items()]
-        for split in ("train", "val")
-    }
-
-
-def _sha256s(folder, split):
-    return {path.name: shards.sha256(path) for path in sorted(folder.glob(f"{split}_*.bin"))}
+    splits = ("train", "val")
+    return {split: [Expected(folder / name, sha256) for name, sha256 in digests[split].items()] for split in splits}

@@ -46,8 +46,8 @@ def _number(path):
 def split_globs(data):
     """DataConfig -> {"train": [Path], "val": [Path]}, sorted by name.  A file that both globs name is val's alone."""
     val = _matches("val_glob", data.val_glob)
-    held_out = {path.resolve() for path in val}
-    train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in held_out]
+    val_paths = {path.resolve() for path in val}
+    train = [path for path in _matches("train_glob", data.train_glob) if path.resolve() not in val_paths]
     if not train:
         why = "all its files are in data.val_glob too"
         raise ValueError(f"data.train_glob={data.train_glob}: {why}: leave some to train on")

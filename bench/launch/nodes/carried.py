@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from bench import atomic
-from bench.record import run_folder
+from bench.record import artifacts, run_folder
 
 FOLDER = ".nodes"  # in a results folder; what searches one skips a name with a dot
 KEPT = ("config.yaml", "run.json", "environment.json")  # of the record, which node 0 writes itself
@@ -40,7 +40,7 @@ def remove(folder: Path) -> None:
 
 def names(folder: Path) -> Iterator[str]:
     """Relative paths of the files that belong into the record."""
-    return (name for name in run_folder.files(folder) if name not in KEPT)
+    return (name for name in artifacts.files(folder) if name not in KEPT)
 
 
 def store(folder: Path, name: str, chunks: Iterable[bytes]) -> None:

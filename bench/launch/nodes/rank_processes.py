@@ -44,6 +44,10 @@ class RankProcesses:
     def are_left(self) -> bool:
         return bool(self._left)
 
+    def wait(self, within_s: float) -> None:
+        """Until one more has ended, at most so long; asleep, so that training has the cores."""
+        processes.one_has_ended([process.pid for process in self._left.values()], within_s)
+
     def ended(self) -> list[tuple[int, int]]:
         """[(rank, exit code)] of those that have ended since the last call; a negative code is a signal's number."""
         self._press()
@@ -62,11 +66,15 @@ class RankProcesses:
             self._told_s = time.monotonic()
             self._signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End all that are left at once, whatever they do."""
+        self._signal(signal.SIGKILL)
+
     def close(self) -> None:
         """End what is left, and wait for it."""
         self.stop()
         while self._left:
-            time.sleep(0.05)
+            self.wait(0.1)
             self.ended()
 
     def _press(self):
@@ -75,7 +83,7 @@ class RankProcesses:
             self._woken = True
             self._signal(signal.SIGCONT)
         if since_s > KILL_AFTER_S:
-            self._signal(signal.SIGKILL)
+            self.kill()
 
     def _signal(self, number):
         for process in self._left.values():

@@ -67,7 +67,8 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
     measured = _measured(foreign, rows, is_wall)
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
-    run["script"] |= {"step_avg_meaning": meaning, "declared_steps": foreign.declared_steps}
+    run["script"] |= {"step_avg_meaning": meaning, "printed_step_avg_ms": foreign.step_avg_ms}
+    run["script"] |= {"declared_steps": foreign.declared_steps}
     said = [] if is_wall else printed_times.doubts(rows, measured["num_untimed_steps"])
     if opened_data.is_own(folder, job, facts["opened"]):
         run["data"] = dict(OWN_DATA)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from bench import atomic
 from bench.record import race_folder
 from bench.report import race_page
-from bench.web.page import Safe, section, soft, table, tag
+from bench.web.page import Safe, join, section, soft, table, tag
 
 HEAD = ("started", "race", "arm", "verdict", "train time against the baseline")
 
@@ -34,7 +34,7 @@ def _read(folder, out):
     try:
         race = race_folder.read(folder)
         started = str(race["started_at"])
-        link = tag("a", race["race_id"], href=_page(folder, out))
+        link = join([tag("a", race["race_id"], href=_page(folder, out)), race_page.staircase(folder, out, race)])
         return started, _lines(race, started[:16].replace("T", " "), link)
     except Exception as error:  # whatever is wrong with one race, the others are shown
         words = f"{type(error).__name__}: {error}"[:300]

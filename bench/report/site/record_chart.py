@@ -16,8 +16,8 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 16, 40
 HOUR_S, DAY_S = 3600, 86400
 TIME_STEPS_S = [60, 300, 900, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S]
 TIME_STEPS_S += [days * DAY_S for days in (1, 2, 7, 14, 30, 60, 90, 180, 365, 730)]
-HEAD = ("#", "train_s", "change", "what changed", "who", "date", "runs", "val_loss", "logs")
-ENTRIES = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "last run")
+HEAD = ("#", "train_s", "change", "what changed", "who", "date", "runs", "val_loss", "certificate", "logs")
+ENTRIES = ("entry", "config_id", "n", "train_s", "sd", "val_loss", "p", "status", "certificate", "last run")
 MAX_LOGS = 3  # linked of a record
 MAX_ENTRIES = 50
 
@@ -36,6 +36,7 @@ class Entry(TypedDict):
     val_loss: float | None  # mean, nats a token
     p: float | None  # of the target's test
     status: str  # record, was a record, or why it is none
+    certificate: str | None  # what the replays of its runs showed
     last_run: str  # UTC
     commit: str | None
 
@@ -108,6 +109,7 @@ def _line(record, board):
         record["since"][:10],
         record["n"],
         _number(record["val_loss"], ".4f"),
+        record["certificate"],
         _logs(record),
     )
 
@@ -131,6 +133,7 @@ def _entry(entry, board):
         _number(entry["val_loss"], ".4f"),
         _number(entry["p"], ".2g"),
         entry["status"],
+        entry["certificate"],
         entry["last_run"][:10],
     )
 

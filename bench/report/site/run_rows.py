@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.record import configs, index, run_folder
+from bench.record import certificates, configs, index, run_folder
 from bench.record.rows import COLUMNS as OF_A_ROW
 from bench.record.rows import Row
 from bench.report import table_groups
@@ -17,10 +17,10 @@ from bench.report import table_groups
 # fmt: off
 COLUMNS = (  # what a user can choose, in this order; site.js says which are shown first
     "val_loss", "train_s", "step_avg_ms", "tokens_per_s", "name", "track", "device", "started_at", "run_id", "status",
-    "validity", "why", "config_id", "seed", "model", "size", "num_params", "optim", "data", "num_shards", "epochs",
-    "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps", "step_ms_p50",
-    "step_ms_p95", "compile_s", "wall_s", "target_reached", "num_deviations", "dtype", "torch", "sweep_id", "race_id",
-    "arm", "commit", "source", "provenance", "session_id", "comparability_id",
+    "validity", "why", "certificate", "config_id", "seed", "model", "size", "num_params", "optim", "data", "num_shards",
+    "epochs", "world_size", "mfu", "peak_mem_gib", "energy_j", "mean_power_w", "throttled_frac", "num_steps",
+    "step_ms_p50", "step_ms_p95", "compile_s", "wall_s", "target_reached", "num_deviations", "dtype", "torch",
+    "sweep_id", "race_id", "arm", "commit", "source", "provenance", "session_id", "comparability_id",
 )
 NUM_HEADLINE = 4  # of them, which the settings that differ follow
 # fmt: on
@@ -72,6 +72,8 @@ def columns(results: Results, faults: Mapping[str, str]) -> dict[str, list]:
     faults: {run_id: why it has no page}.
     """
     rows = [row for _, row in results.runs]
+    for path, row in results.runs:
+        row["certificate"] = certificates.outcome(path)
     varied = [name for name in configs.varied(rows) if name not in COLUMNS]
     configs.add(rows, varied)
     group_of, counts = {}, set()

@@ -4,7 +4,7 @@
 (function () {
   const { NUMBERS, HEADLINE, MEANS, make, show, title, badges, idOf, card, meanOf, meanWords, ofGroup, sideBySide } = cells;
   const packed = JSON.parse(document.getElementById("runs-data").textContent);
-  const WIDTHS = { val_loss: 92, train_s: 92, step_avg_ms: 122, tokens_per_s: 122, started_at: 144, run_id: 190, status: 150, why: 260 };
+  const WIDTHS = { val_loss: 92, train_s: 92, step_avg_ms: 122, tokens_per_s: 122, started_at: 144, run_id: 190, status: 150, why: 260, certificate: 180 };
   const HIDDEN = ["short", "group", "counts", "page"]; // of each row, in no column
   const rows = unpacked(packed.columns);
   const fields = Object.keys(packed.columns).filter((field) => !HIDDEN.includes(field));
@@ -12,7 +12,7 @@
   for (const field of settings) if (rows.every((row) => row[field] == null || typeof row[field] === "number")) NUMBERS[field] = null;
   const hasTracks = new Set(rows.map((row) => row.track)).size > 1;
   const FEW = 4; // settings that are shown unasked: runs that differ in more are no sweep
-  const FIRST = [...HEADLINE, ...(settings.length <= FEW ? settings : []), "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status"].filter((field) => rows.some((row) => row[field] != null));
+  const FIRST = [...HEADLINE, ...(settings.length <= FEW ? settings : []), "name", ...(hasTracks ? ["track"] : []), "device", "started_at", "run_id", "status", "certificate"].filter((field) => rows.some((row) => row[field] != null));
   const narrow = matchMedia("(max-width: 40rem)");
   const $ = (id) => document.getElementById(id);
 

@@ -1,0 +1,92 @@
+"""Weights of a finished run as a safetensors file, written and read without a package for it.
+
+The format (github.com/huggingface/safetensors, README, "Format"): the header's length, 8 bytes, unsigned, the low byte
+first; the header, JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and strings in "__metadata__", and
+spaces; then each tensor's bytes, row-major and little-endian, one after the other without gaps.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from bench import atomic
+
+FILE = "checkpoint/weights.safetensors"  # in a run's folder
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ALIGNED_BYTES = 8  # where the first tensor begins, so that a reader can map the file
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+METADATA = "__metadata__"
+
+
+def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Whole or not at all.  Tensors that are parts of one memory are written apart.
+
+    ValueError: a dtype that the format does not have.
+    """
+    header, end = {METADATA: dict(metadata)}, 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise ValueError(f"{name}: {tensor.dtype} has no name in the safetensors format")
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNED_BYTES)
+    path.parent.mkdir(exist_ok=True)
+    with atomic.replacing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def read(path: Path | str) -> dict[str, torch.Tensor]:
+    """{name: tensor on the CPU}, each with memory of its own.  ValueError: it is no such file, or is cut."""
+    return _read(Path(path))[0]
+
+
+def metadata(path: Path | str) -> dict[str, str]:
+    """What was written beside the tensors: run_id, config_id, step, val_loss.  ValueError as read()."""
+    return _read(Path(path), tensors_too=False)[1]
+
+
+def _read(path, tensors_too=True):
+    try:
+        with open(path, "rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            if not 2 <= num_bytes <= min(MAX_HEADER_BYTES, os.path.getsize(path) - 8):
+                raise ValueError("its first 8 bytes are no length of a header")
+            header = json.loads(file.read(num_bytes))
+            about = header.pop(METADATA, {})
+            found = {name: _tensor(file, 8 + num_bytes, facts) for name, facts in header.items()} if tensors_too else {}
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: is not a safetensors file, or is damaged: {error}") from None
+    return found, about
+
+
+def _tensor(file, start, facts):
+    dtype, shape, (begin, end) = DTYPES[facts["dtype"]], facts["shape"], facts["data_offsets"]
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if begin < 0 or end - begin != num_bytes:
+        raise ValueError(f"{shape} of {facts['dtype']} is not the {end - begin} bytes from {begin} to {end}")
+    file.seek(start + begin)
+    data = bytearray(file.read(num_bytes))
+    if len(data) != num_bytes:
+        raise ValueError("it ends early")
+    return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)

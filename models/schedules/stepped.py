@@ -1,0 +1,29 @@
+"""A trapezoid whose peak changes on the way, as where a batch grows; what it falls to does not.
+
+modded-nanogpt's record 46.
+"""
+
+from dataclasses import dataclass, field
+
+from models import schedules
+from models.schedules import trapezoid
+
+
+@dataclass(kw_only=True)
+class Config(trapezoid.Config):
+    at_fracs: list[float] = field(default_factory=list)  # where the peak changes, parts of num_steps, rising
+    lr_fracs: list[float] = field(default_factory=list)  # to what, as parts of the first peak
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.at_fracs) != len(self.lr_fracs) or self.at_fracs != sorted(self.at_fracs):
+            remedy = "give as many, and at_fracs in order"
+            raise ValueError(f"optim.schedule.at_fracs={self.at_fracs}: lr_fracs={self.lr_fracs}: {remedy}")
+
+    def lr_frac(self, step: int, num_steps: int) -> float:
+        changes = zip(self.at_fracs, self.lr_fracs, strict=True)
+        peak = ([1.0] + [frac for at, frac in changes if step >= round(at * num_steps)])[-1]
+        fall = self.fall(step, num_steps)
+        return min(
+            peak * schedules.Config.lr_frac(self, step, num_steps), peak * fall + self.final_lr_frac * (1 - fall)
+        )
