@@ -1,18 +1,18 @@
 """Accounts of steps: they add up, parts are those worked out by hand, and planted slowdowns come out on top."""
 
-import gc
 import json
-import time
 
 import pytest
 import real_runs
 from traces import SHARED, event, launched, step, write
 
 from bench.cli import explain as verb
-from bench.explain import account, ceilings, from_record, garbage, parts, ranking
+from bench.explain import account, ceilings, difference, from_record, page, parts, ranking, recorded
 from bench.explain.owners import owners
+from bench.passport import figures
 from bench.record import step_files
-from bench.trace import analysis, load, operators
+from bench.trace import analysis, flops, load, operators
+from bench.units import GIB
 
 H100 = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
 MM = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
@@ -57,6 +57,91 @@ def test_every_microsecond_of_a_step_made_by_hand_is_in_its_part(tmp_path):
     }
     assert answer["step_ms"] == 0.1
     assert answer["limit_ms"] == pytest.approx(0.002171)
+
+
+MEASURED = figures.Ceilings(
+    [
+        {"kind": "gemm", "precision": "bfloat16", "shape": [8192, 8192, 8192], "high": 800.0},
+        {"kind": "gemm", "precision": "bfloat16", "shape": [1024, 1024, 1024], "high": 400.0},
+        {"kind": "copy", "num_bytes": GIB, "high": 2e12 / GIB},
+        # 28 MB on the bus in 5 us
+        {"kind": "collective", "name": "all_gather", "num_bytes": GIB, "world_size": 8, "high": 5.6e12 / GIB},
+    ],
+    "2026-11-22T10:00:00.000Z",
+)
+
+
+def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
+    facts = {"Collective name": "_allgather_base", "In msg nelems": 1_000_000, "dtype": "Float", "Group size": 8}
+    events = one_step()
+    next(one for one in events if one["name"].startswith("nccl") and one["cat"] == "kernel")["args"].update(facts)
+    ranks = load.load_all([write(tmp_path / "a.json", events, **H100)])
+    answer = account.of_ranks(ranks, measured_of=lambda rank, device: MEASURED)
+    ns = parts_ns(answer)
+    # 2 * 1024**3 FLOP at 800 TFLOP/s 2,684 ns, at 400 5,369; its bytes, 6 MiB at 2e12 bytes/s, would take 3,146
+    assert (ns[parts.BANDWIDTH], ns.get(parts.SHAPE), ns[parts.SLOWER]) == (3146, None, 6854)
+    # 4 MB from each of eight ranks, 28 MB on the bus: 5 of its 15 us, and so of the 10 that are exposed
+    assert (ns[parts.WIRE], ns[parts.EXPOSED]) == (3333, 6667)
+    sources = {line["part"]: line["source"] for line in answer["parts"]}
+    assert sources[parts.BANDWIDTH] == sources[parts.WIRE] == "measured, passport of 2026-11-22"
+    assert sources[parts.HOST] is None
+    gains = {line["part"]: line["gain_ms"] for line in answer["next"]}
+    assert gains[parts.EXPOSED] == pytest.approx(0.010)  # at its bandwidth it could still be hidden
+
+
+def test_what_a_products_shape_costs_lies_between_its_peak_and_its_time():
+    facts = {"name": "aten::mm", "shapes": [[1024, 1024], [1024, 1024]], "types": None, "precision": "bfloat16"}
+    facts |= {"flop": 2 * 1024**3, "bytes": None}
+    bound = ceilings.Ceilings("NVIDIA H100 80GB HBM3", MEASURED).bound(facts, 1e-5)
+    assert bound == (parts.ARITHMETIC, pytest.approx(2.684e-6, rel=1e-3), pytest.approx(5.369e-6, rel=1e-3))
+    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3", MEASURED).peak("float8", 0.0) == (
+        "float8",
+        1979e12,
+    )  # the sheet's
+    assert ceilings.Ceilings(None, MEASURED).peak("float16", 0.0) == ("float16", None)
+
+
+@pytest.mark.parametrize(
+    "name, dims, shape",
+    [
+        ("aten::mm", [[3, 4], [4, 5]], (3, 4, 5)),
+        ("aten::addmm", [[5], [3, 4], [4, 5]], (3, 4, 5)),
+        ("aten::matmul", [[2, 3, 4], [4, 5]], (6, 4, 5)),
+        ("aten::linear", [[2, 3, 4], [5, 4]], (6, 4, 5)),
+        ("aten::bmm", [[2, 3, 4], [2, 4, 5]], None),
+        ("aten::mm", [[3, 4], [3, 5]], None),
+        ("aten::add", [[3, 4], [3, 4]], None),
+    ],
+)
+def test_the_shape_of_a_product_is_rows_depth_and_columns(name, dims, shape):
+    assert flops.product_shape(name, dims) == shape
+
+
+# ---- two accounts
+
+
+def host_steps(durations_us, own_us):
+    """Steps of these lengths; in each an operator takes own_us, the rest is no one's."""
+    events, at_us = [], 0
+    for number, us in enumerate(durations_us):
+        events += [step(number, at_us, us), event("cpu_op", "aten::one", at_us, own_us)]
+        at_us += us
+    return events
+
+
+def test_the_rows_of_a_difference_add_up_to_that_of_the_steps_to_the_nanosecond(tmp_path):
+    a = explained(tmp_path / "a.json", host_steps([100, 101, 101, 9], 50))  # three count: a mean of 100,666.67 ns
+    b = explained(tmp_path / "b.json", host_steps([120, 121, 9], 30))  # two: 120,500
+    found = difference.of(a, b)
+    assert (found["a"]["step_ns"], found["b"]["step_ns"]) == (100_667, 120_500)
+    rows = {row["part"]: row["change_ns"] for row in found["parts"]}
+    assert rows == {parts.UNBOUND: -20_000, parts.UNKNOWN: 90_500 - 50_667}
+    assert sum(rows.values()) == found["change_ns"] == 19_833
+    first = found["lines"][0]
+    assert (first["part"], first["change_ms"]) == (parts.UNKNOWN, pytest.approx(0.0398333, rel=1e-4))
+    assert found["rest_ms"] == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ValueError, match="of the host, the other of the record"):
+        difference.of(a, b | {"of": "record"})
 
 
 def test_a_step_begins_where_the_device_has_finished_the_one_before(tmp_path):
@@ -116,12 +201,19 @@ def test_bytes_are_known_from_shapes_or_not_at_all(name, shapes, types, num_byte
 
 def test_bounds_are_those_of_the_data_sheet_and_unknown_without_one():
     facts = {"name": "aten::mm", "shapes": None, "types": None, "precision": "bfloat16", "flop": 989e9, "bytes": 335e6}
-    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts, 0.01) == (True, pytest.approx(0.001))
-    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts | {"bytes": 33.5e9}, 0.02) == (False, 0.01)
+    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts, 0.01) == (
+        parts.ARITHMETIC,
+        *[pytest.approx(0.001)] * 2,
+    )
+    assert ceilings.Ceilings("NVIDIA H100 80GB HBM3").bound(facts | {"bytes": 33.5e9}, 0.02) == (
+        parts.BANDWIDTH,
+        0.01,
+        0.01,
+    )
     assert ceilings.Ceilings("Somebody's GPU").bound(facts, 0.01) is None
     observed = ceilings.Ceilings(None)
     observed.observe([("float32", 1e9, 0.5), ("float32", 3e9, 1.0), ("float32", 1e9, 0.01)])  # the last shows no rate
-    assert observed.bound(facts | {"precision": "float32", "flop": 6e9}, 9.0) == (True, 2.0)
+    assert observed.bound(facts | {"precision": "float32", "flop": 6e9}, 9.0) == (parts.ARITHMETIC, 2.0, 2.0)
 
 
 def test_an_operators_time_outside_the_product_within_it_shows_no_rate(tmp_path):
@@ -132,14 +224,15 @@ def test_an_operators_time_outside_the_product_within_it_shows_no_rate(tmp_path)
     assert parts_ns(explained(tmp_path / "a.json", events)) == {parts.ARITHMETIC: 18_000, parts.UNBOUND: 2_000}
 
 
-def test_collections_of_the_record_are_put_where_they_were(tmp_path):
+def test_collections_and_recompilations_of_the_record_are_put_where_they_were(tmp_path):
     events = [step(7, 1000, 100), event("cpu_op", "aten::one", 1000, 100)]
     [rank] = load.load_all([write(tmp_path / "rank0.json", events)])
     step_files.write(tmp_path, [{"step": 7, "step_ms": 0.1, "t_ns": 5_000_000}])
     step_files.append_event(tmp_path, {"t_ns": 5_020_000, "event": "gc", "step": 7, "ms": 0.03, "generation": 2})
-    garbage.add([rank], tmp_path)
+    step_files.append_event(tmp_path, {"t_ns": 5_060_000, "event": "recompile", "step": 7, "ms": 0.02, "function": "f"})
+    recorded.add([rank], tmp_path)
     answer = account.of_ranks([rank])
-    assert parts_ns(answer) == {parts.UNBOUND: 70_000, parts.GARBAGE: 30_000}
+    assert parts_ns(answer) == {parts.UNBOUND: 50_000, parts.GARBAGE: 30_000, parts.COMPILATION: 20_000}
     assert answer["next"][0]["what"] == "garbage collection of generation 2"
 
 
@@ -179,68 +272,6 @@ def test_a_slow_rank_of_a_record_is_the_first_line_with_its_size(two_rank_run, t
     assert sum(parts_ns(answer).values()) == answer["ranks"]["0"]["step_sum_ns"]
 
 
-# ---- planted slowdowns, in real traces of this machine's CPU
-
-
-def traced(path, slow):
-    """Three steps of a few products and a planted slowdown -> its own mean milliseconds."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    took_s, weights = [], torch.randn(256, 256)
-
-    def save(profiler):
-        profiler.export_chrome_trace(str(path))
-
-    plan = schedule(wait=0, warmup=1, active=4, repeat=1)
-    with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True, schedule=plan, on_trace_ready=save
-    ) as profiler:
-        for _ in range(5):
-            for _ in range(8):
-                torch.mm(weights, weights)
-            began_s = time.perf_counter()
-            slow(weights)
-            took_s.append(time.perf_counter() - began_s)
-            profiler.step()
-    return 1e3 * sum(took_s[1:4]) / 3  # the first warms up, the last does not count
-
-
-def sleeps(weights):
-    time.sleep(0.05)
-
-
-KEPT = [[number] for number in range(200_000)]  # what a collection has to look through
-
-
-def collects(weights):
-    gc.collect()
-
-
-@pytest.mark.parametrize("slow, part", [(sleeps, parts.HOST), (collects, parts.GARBAGE)])
-def test_a_planted_slowdown_is_the_first_line_with_its_size_and_its_place(tmp_path, slow, part):
-    for attempt in range(4):  # another program may take the core within a step, and that time is nobody's here
-        took_ms = traced(tmp_path / f"{attempt}.json", slow)
-        first = account.of_ranks(load.load_all([tmp_path / f"{attempt}.json"]))["next"][0]
-        if first["part"] == part and first["gain_ms"] == pytest.approx(took_ms, rel=0.15):
-            break
-    assert first["part"] == part
-    assert first["gain_ms"] == pytest.approx(took_ms, rel=0.15)
-    assert slow.__name__ in first["where"]
-
-
-def test_a_product_split_into_small_ones_is_the_first_line(tmp_path):
-    def splits(weights):
-        for row in range(256):
-            for _ in range(6):  # so that it outweighs a product which another program delays
-                weights[row : row + 1] @ weights
-
-    traced(tmp_path / "a.json", splits)
-    first = account.of_ranks(load.load_all([tmp_path / "a.json"]))["next"][0]
-    assert first["part"] == parts.SLOWER
-    assert first["what"].startswith("aten::mm [1, 256] [256, 256]")
-
-
 # ---- real traces
 
 NAMES = sorted(path.name for path in (SHARED / "files").glob("*"))
@@ -257,6 +288,10 @@ def test_real_traces_add_up_to_the_nanosecond(name, include_last_step):
         for of_step in one["steps"]:
             assert sum(of_step["sum_ns"].values()) == round(1e6 * of_step["ms"])
     assert sum(line["ms"] for line in answer["parts"]) == pytest.approx(answer["step_ms"], rel=1e-9)
+    whole_ns = difference.whole_ns(answer)
+    assert sum(whole_ns.values()) == pytest.approx(1e6 * answer["step_ms"], abs=0.51)
+    against_itself = difference.of(answer, answer)
+    assert against_itself["change_ns"] == 0 and against_itself["lines"] == []
 
 
 @pytest.mark.skipif(not NAMES, reason="no shared traces beside this checkout")
@@ -284,6 +319,58 @@ def test_the_verb_prints_words_or_json(tmp_path, capsys):
     assert "Where a step of 0.10 ms goes" in words and "Where the next millisecond is" in words
     assert verb.main([str(tmp_path / "a.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_ms"] == 0.1
+
+
+def test_the_verb_explains_the_difference_of_two_traces_or_runs(tmp_path, finished_run, bare_run, capsys):
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for file, own_us in zip(files, (50, 30)):
+        write(file, host_steps([100, 100, 9], own_us))
+    assert verb.main(files) == 0
+    words = capsys.readouterr().out
+    assert "What changed" in words and "-0.020" in words and "+0.020" in words
+    assert verb.main([*files, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["change_ns"] == 0
+    assert verb.main([*map(str, two_ranks(tmp_path)), "--json"]) == 0  # two files that are ranks of one job
+    assert set(json.loads(capsys.readouterr().out)["ranks"]) == {"0", "1"}
+    assert verb.main([str(finished_run), str(bare_run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(row["change_ns"] for row in found["parts"]) == found["change_ns"]
+    assert found["a"]["of"] == "record"
+
+
+def test_the_verb_takes_a_passport_and_writes_a_page(tmp_path, capsys):
+    write(tmp_path / "a.json", one_step(), **H100)
+    device = {"id": "x", "name": H100["deviceProperties"][0]["name"], "index": 0}
+    gemm = {
+        "what": "gemm",
+        "kind": "gemm",
+        "unit": "TFLOP/s",
+        "low": 1.0,
+        "value": 1.0,
+        "high": 400.0,
+        "num_samples": 9,
+    }
+    gemm |= {"precision": "bfloat16", "shape": [1024, 1024, 1024]}
+    made = {"schema_version": 1, "at": "2026-11-22T10:00:00Z", "took_s": 1.0, "device": "cuda", "environment": {}}
+    made |= {"devices": [device | {"figures": [gemm]}], "collectives": [], "omitted": []}
+    (tmp_path / "passport.json").write_text(json.dumps(made))
+    words = [str(tmp_path / "a.json"), "--passport", str(tmp_path / "passport.json")]
+    assert verb.main([*words, "--json"]) == 0
+    assert parts_ns(json.loads(capsys.readouterr().out))[parts.ARITHMETIC] == 5369
+    assert verb.main([*words, "--html", str(tmp_path / "a.html")]) == 0
+    html = (tmp_path / "a.html").read_text()
+    assert "measured, passport of 2026-11-22" in html and "the step" in html and len(html) < 300_000
+    assert verb.main([str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--html", str(tmp_path / "b.html")]) == 0
+    assert "step of B" in (tmp_path / "b.html").read_text()
+
+
+def test_a_runs_page_has_its_explanation_folded(finished_run, monkeypatch):
+    words = page.of_run(finished_run)
+    assert "<details>" in words and "<details open" not in words and "as the run has no trace" in words
+    assert words.startswith('<section id="explained">')
+    monkeypatch.setattr(page, "MAX_TRACE_BYTES", 9)
+    monkeypatch.setattr(page, "_trace_bytes", lambda folder: 10)
+    assert "Its traces are large" in page.of_run(finished_run)
 
 
 def test_the_verb_explains_a_run_without_a_trace(finished_run, capsys):

@@ -30,7 +30,7 @@ TABLE = {
     "trace": "reading machine terminal units",
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
-    "memory.snapshot": "reading memory units web",
+    "memory.snapshot": "reading memory paths units web",
     "record": "reading atomic config data.sources machine paths private stats units utc",
     "importers": "reading record units utc",
     "exporters": "reading atomic config paths private record units utc",
@@ -44,9 +44,12 @@ TABLE = {
     "launch.nodes": "atomic machine paths record terminal",
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
     "private reading record terminal training units user_code utc",
-    "explain": "diagnosis machine record terminal trace units",
+    "passport": "atomic machine paths private reading terminal units utc",
+    "passport.measure": "config launch machine passport record stats telemetry training units utc",
+    "explain": "diagnosis machine passport record terminal trace units web",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis memory memory.snapshot paths record stats terminal units web",
+    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units "
+    "web",
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
@@ -59,8 +62,8 @@ TABLE = {
     "replay": "reading atomic data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder launch "
-    "launch.nodes machine memory memory.snapshot overhead paths race record replay report report.site sweep terminal "
-    "trace units utc",
+    "launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race record replay report "
+    "report.site sweep terminal trace units utc",
     "__main__": "cli config launch paths",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
@@ -90,7 +93,17 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/trainer.py",
     "training/weights.py",
 }
-TORCH_INSIDE = {"instruments", "launch", "machine", "memory", "overhead", "sweep", "training", "cli"}
+TORCH_INSIDE = {
+    "instruments",
+    "launch",
+    "machine",
+    "memory",
+    "overhead",
+    "passport.measure",
+    "sweep",
+    "training",
+    "cli",
+}
 
 
 def room_of(path):

@@ -10,7 +10,7 @@ import real_runs
 from profiled import names, outside_of_steps, read, step_names
 
 from bench.trace import analysis, load
-from bench.trace.text import as_text
+from bench.trace.analysis_text import as_text
 
 pytestmark = pytest.mark.slow
 COMMON = ("goal.num_steps=15", "goal.val_every_steps=8", "hardware.num_processes=2", "instruments=[regions]")

@@ -10,7 +10,7 @@ import pytest
 from bench import reading
 from bench.memory.snapshot import pickles
 from bench.record import ledger, shape
-from bench.trace import events, source
+from bench.trace import source, stamps
 
 ALIASES = [(name, ",".join(f"*{before}" for _ in range(9))) for before, name in pairwise("abcdefgh")]
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{name}: &{name} [{words}]\n" for name, words in ALIASES)
@@ -135,8 +135,8 @@ def test_a_string_without_an_end_and_a_moment_without_bound_are_read_in_linear_t
     assert source._end_of_array(b'{"name":"' + b'\\"' * 2_000_000) is None
     assert source._end_of_array(b'{"name":"a\\"]"}]') == 15
     assert time.monotonic() - started_s < 5
-    found = events._nanoseconds([1.5, 10**400])
-    assert (found[0], found[1]) == (1500, events._BAD)
+    found = stamps.nanoseconds([1.5, 10**400])
+    assert (found[0], found[1]) == (1500, stamps.BAD)
 
 
 def test_a_snapshot_whose_numbers_have_no_bound_or_whose_devices_share_a_list_is_refused():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import claimed
 import pytest
+import traces
 from browser import Browser, needs_browser
 from kept_records import RECORDS, add
 
@@ -19,6 +20,7 @@ from bench.cli import report as cli
 from bench.record import index
 from bench.report import table_groups
 from bench.report.site import packed_pages, race_list, record_chart, run_rows, site
+from bench.trace import analysis
 from bench.web.page import text
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -117,8 +119,8 @@ def test_the_site_has_a_page_for_every_run_and_makes_only_what_changed(results):
     after = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("[0-9]*.js")}
     made = {path.name for path in after if after[path] != before.get(path)}
     assert made == {f"{packed_pages.pack_of(new.name)}.js"} and page_of(out, new.name)
-    analysis = {"ranks": {"0": {"kernels": [{"name": "sgemm", "count": 1, "sum_us": 5.0}]}}}
-    (new / "analysis.json").write_text(json.dumps(analysis))
+    answer = analysis.analyze([traces.write(results / "a.json", traces.launched("sgemm", 20, 10, 5, 1))])
+    (new / "analysis.json").write_text(json.dumps(answer))
     write(results)
     assert "sgemm" in page_of(out, new.name)
     shutil.rmtree(new)

@@ -284,7 +284,7 @@ def test_the_page_opens_offline_in_light_and_dark_and_shows_the_peak_and_its_pla
     with Browser() as browser:
         for dark in (False, True):
             shown = browser.open(path.with_suffix(".html"), dark=dark)
-            shown.until("document.querySelectorAll('.chart canvas').length === 2")
+            shown.until("document.querySelectorAll('.chart canvas').length === 3")
             assert shown.errors == []
             assert all(url.startswith(("file:", "data:")) for url in shown.requests)
             assert (

@@ -21,13 +21,14 @@ from bench.trace import (
     kernels,
     launches,
     operators,
+    queues,
     skew,
     source,
     temporal,
     window,
 )
+from bench.trace.analysis_text import as_markdown, as_text
 from bench.trace.load import find, load, load_all
-from bench.trace.text import as_markdown, as_text
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
 needs_shared = pytest.mark.skipif(not EXACT, reason="the real traces of others are not beside this checkout")
@@ -141,7 +142,7 @@ def test_queue_length_and_launch_delay_by_hand(tmp_path):
     """Calls at 0 and 10, kernels at 20 (for 30) and 50: one queued from 0, two from 10, one from 20, none from 50."""
     rank = load(write(tmp_path / "a.json", [*launched("k", 20, 30, 0, 1), *launched("k", 50, 10, 10, 2)]))
     rows = window.device_rows(rank)
-    (queue,) = launches.queues(rank, rows)
+    (queue,) = queues.queues(rank, rows)
     assert (queue["max"], queue["mean"]) == (2, pytest.approx((10 * 1 + 10 * 2 + 30 * 1) / 50))
     found = launches.statistics(rank, rows)
     assert found["delay_us_mean"] == pytest.approx((18 + 38) / 2) and found["num_launches"] == 2

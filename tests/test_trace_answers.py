@@ -8,8 +8,8 @@ from traces import event, launched, step, write
 
 from bench.cli import analyze
 from bench.trace import analysis, diff, diff_text, flops, operators, window
+from bench.trace.analysis_text import as_text
 from bench.trace.load import find, load
-from bench.trace.text import as_text
 
 needs_shared = pytest.mark.skipif(
     not traces.SHARED.is_dir(), reason="the real traces of others are not beside this checkout"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import traces
 
-from bench.trace import events, kernels, launches, temporal, window
+from bench.trace import events, kernels, launches, queues, temporal, window
 from bench.trace.load import find, load, load_all
 
 FOLDER = traces.SHARED / "expected"
@@ -246,7 +246,7 @@ def test_launches_and_queues_are_htas_for_the_calls_it_knows(name, mode):
             "num_long_delays": "launch_delay_outliers",
         }
         assert {key: found[key] or 0 for key in pairs} == {key: theirs[word] or 0 for key, word in pairs.items()}
-        longest = {line["stream"]: line["max"] for line in launches.queues(rank, rows[np.isin(called, QUEUES_OF)])}
+        longest = {line["stream"]: line["max"] for line in queues.queues(rank, rows[np.isin(called, QUEUES_OF)])}
         assert longest == {
             line["stream"]: line["queue_length_max"]
             for line in EXPECTED[name][mode]["queue_length_summary"][str(number)] or ()

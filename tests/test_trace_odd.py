@@ -8,8 +8,8 @@ import traces
 from traces import event, launched, step, write
 
 from bench.trace import analysis, events, source, window
+from bench.trace.analysis_text import as_markdown, as_text
 from bench.trace.load import find, load
-from bench.trace.text import as_markdown, as_text
 
 
 def rows():

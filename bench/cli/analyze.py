@@ -1,9 +1,10 @@
-"""./run.sh analyze PATH... [--json] [--rules FILE]      ./run.sh analyze diff A B
+"""./run.sh analyze PATH... [--json] [--html PAGE] [--png FOLDER] [--md [FILE]] [--rules FILE]
+./run.sh analyze diff A B [--json] [--html PAGE] [--png FOLDER] [--md [FILE]]
 
 PATH: a run folder, a Kineto trace (.json, .json.gz), or a folder of ranks' traces, also of other programs.
 Several files are the ranks of one job; several folders, and the windows of a run, are answered one by one, in --json as
-{PATH: answer}.  Of a run folder it also writes analysis.json and summary.md into it, of its first window.  Needs no
-torch.
+{PATH: answer}, in --html below each other.  Of a run folder it also writes analysis.json and summary.md into it, of its
+first window.  Needs no torch.
 """
 
 import json
@@ -12,9 +13,10 @@ import sys
 
 from bench import atomic
 from bench.cli import arguments, trace_jobs
+from bench.paths import of_user
 from bench.record import named
 from bench.trace import analysis, diff, diff_text, load
-from bench.trace.text import as_markdown, as_text
+from bench.trace.analysis_text import as_markdown, as_text
 
 
 def main(argv):
@@ -22,19 +24,56 @@ def main(argv):
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
     args = _parser().parse_args(argv)
-    trace_jobs.answers(args, lambda *job: _answers(*job, args))
+    answers = trace_jobs.answers(args, lambda *job: _answer(*job, args))
+    _write(args, lambda: _markdown(answers), lambda: _page_of(answers))
     return 0
 
 
-def _answers(whole, paths, rules, args):
+def _markdown(answers):
+    return "\n".join(as_markdown(one, title) for title, one in answers.items())
+
+
+def _page_of(answers):
+    from bench.report import trace_page
+
+    return trace_page.html(answers), *trace_page.pictures(answers)
+
+
+def _write(args, markdown, pages):
+    """What --html, --png and --md ask for.  markdown() -> text; pages() -> (the page, chart specs, drawings)."""
+    written = []
+    if args.md:
+        atomic.write_out(of_user(args.md), markdown())
+        written.append(of_user(args.md))
+    elif args.md == "":
+        print(markdown(), end="")
+    if args.html or args.png:
+        page, charts, drawings = pages()
+    if args.html:
+        atomic.write_out(of_user(args.html), page)
+        written.append(of_user(args.html))
+    if args.png:
+        from bench.report import png
+
+        written += png.write(charts, of_user(args.png), drawings=drawings)
+    for path in written:
+        print(f"analyze: wrote {os.path.relpath(path)}", file=sys.stderr)
+
+
+def _prints_words(args):
+    return not (args.json or args.html or args.png or args.md is not None)
+
+
+def _answer(whole, paths, rules, args):
     """Paths of one job -> {title: analysis}, one for each window."""
-    by_window = load.by_window([file for path in paths for file in load.find(path)])
+    files = [file for path in paths for file in load.find(path)]
+    by_window = analysis.of_files(files, rules, args.include_last_step)
     answers = {}
-    for name, ranks in by_window.items():
+    for name, answer in by_window.items():
         title = whole + (f", window {name}" if len(by_window) > 1 else "")
-        answers[title] = analysis.of_ranks(ranks, rules, args.include_last_step)
-        if not args.json:
-            print(as_text(answers[title], title))
+        answers[title] = answer
+        if _prints_words(args):
+            print(as_text(answer, title))
     if (paths[0] / "run.json").is_file():
         _keep(paths[0], next(iter(answers.values())))
     return answers
@@ -58,7 +97,8 @@ def _diff(argv):
     hint = "match kernels by name, or operators by name and shape; kernels where there are some"
     parser.add_argument("--by", choices=["kernel", "operator"], help=hint)
     parser.add_argument("--rank", type=int, help="the rank to compare in a folder of several; default: the lowest")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    _forms(parser)
     args = parser.parse_args(argv)
     ranks = [_one_rank(word, args.rank) for word in (args.a, args.b)]
     by = args.by or diff.by_default(ranks)
@@ -66,8 +106,19 @@ def _diff(argv):
         if by == "kernel" and not len(rank.device_rows()):
             raise ValueError(f"--by kernel: {word} has no kernels, it is a trace of the CPU alone: match by operator")
     answer = {"by": by} | diff.compare(*(diff.profile(rank, by) for rank in ranks))
-    print(json.dumps(answer, indent=1) if args.json else diff_text.as_text(answer, args.a, args.b))
+    if args.json:
+        print(json.dumps(answer, indent=1))
+    elif _prints_words(args):
+        print(diff_text.as_text(answer, args.a, args.b))
+    _write(args, lambda: diff_text.as_markdown(answer, args.a, args.b), lambda: _page_of_diff(answer, args))
     return 0
+
+
+def _page_of_diff(answer, args):
+    from bench.report import trace_page
+
+    panel = trace_page.waterfall(answer, args.a, args.b)
+    return trace_page.diff_html(answer, args.a, args.b), (), [panel] if panel else []
 
 
 def _one_rank(word, number):
@@ -79,4 +130,13 @@ def _one_rank(word, number):
 
 
 def _parser():
-    return trace_jobs.parser("analyze", main)
+    parser = trace_jobs.parser("analyze", main)
+    _forms(parser)
+    return parser
+
+
+def _forms(parser):
+    """Other forms of an answer than words on a terminal; several at once are possible."""
+    parser.add_argument("--html", metavar="PAGE", help="write a page that opens offline")
+    parser.add_argument("--png", metavar="FOLDER", help="write a picture of each drawing; needs a Chromium")
+    parser.add_argument("--md", metavar="FILE", nargs="?", const="", help="write Markdown, without FILE: print it")

@@ -1,23 +1,27 @@
-"""Is this machine fit to measure?  ./run.sh doctor [--json] [--quick] [hardware=cpu ...]
+"""Is this machine fit to measure?  ./run.sh doctor [--json] [--quick] [hardware=cpu ...]   ./run.sh doctor --passport
 
 The quick checks of every run (bench/machine/preflight.py), then what takes seconds: processes are started as in a run,
 sum a tensor over all of them within a timeout, and report torch, CUDA and NCCL (bench/launch/probe.py).
+--passport measures instead what this machine reaches, keeps it and compares it (bench/passport/).
 """
 
 import json
+import sys
 
 from bench.cli import arguments
 from bench.config import compose, resolve, schema
 from bench.launch import probe
 from bench.machine import environment, gpus, preflight
 from bench.machine.preflight import Check
+from bench.passport import judged, kept, text
+from bench.passport.measure import session
 from bench.paths import results_root
 
 WIDTH = len("power limit")  # the longest name
 
 
 def main(argv):
-    """Exit codes: 0 fit, perhaps with warnings; 1 a check failed; 2 wrong use."""
+    """Exit codes: 0 fit, perhaps with warnings; 1 a check failed, or nothing could be measured; 2 wrong use."""
     args = _parser().parse_intermixed_args(argv)
     if not args.timeout_s > 0:
         raise ValueError(f"--timeout-s={args.timeout_s:g}: use a number of seconds above 0")
@@ -25,6 +29,8 @@ def main(argv):
     hardware = compose.compose(args.overrides, machine).hardware
     resolve.resolve_hardware(hardware, machine)
     env = environment.environment()
+    if args.passport:
+        return passport(hardware, env, args.json)
     checks = preflight.checks(hardware, 0, env, results_root())
     if hardware.device == "cuda" or env["nvml"] is None:
         checks.insert(0, driver(env))
@@ -38,6 +44,35 @@ def main(argv):
     as_json = {"fit": fit, "checks": [vars(check) for check in checks]}
     print(json.dumps(as_json, indent=1) if args.json else verdict(checks))
     return 0 if fit else 1
+
+
+def passport(hardware, env, as_json):
+    """Exit code 0, also where a GPU is slow: it says so; 1: it could not be measured."""
+    earlier = kept.every()
+    try:
+        measured = session.measure(hardware, env, _say)
+    except session.NotMeasured as error:
+        print(f"not measured: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr)
+    path = kept.write(measured)
+    changes, slow = judged.changes(measured, earlier), judged.slower_than_peers(measured)
+    if as_json:
+        found = {"file": str(path), "passport": measured, "changes": changes, "slower_than_peers": slow}
+        print(json.dumps(found, indent=1))
+    else:
+        print(text.as_text(measured, path, changes, slow))
+    return 0
+
+
+def _say(line):
+    """Progress: one line that changes on a terminal, else every tenth."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif line.partition("/")[0].endswith("0"):
+        print(line, file=sys.stderr, flush=True)
 
 
 def verdict(checks):
@@ -61,8 +96,17 @@ def driver(env):
 def _parser():
     parser = arguments.Parser("./run.sh doctor", main=main)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for run, e.g. hardware.num_processes=4")
-    parser.add_argument("--json", action="store_true", help="{fit, checks: [{name, status, found, remedy}]}")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="{fit, checks: [{name, status, found, remedy}]}, or {passport, changes, slower_than_peers}",
+    )
     parser.add_argument("--quick", action="store_true", help="only what every run checks: no processes are started")
+    parser.add_argument(
+        "--passport",
+        action="store_true",
+        help="measure what this machine reaches: products, memory, collectives, launches, clocks; under 3 minutes",
+    )
     parser.add_argument(
         "--timeout-s",
         type=float,

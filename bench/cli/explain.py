@@ -1,44 +1,75 @@
-"""./run.sh explain RUN|TRACE... [--json] [--rules FILE] [--include-last-step]
+"""./run.sh explain RUN|TRACE... [--json] [--html FILE] [--passport FILE] [--rules FILE] [--include-last-step]
 
 One step as a waterfall: what the device's limit explains, then what lies above it and why, in parts that add up to the
-measured step exactly; for several ranks who delays whom; last where the next millisecond is.
+measured step exactly; for several ranks who delays whom; last where the next millisecond is.  Two runs, two folders of
+traces, or two traces of the same rank: what of the difference of their steps lies in which part.
 
-Several trace files are the ranks of one job; folders, and the windows of a run, are explained one by one, in --json as
-{TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.
+Several trace files are the ranks of one job; more folders, and the windows of a run, are explained one by one, in
+--json as {TITLE: account}.  A run without a trace is explained from its record, more coarsely.  Needs no torch.
 """
 
+import json
+from pathlib import Path
+
+from bench import atomic
 from bench.cli import trace_jobs
-from bench.explain import account, from_record, garbage, text
-from bench.trace import load
-from bench.trace.source import NoTrace
+from bench.explain import difference, difference_text, explained, from_record, page, text
+from bench.paths import of_user, shown
+from bench.trace import categories
 
 
 def main(argv):
     """Exit codes: 0 explained, 2 wrong use, or nothing that could be explained."""
     args = _parser().parse_args(argv)
-    answers = trace_jobs.answers(args, lambda *job: _answers(*job, args.include_last_step))
-    if not args.json:
-        print("\n\n".join(text.as_text(answer, title) for title, answer in answers.items()))
+    rules = categories.load_rules(of_user(args.rules)) if args.rules else categories.RULES
+    passport = of_user(args.passport) if args.passport else None
+    jobs = _jobs(args.path)
+    if len(jobs) == 2:
+        both = [_one(words, paths, rules, args.include_last_step, passport, jobs) for words, paths in jobs]
+        titles = [title for title, _ in both]
+        answers = {f"{titles[0]} -> {titles[1]}": difference.of(*(answer for _, answer in both))}
+        of_one, words_of = page.of_difference, difference_text.as_text
+    else:
+        answers = {}
+        for words, paths in jobs:
+            answers |= explained.of_paths(", ".join(words), paths, rules, args.include_last_step, passport)
+        of_one, words_of = page.of_account, text.as_text
+    if args.html:
+        path = of_user(args.html)
+        atomic.write_out(path, page.html([of_one(answer, title) for title, answer in answers.items()]), "--html")
+        print(f"wrote {shown(path)}")
+    elif args.json:
+        print(json.dumps(answers if len(answers) > 1 else next(iter(answers.values())), indent=1))
+    else:
+        print("\n\n".join(words_of(answer, title) for title, answer in answers.items()))
     return 0
 
 
-def _answers(title, paths, rules, include_last_step):
-    """Paths of one job -> {title: account}, one for each window."""
-    is_run = len(paths) == 1 and (paths[0] / "run.json").is_file()
-    try:
-        files = [file for path in paths for file in load.find(path)]
-    except NoTrace:
-        if not is_run:
-            raise
-        return {title: from_record.of(paths[0])}
-    windows, answers = load.by_window(files), {}
-    for name, ranks in windows.items():
-        if is_run:
-            garbage.add(ranks, paths[0])
-        label = title + (f", window {name}" if len(windows) > 1 else "")
-        answers[label] = account.of_ranks(ranks, rules, include_last_step)
-    return answers
+def _jobs(words):
+    """As trace_jobs.jobs(); two files are A and B, but for those that say they are different ranks of one job."""
+    jobs = trace_jobs.jobs(words)
+    if len(words) == 2 and len(jobs) == 1 and len(jobs[0][1]) == 2:
+        files = jobs[0][1]
+        if all(path.is_file() for path in files) and not explained.are_of_one_job(files):
+            return [([word], [path]) for word, path in zip(words, files)]
+    return jobs
+
+
+def _one(words, paths, rules, include_last_step, passport, jobs) -> tuple[str, dict]:
+    """The account of a side of a difference: its first window; of its record where the other side has no trace."""
+    title = ", ".join(words)
+    if not all(explained.has_trace(of_job) for _, of_job in jobs) and _is_run(paths):
+        return title, from_record.of(paths[0], passport)
+    return next(iter(explained.of_paths(title, paths, rules, include_last_step, passport).items()))
+
+
+def _is_run(paths: list[Path]) -> bool:
+    return len(paths) == 1 and (paths[0] / "run.json").is_file()
 
 
 def _parser():
-    return trace_jobs.parser("explain", main)
+    parser = trace_jobs.parser("explain", main)
+    parser.add_argument("--html", metavar="FILE", help="write a page instead")
+    help_ = "measured ceilings, in the place of those kept of the run's machine"
+    parser.add_argument("--passport", metavar="FILE", help=help_)
+    return parser

@@ -10,7 +10,8 @@ import os
 from bench import atomic
 from bench.cli import arguments
 from bench.memory import rss
-from bench.memory.snapshot import page, pickles, segments, snapshot_files, timeline
+from bench.memory.snapshot import lives, page, pickles, segments, snapshot_files, timeline, use_section
+from bench.memory.snapshot.sites import Sites
 from bench.paths import of_user
 from bench.record import named
 from bench.terminal import text_table
@@ -53,13 +54,15 @@ def read(path):
 def facts_of(snapshot):
     """For programs: {"devices": [{"device", "peak_bytes", "places_at_peak", "segments", "ooms", ...}]}."""
     devices = []
-    for device in timeline.devices(snapshot):
-        held = timeline.of_device(snapshot, device)
+    for device in lives.devices(snapshot):
+        found = lives.of_device(snapshot, device)
+        held = timeline.of(found, timeline.by_place(Sites()))
         sites = sorted(held.at_peak.items(), key=lambda one: -one[1])
         full = segments.of_device(snapshot, device)
         facts = {"device": device, "num_events": held.num_entries, "peak_bytes": held.peak_bytes}
         facts |= {"end_bytes": held.end_bytes, "unexplained_bytes": held.unexplained_bytes}
         facts["places_at_peak"] = [{"place": site, "bytes": size} for site, size in sites]
+        facts |= use_section.facts(found, page.marks_of(snapshot, found))
         facts["segments"] = {key if key == "num_segments" else f"{key}_bytes": value for key, value in full.items()}
         facts["ooms"] = [{"size_bytes": oom["size"], "device_free_bytes": oom["device_free"]} for oom in held.ooms]
         devices.append(facts)

@@ -2,14 +2,16 @@
 
     {"of": "device" | "host", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness", "next": [...]}
 
-step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct"},
-mean over the same; a rank's own has "sum_ns", integers that add up to its "step_sum_ns" exactly.
+step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
+"source"}, mean over the same, source: where a limit's rates are from, None of what is no limit; a rank's own has
+"sum_ns", integers that add up to its "step_sum_ns" exactly.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from bench.explain import device_steps, host_steps, lateness, parts, ranking
 from bench.explain.ceilings import Ceilings
+from bench.passport import figures
 from bench.trace import categories, skew, window
 from bench.trace.analysis import device_name
 from bench.trace.load import Rank
@@ -19,12 +21,22 @@ MAX_PIECES = 200
 
 
 def of_ranks(
-    ranks: Iterable[Rank], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
+    ranks: Iterable[Rank],
+    rules: tuple[categories.Rule, ...] = categories.RULES,
+    include_last_step: bool = False,
+    measured_of: Callable[[int, str | None], figures.Ceilings | None] = lambda rank, device: None,
 ) -> dict:
-    """Ranks of load.load_all() or load.by_window().  ValueError where none of them recorded anything that has time."""
+    """Ranks of load.load_all() or load.by_window().  ValueError where none of them recorded anything that has time.
+
+    measured_of: what the device of a rank, by the trace's name of it, reached by its passport, or None.
+    """
     ranks = [rank for rank in ranks if len(rank.ts)]
     on_device = [rank for rank in ranks if len(rank.device_rows())]
-    accounts = _on_device(on_device, rules, include_last_step) if on_device else _on_host(ranks, include_last_step)
+    ceilings = {rank.rank: Ceilings(name := device_name(rank), measured_of(rank.rank, name)) for rank in ranks}
+    if on_device:
+        accounts = _on_device(on_device, rules, include_last_step, ceilings)
+    else:
+        accounts = _on_host(ranks, include_last_step, ceilings)
     accounts = {number: one for number, one in accounts.items() if one is not None}
     if not accounts:
         raise ValueError("the trace holds no kernel and no operator: record one with profile=window")
@@ -36,11 +48,12 @@ def answer(accounts: dict, of: str) -> dict:
     least one rank -> the answer; of: what was measured."""
     by_rank = {str(number): _of_rank(one) for number, one in accounts.items()}
     step_ms = _mean(one["step_ms"] for one in by_rank.values())
-    lines = []
+    lines, ns_by_part = [], {number: one["pieces"].by_part() for number, one in accounts.items()}
     for part in parts.ORDER:
-        of_part = [_mean_ns(one["pieces"].by_part().get(part, 0), one) for one in accounts.values()]
+        of_part = [_mean_ns(ns_by_part[number].get(part, 0), one) for number, one in accounts.items()]
         if any(of_part):
-            lines.append(_line(part, _mean(of_part), step_ms))
+            sources = set().union(*(one["ceilings"].sources.get(part, ()) for one in accounts.values()))
+            lines.append(_line(part, _mean(of_part), step_ms) | {"source": "; ".join(sorted(sources)) or None})
     found = {"of": of, "step_ms": step_ms, "num_steps": len(next(iter(accounts.values()))["steps"])}
     found |= {"limit_ms": sum(line["ms"] for line in lines if line["is_limit"]), "parts": lines, "ranks": by_rank}
     found["lateness"] = lateness.of(accounts)
@@ -90,13 +103,13 @@ def _mean_ns(ns, one):
     return ms_from_ns(ns) / len(one["steps"])
 
 
-def _on_device(ranks, rules, include_last_step):
+def _on_device(ranks, rules, include_last_step, ceilings):
     """{rank: {"rank", "steps", "pieces", "ceilings", "host_step_ms"}}"""
     waits, accounts = _waits(ranks, rules, include_last_step), {}
     for rank in ranks:
-        steps, ceilings = device_steps.spans(rank, include_last_step), Ceilings(device_name(rank))
-        pieces = device_steps.pieces(device_steps.Device(rank, rules), steps, ceilings, waits.get(rank.rank, {}))
-        accounts[rank.rank] = _account(rank, steps, pieces, ceilings, include_last_step)
+        steps, mine = device_steps.spans(rank, include_last_step), ceilings[rank.rank]
+        pieces = device_steps.pieces(device_steps.Device(rank, rules, waits.get(rank.rank)), steps, mine)
+        accounts[rank.rank] = _account(rank, steps, pieces, mine, include_last_step)
     return accounts
 
 
@@ -110,13 +123,12 @@ def _waits(ranks, rules, include_last_step):
     return found
 
 
-def _on_host(ranks, include_last_step):
+def _on_host(ranks, include_last_step, ceilings):
     accounts = {}
     for rank in ranks:
         if steps := host_steps.spans(rank, include_last_step):
-            ceilings = Ceilings(device_name(rank))
-            pieces = host_steps.pieces(rank, steps, ceilings)
-            accounts[rank.rank] = _account(rank, steps, pieces, ceilings, include_last_step)
+            pieces = host_steps.pieces(rank, steps, ceilings[rank.rank])
+            accounts[rank.rank] = _account(rank, steps, pieces, ceilings[rank.rank], include_last_step)
     return accounts
 
 

@@ -13,7 +13,7 @@ class Operators:
     """add() the time of each call; into() puts the parts of all into Pieces, when every call is known."""
 
     def __init__(self, rank: Rank, ceilings: Ceilings):
-        self._rank, self._ceilings, self._facts = rank, ceilings, {}
+        self._rank, self.ceilings, self._facts = rank, ceilings, {}
         self._is_leaf = operators.leaves_with_flops(rank)
         self._ns = collections.Counter()  # (step index, row of the operator): ns that it has in the account
         self._where = {}
@@ -30,7 +30,8 @@ class Operators:
         facts = self.facts(row)
         if facts["flop"]:
             return bool(self._is_leaf[row])
-        return bool(self._ceilings.bytes_per_s and moved_bytes(facts))
+        num_bytes = moved_bytes(facts)
+        return bool(num_bytes and self.ceilings.bytes_per_s(num_bytes))
 
     def add(self, step: int, row: int, where: str | None, ns: int) -> None:
         """ns of a step that belong to an operator for which has() holds."""
@@ -38,34 +39,32 @@ class Operators:
         self._where[row] = where
 
     def into(self, pieces: parts.Pieces) -> None:
-        """Each call's time is at most its bound below and the rest above; all of it without a bound, if none is."""
+        """The time of an operator's calls together is at most their bound below, at most its shape's above that, then
+        the rest, in each call in proportion; without a bound all.  Together, as rates are means over calls too.
+        """
         by_line = collections.defaultdict(list)
         for (step, row), ns in self._ns.items():
             by_line[int(self._rank.name[row]), int(self._rank.extra[row])].append((step, row, ns))
         seconds = {key: sum(ns for *_, ns in calls) / NS_PER_S for key, calls in by_line.items()}
         num_calls = {key: len({row for _, row, _ in calls}) for key, calls in by_line.items()}
         of = {key: self._facts[key] for key in by_line}
-        self._ceilings.observe(
+        self.ceilings.observe(
             [(of[key]["precision"], (of[key]["flop"] or 0) * num_calls[key], seconds[key]) for key in by_line]
         )
         for key, calls in by_line.items():
-            bound = self._ceilings.bound(of[key], seconds[key] / num_calls[key])
-            self._divide(pieces, label(of[key]), calls, bound)
+            call_s = seconds[key] / num_calls[key]
+            self._divide(pieces, label(of[key]), calls, call_s, self.ceilings.bound(of[key], call_s))
 
-    def _divide(self, pieces, what, calls, bound):
-        all_ns = collections.Counter()
-        for _, row, ns in calls:
-            all_ns[row] += ns
+    def _divide(self, pieces, what, calls, call_s, bound):
         for step, row, ns in calls:
             where = self._where[row]
             if bound is None:
                 pieces.add(step, parts.Piece(parts.UNBOUND, what, where), ns)
                 continue
-            is_arithmetic, seconds = bound
-            limit_ns = min(ns, round(seconds * NS_PER_S * ns / all_ns[row]))
-            limit = parts.ARITHMETIC if is_arithmetic else parts.BANDWIDTH
-            pieces.add(step, parts.Piece(limit, what, where), limit_ns)
-            pieces.add(step, parts.Piece(parts.SLOWER, what, where), ns - limit_ns)
+            limit_ns, shape_ns = (round(ns * min(1.0, spent_s / call_s)) for spent_s in (bound.limit_s, bound.shape_s))
+            pieces.add(step, parts.Piece(bound.part, what, where), limit_ns)
+            pieces.add(step, parts.Piece(parts.SHAPE, what, where), shape_ns - limit_ns)
+            pieces.add(step, parts.Piece(parts.SLOWER, what, where), ns - shape_ns)
 
 
 def label(facts: dict) -> str:

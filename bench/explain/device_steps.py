@@ -10,8 +10,9 @@ import numpy as np
 from bench.explain import bounded, parts
 from bench.explain.host import Thread, main_track
 from bench.explain.owners import owners
-from bench.trace import attribution, categories, events, kernels, window
+from bench.trace import attribution, categories, events, kernels, operators, window
 from bench.trace.temporal import KERNEL_WAIT_BELOW_NS
+from bench.units import NS_PER_S
 
 PART_OF_LAYER = {kernels.COMMUNICATION: parts.EXPOSED, kernels.MEMORY: parts.COPIES}
 
@@ -48,10 +49,13 @@ def counted_rows(rank, rules=categories.RULES, include_last_step=False):
 
 
 class Device:
-    """What is known of each device row of a rank: its call, its operator and where it was launched."""
+    """What is known of each device row of a rank: its call, its operator, where it was launched and how long it waited.
 
-    def __init__(self, rank, rules=categories.RULES):
-        rows = rank.device_rows()
+    waits: {device row: (ns that it waited, late rank, call)}
+    """
+
+    def __init__(self, rank, rules=categories.RULES, waits=None):
+        rows, self.waits = rank.device_rows(), waits or {}
         self.rank, self.rules = rank, rules
         self.rows = rows[np.argsort(rank.ts[rows], kind="stable")]
         self.kinds = kernels.types(rank, self.rows, rules)
@@ -71,18 +75,25 @@ class Device:
         """Of the number-th of .rows."""
         return self.rank.names[self.rank.name[self.rows[number]]]
 
+    def wire_frac(self, number, ceilings):
+        """The share of a collective's own time, without waiting, that its bytes need at the measured bandwidth."""
+        row = int(self.rows[number])
+        found, own_ns = operators.collective_of(self.rank, row), int(self.rank.dur[row]) - self.waits.get(row, (0,))[0]
+        needed_s = ceilings.collective_s(*found) if found and own_ns > 0 else None
+        return min(1.0, needed_s * NS_PER_S / own_ns) if needed_s else 0.0
+
     def is_optimizer(self, number):
         """By its name, its annotation or its phase."""
         by_name = categories.category(self.name(number), self.annotations[number], self.rules)
         return categories.OPTIMIZER in (by_name, self.phases[number])
 
 
-def pieces(device, counted, ceilings, waits):
-    """counted: of spans(); waits: {device row: (ns that it waited, late rank, call)} -> Pieces."""
+def pieces(device, counted, ceilings):
+    """counted: of spans() -> Pieces."""
     found, known = parts.Pieces(len(counted)), bounded.Operators(device.rank, ceilings)
     threads = _Threads(device.rank)
     for index, (_, begin, end) in enumerate(counted):
-        ranges = _ranges(device, begin, end, waits)
+        ranges = _ranges(device, begin, end)
         columns = list(zip(*(one[:3] for one in ranges))) or ((), (), ())
         seen = set()
         for low, high, owner in owners(*columns, begin, end):
@@ -96,14 +107,14 @@ def pieces(device, counted, ceilings, waits):
     return found
 
 
-def _ranges(device, begin, end, waits):
+def _ranges(device, begin, end):
     """[(start, end, layer, number of the row, its wait or None)]; a row that waited is two, waiting first."""
     rank, ranges = device.rank, []
     mine = (rank.end[device.rows] > begin) & (rank.ts[device.rows] < end)
     for number in np.flatnonzero(mine).tolist():
         row, layer = int(device.rows[number]), int(device.kinds[number])
         low, high = int(rank.ts[row]), int(rank.end[row])
-        wait = waits.get(row)
+        wait = device.waits.get(row)
         if wait is not None and wait[0]:
             ranges.append((low, low + wait[0], layer, number, wait))
             low += wait[0]
@@ -117,7 +128,9 @@ def _running(device, known, found, index, one, ns, count):
     if wait is not None:
         found.add(index, parts.Piece(parts.WAITING, device.name(number), where, wait[1]), ns, count)
     elif layer in PART_OF_LAYER:
-        found.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns, count)
+        wire_ns = round(ns * device.wire_frac(number, known.ceilings)) if layer == kernels.COMMUNICATION else 0
+        found.add(index, parts.Piece(parts.WIRE, device.name(number), where), wire_ns, count)
+        found.add(index, parts.Piece(PART_OF_LAYER[layer], device.name(number), where), ns - wire_ns, count)
     elif operator >= 0 and known.has(operator):
         known.add(index, operator, where, ns)
     else:

@@ -5,7 +5,7 @@ Of steps.csv (rank 0's, steps that no instrument disturbed), steps_by_rank.csv, 
     regions          data_ms, optimizer_ms, and what of the step is in none of the four
     a late rank      own milliseconds of the latest rank above rank 0's
     stalls           what bench/diagnosis found above a step's usual time, as far as nothing above explains it
-    the limit        FLOPs of a step at the peak of the device, by the model's own count
+    the limit        FLOPs of a step by the model's own count, at the peak of the device: of its passport, or data sheet
 The rest is forward and backward, of which nothing more is known.  Events and waiting lie somewhere in these.
 """
 
@@ -14,15 +14,19 @@ from pathlib import Path
 from bench.diagnosis import rank_skew, stall_causes
 from bench.explain import account, parts
 from bench.explain.ceilings import Ceilings
-from bench.record import metrics, run_folder, step_files, work
+from bench.passport import kept
+from bench.record import run_folder, step_files, work
 from bench.units import NS_PER_MS, NS_PER_S
 
-PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.HOST}
+PART_OF_EVENT = {"gc": parts.GARBAGE, "recompile": parts.COMPILATION}
 REGIONS = stall_causes.REGIONS
 
 
-def of(folder: Path | str) -> dict:
-    """A run's folder -> the answer of account.of_ranks(), "of": "record".  ValueError without a measured step."""
+def of(folder: Path | str, passport: Path | None = None) -> dict:
+    """A run's folder -> the answer of account.of_ranks(), "of": "record".  ValueError without a measured step.
+
+    passport: a file, in the place of the one that fits the run.
+    """
     run = run_folder.read(folder)
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]
     if not rows:
@@ -31,25 +35,35 @@ def of(folder: Path | str) -> dict:
     own = by_rank.get("own_ms", ())
     late = rank_skew.lateness(own)
     pieces, steps, at_ns = parts.Pieces(len(rows)), [], 0
+    gpus = run["environment"].get("gpus") or [{}]
+    name = gpus[0].get("name")
+    ceilings = Ceilings(name, kept.of_run(run) if passport is None else kept.of_file(passport, name))
     for index, row in enumerate(rows):
         step_ns, number = round(row["step_ms"] * NS_PER_MS), row["step"]
         rank = late[number][1] if number in late else None
         waited = (0.0, None) if rank is None else (own[rank][number] - own[0][number], rank)
         mine = [event for event in events if event.get("step") == number]
-        for piece, ns in _of_step(row, step_ns, mine, waited, _arithmetic_ns(run, number)):
+        for piece, ns in _of_step(row, step_ns, mine, waited, _arithmetic_ns(run, number, ceilings)):
             pieces.add(index, piece, ns)
         steps.append((number, at_ns, at_ns + step_ns))
         at_ns += step_ns
-    gpus = run["environment"].get("gpus") or [{}]
     found = {"rank": None, "steps": steps, "pieces": pieces, "host_step_ms": None}
-    return account.answer({0: found | {"ceilings": Ceilings(gpus[0].get("name"))}}, "record")
+    return account.answer({0: found | {"ceilings": ceilings}}, "record")
 
 
-def _arithmetic_ns(run, step):
-    """What a step's FLOPs take at the peak of the run's devices; 0 where FLOPs or peak are not known."""
-    peak = metrics.peak_flops(run)
+def _arithmetic_ns(run, step, ceilings):
+    """What a step's FLOPs take at the peak of rank 0's device; 0 where FLOPs or peak are not known."""
     flop = [_flop_until(run, last) for last in (step - 1, step)]
-    return 0 if None in (peak, *flop) else round((flop[1] - flop[0]) / (run["world_size"] * peak) * NS_PER_S)
+    if None in flop or flop[1] <= flop[0]:
+        return 0
+    precision, of_rank = run["measured"].get("dtype"), (flop[1] - flop[0]) / run["world_size"]
+    facts = {"name": "the model's FLOPs", "shapes": None, "types": None, "bytes": None, "flop": of_rank}
+    bound = ceilings.bound(facts | {"precision": "tf32" if _is_tf32(run) else precision}, float("inf"))
+    return 0 if bound is None else round(bound.limit_s * NS_PER_S)
+
+
+def _is_tf32(run):
+    return bool(run["hardware"].get("tf32")) and run["measured"].get("dtype") == "float32"
 
 
 def _flop_until(run, num_steps):

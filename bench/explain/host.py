@@ -10,14 +10,17 @@ import numpy as np
 
 from bench.explain import parts
 from bench.trace import attribution, categories, events
-from bench.trace.load import STEP, Rank
 from bench.trace.nest import Nest
+from bench.trace.rank import STEP, Rank
 
 KINDS = (events.RUNTIME, events.CPU_OP, events.ANNOTATION, events.PYTHON)
 WAITS_FOR_DEVICE = re.compile(r"Synchronize|hipMemcpy(?!.*Async)|cudaMemcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
-COLLECTION = "garbage collection"  # the name of a range that the record knows, see garbage.py
+COLLECTION, COMPILATION = "garbage collection", "recompilation"  # names of ranges that the record knows: recorded.py
 READS_DEVICE = "aten::_local_scalar_dense"  # .item(): its copy waits until the device has caught up
 COLLECTS = re.compile(r"built-in (?:function|method) collect\b|(?:^|\W)gc\.collect\b|^garbage collection", re.I)
+WAITS_FOR_THREAD = re.compile(r"built-in method acquire of _thread\.|threading\.py\(\d+\): \w+$")
+# Dynamo's own annotations and frames, and the range that the record of a run gives a compilation
+COMPILES = re.compile(r"\(dynamo_timed\)$|torch/_dynamo/convert_frame\.py|^recompilation\b")
 LOADS = re.compile(r"^data$|^enumerate\(DataLoader\)|DataLoader\w*\.__next__")
 COMMUNICATES = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc)::?|record_param_comms|_functional_collectives")
 
@@ -27,7 +30,7 @@ class Thread:
 
     def __init__(self, rank: Rank, track: int):
         rows = np.flatnonzero(rank.is_kind(*KINDS) & (rank.track == track) & (rank.dur > 0))
-        added = rank.is_named(lambda name: name.startswith(COLLECTION), rows)
+        added = rank.is_named(lambda name: name.startswith((COLLECTION, COMPILATION)), rows)
         self.rank, self.nest, collections = rank, Nest(rank, rows[~added]), Nest(rank, rows[added])
         self._edges = np.unique(np.concatenate((rank.ts[rows], rank.end[rows])))
         collecting = collections.innermost(self._edges)  # of a clock that may differ a little: it cuts what is around
@@ -82,6 +85,8 @@ class Thread:
             return None
         names = [self.name(one) for one in chain]
         where = self.where(chain)
+        if what := next((name for name in reversed(names) if COMPILES.search(name)), None):
+            return parts.Piece(parts.COMPILATION, what, where)
         for part, test in ((parts.GARBAGE, COLLECTS), (parts.SYNC, WAITS_FOR_DEVICE)):
             if what := next((name for name in names if test.search(name)), None):
                 return parts.Piece(part, what, where)
@@ -89,14 +94,21 @@ class Thread:
             return parts.Piece(parts.SYNC, f"{READS_DEVICE}: {names[0]}", where)
         if what := next((name for name in names if LOADS.search(name)), None):
             return parts.Piece(parts.LOADER, what, where)
+        if what := next((name for name in names if WAITS_FOR_THREAD.search(name)), None):
+            return parts.Piece(parts.SYNC, what, where)
         return parts.Piece(parts.HOST, names[0], where)
 
     def where(self, chain: list[int]) -> str | None:
-        """The innermost line of Python that is not torch's, else the innermost annotation, else the outermost operator;
-        an annotation or operator only if it is not the innermost range itself."""
+        """The innermost line of Python that is neither torch's nor threading's, else the innermost annotation, else the
+        outermost operator; an annotation or operator only if it is not the innermost range itself."""
         of_kind = {kind: [one for one in chain if self.rank.kind[one] == kind] for kind in KINDS}
-        lines = [one for one in of_kind[events.PYTHON] if attribution.is_source(self.name(one))]
-        candidates = (lines, of_kind[events.ANNOTATION], of_kind[events.CPU_OP][::-1])
+        lines = [
+            one
+            for one in of_kind[events.PYTHON]
+            if attribution.is_source(self.name(one)) and not WAITS_FOR_THREAD.search(self.name(one))
+        ]
+        annotations = [one for one in of_kind[events.ANNOTATION] if not COMPILES.search(self.name(one))]
+        candidates = (lines, annotations, of_kind[events.CPU_OP][::-1])
         found = next((one for some in candidates for one in some[:1] if some is lines or one != chain[0]), None)
         return None if found is None else self.name(found)
 

@@ -38,7 +38,7 @@ def _segment(thread, known, found, index, span, row):
     communicates = next((thread.name(one) for one in chain if COMMUNICATES.search(thread.name(one))), None)
     if communicates is not None:
         found.add(index, parts.Piece(parts.EXPOSED, communicates, piece.where), ns)
-    elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER) or not operators:
+    elif piece.part in (parts.GARBAGE, parts.SYNC, parts.LOADER, parts.COMPILATION) or not operators:
         found.add(index, piece, ns)
     elif (product := next((one for one in operators if known.has(one)), None)) is not None:
         known.add(index, product, piece.where, ns)

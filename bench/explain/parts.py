@@ -6,27 +6,32 @@ Every nanosecond of a step is in exactly one piece, so pieces add up to the step
 import collections
 from typing import NamedTuple
 
-ARITHMETIC, BANDWIDTH = "arithmetic at peak", "memory at bandwidth"
+ARITHMETIC, BANDWIDTH, WIRE = "arithmetic at peak", "memory at bandwidth", "communication at bandwidth"
+SHAPE = "shape below the peak"
 SLOWER, OPTIMIZER, UNBOUND = "slower than their bound", "optimizer without a bound", "no bound known"
 WAITING, EXPOSED, COPIES = "waiting for a late rank", "exposed communication", "exposed copies"
 BETWEEN, DEPENDENCY, LAUNCH = "between kernels", "waiting for a stream or event", "launch"
 HOST, SYNC, GARBAGE, LOADER, UNKNOWN = "host", "synchronisation", "garbage collection", "loader", "unknown"
-LIMIT = (ARITHMETIC, BANDWIDTH)
+COMPILATION = "compilation"
+LIMIT = (ARITHMETIC, BANDWIDTH, WIRE)
 NO_BOUND = (OPTIMIZER, UNBOUND)
 MEANING = {  # part: what it holds
     ARITHMETIC: "matrix products and attention, had they run at the peak of their precision",
     BANDWIDTH: "operators that must move their bytes for longer than they calculate, at the memory's bandwidth",
-    SLOWER: "what those took beyond that",
+    WIRE: "collectives that nothing hides, at the bus bandwidth that was measured for their size",
+    SHAPE: "products: what the nearest measured shape needs beyond the best one (tiles, waves, too little work)",
+    SLOWER: "what products and memory-bound operators took beyond that",
     OPTIMIZER: "the optimizer's kernels or operators whose FLOPs and bytes are not known",
     UNBOUND: "other kernels or operators whose FLOPs and bytes are not known: never guessed",
     WAITING: "a collective that nothing hides, until the last rank came to it",
-    EXPOSED: "a collective that nothing hides, after all ranks had come",
+    EXPOSED: "a collective that nothing hides, after all ranks had come, beyond its bandwidth where that is known",
     COPIES: "copies and memsets that nothing hides",
     BETWEEN: "gaps under 30 us between kernels that were launched in time",
     DEPENDENCY: "longer gaps with the next kernel launched: another stream, an event, or the device itself",
     LAUNCH: "from the launching call to the first kernel after the device had run dry",
     HOST: "the host was in no wait and no known phase, and had launched nothing; on a CPU: between operators",
-    SYNC: "the host had launched nothing, as it waited for the device or copied from it",
+    SYNC: "the host had launched nothing, as it waited for the device, for a copy from it or for another thread",
+    COMPILATION: "torch.compile at work within the step",
     GARBAGE: "Python's garbage collection",
     LOADER: "waiting for data",
     UNKNOWN: "nothing was recorded that says what happened",
@@ -61,7 +66,10 @@ class Pieces:
 
     def total(self) -> collections.Counter:
         """Piece -> nanoseconds over all steps."""
-        return sum(self.ns, collections.Counter())
+        found = collections.Counter()
+        for of_step in self.ns:
+            found.update(of_step)
+        return found
 
     def by_part(self, step=None) -> dict[str, int]:
         """Part -> nanoseconds of one step, or of all: only parts that have some, in the account's order."""

@@ -2,7 +2,9 @@
 
 A gain is an upper bound: what the step would lose if that time were nought and nothing else took its place.  It is the
 mean over the ranks, of waiting that of the ranks that wait.  Lines of one origin are one: kernels of a name, gaps at a
-line of Python, waiting for a rank.  Those whose bound is not known come last, as most of their time may be needed.
+line of Python, waiting for a rank; what a product's shape costs and what lies above that; a collective at its
+bandwidth, which could be hidden, and what lies above.  Those whose bound is not known come last, as most of their time
+may be needed.
 """
 
 import collections
@@ -15,11 +17,13 @@ from models import ladder
 
 NUM_LINES = 15
 RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
-BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE)
+BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE, parts.COMPILATION)
+WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED}  # one line of the same name
+NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
 TILE = 8  # a factor that is no multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
 SHAPES = re.compile(r"\[([\d, ]+)\]")
 ADVICE = {
-    parts.SLOWER: "the same operator at its bound",
+    parts.SLOWER: "the same operator at its bound; one larger product in the place of small ones",
     parts.OPTIMIZER: "share it out among ranks, fuse it, or do less of it",
     parts.UNBOUND: "all of its time, as its bound is not known: fuse it, or record shapes",
     parts.WAITING: "make that rank as fast as the others",
@@ -29,7 +33,8 @@ ADVICE = {
     parts.DEPENDENCY: "let the streams wait for less",
     parts.LAUNCH: "launch less or earlier: torch.compile, a CUDA graph",
     parts.HOST: "take it out of the step, or let the device have work meanwhile",
-    parts.SYNC: "do not read from the device within the step",
+    parts.SYNC: "do not read from the device, or wait for a thread, within the step",
+    parts.COMPILATION: "keep shapes and arguments as they were in warm-up, or mark them dynamic",
     parts.GARBAGE: "freeze or disable the collector, collect between steps",
     parts.LOADER: "prepare batches ahead, in a thread or process of their own",
     parts.UNKNOWN: "record Python's stack: with_stack=true",
@@ -45,12 +50,11 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
     """
     found = {}
     for number, one in accounts.items():
-        for piece, ns in one["pieces"].total().items():
-            if piece.part not in parts.LIMIT:
-                origin = found.setdefault(_origin(piece), _Origin())
-                origin.add(
-                    number, piece, ms_from_ns(ns) / len(one["steps"]), one["pieces"].count[piece] / len(one["steps"])
-                )
+        pieces, num_steps = one["pieces"], len(one["steps"])
+        for piece, ns in pieces.total().items():
+            if piece.part not in NO_GAIN:
+                origin = found.setdefault(origin_of(piece), _Origin())
+                origin.add(number, piece, ms_from_ns(ns) / num_steps, pieces.count[piece] / num_steps)
     lines = [_line(key, origin, len(accounts), step_ms) for key, origin in found.items()]
     bounded, unbounded = [], []
     for line in sorted(lines, key=lambda line: -line["gain_ms"]):
@@ -62,14 +66,13 @@ class _Origin:
     """What is one line: milliseconds by rank, and by the names that it had."""
 
     def __init__(self):
-        self.by_rank, self.what, self.where = (collections.Counter() for _ in range(3))
-        self.count = 0.0
+        self.by_rank, self.what, self.where, self.counts = (collections.Counter() for _ in range(4))
 
     def add(self, rank, piece, ms, count):
         self.by_rank[rank] += ms
         self.what[piece.what] += ms
         self.where[piece.where] += ms
-        self.count += count
+        self.counts[piece.part] += count
 
 
 def _line(key, origin, num_ranks, step_ms):
@@ -84,19 +87,20 @@ def _line(key, origin, num_ranks, step_ms):
         "rank": alone if late is None else late,
         "gain_ms": gain_ms,
         "gain_pct": 100 * gain_ms / step_ms if step_ms else 0.0,
-        "count": origin.count / num_ranks,
+        "count": max(origin.counts.values()) / num_ranks,
         "advice": ADVICE[part],
         "ladder": ladder_hint(part, what, num_ranks),
     }
 
 
-def _origin(piece):
+def origin_of(piece: parts.Piece) -> tuple[str, str | None, int | None]:
     """What is one line of the ranking: (part, name or None, late rank or None)."""
-    if piece.part in (parts.WAITING, parts.BETWEEN):
-        return piece.part, None, piece.late_rank
-    if piece.part in BY_LINE and piece.where is not None and ".py(" in piece.where:
-        return piece.part, piece.where, None
-    return piece.part, piece.what, None
+    part = WITH.get(piece.part, piece.part)
+    if part in (parts.WAITING, parts.BETWEEN):
+        return part, None, piece.late_rank
+    if part in BY_LINE and piece.where is not None and ".py(" in piece.where:
+        return part, piece.where, None
+    return part, piece.what, None
 
 
 def ladder_hint(part: str, what: str | None, num_ranks: int) -> str | None:

@@ -36,7 +36,9 @@ def _lines(answer, title):
     yield from _waterfall(answer)
     yield ""
     yield from _totals(answer)
-    yield from _lateness(answer)
+    if late := lateness_lines(answer):
+        yield "\nWho delays whom, ms a step\n"
+        yield from late
     yield from _next(answer)
 
 
@@ -55,7 +57,7 @@ def _waterfall(answer):
             | {"least": f"{of_ranks[least]:.3f} ({least})", "most": f"{of_ranks[most]:.3f} ({most})"}
         )
         at_ms += line["ms"]
-    columns = [("part", "part", str), ("ms", "ms", _ms3), ("%", "pct", _one), ("sum, ms", "at_ms", _ms3)]
+    columns = [("part", "part", str), ("ms", "ms", ms3), ("%", "pct", _one), ("sum, ms", "at_ms", ms3)]
     if len(ranks) > 1:
         columns += [("least (rank)", "least", str), ("most (rank)", "most", str)]
     yield table(lines, [*columns, ("", "bar", str)])
@@ -65,7 +67,8 @@ def _ms(one, part):
     return next((line["ms"] for line in one["parts"] if line["part"] == part), 0.0)
 
 
-def _ms3(value):
+def ms3(value: float) -> str:
+    """1.5 -> "1.500"."""
     return f"{value:.3f}"
 
 
@@ -86,13 +89,15 @@ def _totals(answer):
         f"{format_ms(answer['step_ms'] - answer['limit_ms'] - unbound_ms)} lie above it."
     )
     for line in answer["parts"]:
-        yield f"  {line['part']}: {line['meaning']}"
+        yield f"  {line['part']}: {line['meaning']}{'; ' + line['source'] if line['source'] else ''}"
 
 
-def _lateness(answer):
-    lines = [line for line in answer["lateness"] if line["wait_ms"] > MIN_LATE_FRAC * answer["step_ms"]]
-    if lines:
-        yield "\nWho delays whom, ms a step\n"
+def lateness_lines(answer: dict) -> list[str]:
+    """For whom ranks wait, and why; those reasons are indented."""
+    return list(_lateness(line for line in answer["lateness"] if line["wait_ms"] > MIN_LATE_FRAC * answer["step_ms"]))
+
+
+def _lateness(lines):
     for line in lines:
         collectives = ", ".join(f"{short(one['what'])} {one['ms']:.3f}" for one in line["collectives"][:2])
         yield (
@@ -103,6 +108,12 @@ def _lateness(answer):
         yield f"    it has more than the median of the others of: {more or 'nothing that was recorded'}"
         for reason in line["reasons"][:3]:
             yield f"    {reason['ms']:.3f} more of: {reason['part']}: {_what(reason)}"
+
+
+def evidence(line: dict) -> str:
+    """A line of the ranking, or of a difference -> its part, rank, name and place."""
+    rank = "" if line.get("rank") is None else f" (rank {line['rank']})"
+    return f"{line['part']}{rank}: {_what(line)}"
 
 
 def _what(line):
@@ -128,9 +139,6 @@ def _next(answer):
 
 
 def _ranked(lines):
-    shown = []
-    for line in lines:
-        rank = "" if line["rank"] is None else f" (rank {line['rank']})"
-        shown.append(line | {"evidence": f"{line['part']}{rank}: {_what(line)}"})
-    columns = [("ms", "gain_ms", _ms3), ("%", "gain_pct", _one), ("a step", "count", _one), ("what", "evidence", str)]
+    shown = [line | {"evidence": evidence(line)} for line in lines]
+    columns = [("ms", "gain_ms", ms3), ("%", "gain_pct", _one), ("a step", "count", _one), ("what", "evidence", str)]
     return table(shown, columns)

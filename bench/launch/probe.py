@@ -55,7 +55,9 @@ def _rank(path):
     return int("".join(filter(str.isdigit, path.name)))
 
 
-def no_answer(num_ranks, num_answers, failed, exit_code, output, timeout_s):
+def no_answer(
+    num_ranks: int, num_answers: int, failed: list[dict], exit_code: int | None, output: str, timeout_s: float
+) -> Check:
     """Why not every rank answered, as far as it is known, as a Check.  exit_code: None if the time was exceeded."""
     if failed:
         first = min(failed, key=lambda one: one["failed_at_s"])

@@ -2,8 +2,13 @@
 
 import contextlib
 import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
+from bench.config.schema import HardwareConfig
 from bench.machine import processes, run_processes
 from bench.paths import REPO, working_folder
 from bench.training import flight_recorder
@@ -13,7 +18,7 @@ IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is no run
 GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
 
 
-def environment(hardware):
+def environment(hardware: HardwareConfig) -> dict[str, str]:
     """hardware: resolved -> the ranks' environment variables; environment.json records these, not the launcher's."""
     env = dict(os.environ) | {"SPEEDRUN_CWD": working_folder()}  # a user's own model is imported from there
     env["OMP_NUM_THREADS"] = str(hardware.num_threads)
@@ -27,7 +32,9 @@ def environment(hardware):
     return env
 
 
-def agent(folder, num_processes, env, log, program=WORKER):
+def agent(
+    folder: Path, num_processes: int, env: Mapping[str, str], log: BinaryIO, program: Sequence[str] = WORKER
+) -> contextlib.AbstractContextManager[subprocess.Popen]:
     """A context that yields the agent's Popen: num_processes ranks of  PROGRAM folder,  ended with the block.
 
     log: a file for what the agent itself prints.  The owner of the run (owner.py) ends what the agent leaves.

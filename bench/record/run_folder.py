@@ -187,4 +187,4 @@ def failure(kind, message, hint, rank=None, step=None, signal_name=None, exit_co
 def progress(folder: Path | str) -> dict:
     """What rank 0's step writer wrote last, {} where nothing: {"step", "num_steps", ...}.  step: None or a number."""
     found = atomic.read_json(Path(folder) / PROGRESS, {})
-    return found if type(found.get("step")) in (int, type(None)) else {}
+    return found if isinstance(found, dict) and type(found.get("step")) in (int, type(None)) else {}

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, reading
+from bench import reading
 from bench.record import certificates
 from bench.report.run_events import plain
 from bench.units import format_bytes
@@ -98,23 +98,6 @@ def summaries(run: dict) -> Safe:
         lines = [[key, round(value, 6) if isinstance(value, float) else plain(value)] for key, value in summary.items()]
         parts.append(details(name, table((), lines)))
     return section("Instruments", tag("div", *parts, class_="columns")) if parts else Safe("")
-
-
-def kernels(folder: Path) -> Safe:
-    """Kernels of analysis.json, where the traces were analysed."""
-    parts = []
-    for rank, analysis in atomic.read_json(folder / "analysis.json", {}).get("ranks", {}).items():
-        found = analysis.get("kernels") or []
-        total_us = sum(kernel["sum_us"] for kernel in found)
-        if not total_us:
-            continue
-        lines = [
-            [k["name"], k.get("category"), k["count"], round(k["sum_us"], 1), round(100 * k["sum_us"] / total_us, 2)]
-            for k in found[:20]
-        ]
-        caption = f"Rank {rank}: the kernels that took longest"
-        parts.append(table(("kernel", "category", "count", "sum, us", "%"), lines, caption=caption))
-    return section("Kernels", *parts) if parts else Safe("")
 
 
 def files(folder: Path, run: dict, at: Path) -> Safe:

@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 from bench import reading
 from bench.record import race_folder, run_folder, step_files
-from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts
+from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts, trace_page
 from bench.terminal import text_table
+from bench.web import lanes
 from bench.web.page import REPORT_STYLES, Safe, bullets, figure, join, page, section, soft, tag, tiles
 
 NAME = "report.html"  # in the run's folder
@@ -45,6 +46,7 @@ def _html(folder, assets, back, at, repeats):
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
     memory_charts, memory_section = run_memory.of_run(folder)
+    trace_charts, trace_section = trace_page.of_run(folder)
     title = _title(run)
     others = [tag("a", words, href=link) for words, link in repeats]
     ways = [tag("a", "All runs", href=back)] if back else []
@@ -66,13 +68,21 @@ def _html(folder, assets, back, at, repeats):
             run_facts.where(folder, run, at),
             class_="columns",
         ),
+        _explanation(folder),
         run_facts.stages(run),
         run_facts.summaries(run),
-        run_facts.kernels(folder),
+        trace_section,
         memory_section,
         run_facts.files(folder, run, at),
     ]
-    return page(title, *body, data={"charts": charts + memory_charts}, assets=assets, styles=REPORT_STYLES)
+    data = {"charts": [*charts, *trace_charts, *memory_charts]}
+    return page(title, *body, data=data, assets=assets, styles=REPORT_STYLES)
+
+
+def _explanation(folder):
+    from bench.explain import page as explanation  # numpy: a race, which makes pages at its end, begins without it
+
+    return explanation.of_run(folder)
 
 
 def link(folder: Path | str | None, at: Path | str) -> str | None:
@@ -110,6 +120,11 @@ def charts_of(folder: Path | str) -> list[dict]:
         run = run_folder.read(folder)
         found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
         return [spec for spec in found if spec]
+
+
+def drawings_of(folder: Path | str) -> list[lanes.Panel]:
+    """What is no chart: the drawings of the run's analysis.json."""
+    return trace_page.panels_of_run(Path(folder))
 
 
 def _stages(run):

@@ -5,6 +5,7 @@ not used because it blocks for 20 ms a call (nvml.h); the field values' byte cou
 """
 
 import os
+from collections.abc import Sequence
 
 from bench.machine.gpus import asked_devices, call, over, reason_names, visible_order
 from bench.units import MIB, gib_from_bytes
@@ -165,7 +166,7 @@ def _number(nvml, value):
     return value.value.ullVal, 64
 
 
-def open_gpus(uuids, num_devices):
+def open_gpus(uuids: Sequence[str], num_devices: int) -> tuple[list["Gpu"], list[str]]:
     """(the run's Gpus, warnings).  uuids in CUDA's order; [] asks CUDA_VISIBLE_DEVICES.  gpu0 is CUDA's device 0."""
     try:
         import pynvml as nvml

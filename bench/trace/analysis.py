@@ -1,6 +1,10 @@
 """Ranks of one job -> everything that is said about them: the --json answer of ./run.sh analyze."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from bench.machine import peak_rates
 from bench.trace import (
@@ -14,14 +18,24 @@ from bench.trace import (
     launches,
     load,
     operators,
+    queues,
     skew,
     temporal,
+    timeline,
     window,
 )
 
 DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8")
 MAX_OPERATORS = 50
 MAX_RANKS = 2**20  # a file that says more is not believed
+
+
+class Digest(NamedTuple):
+    """What is kept of a file once it is analysed: rank has its device rows that count, and no others."""
+
+    rank: load.Rank
+    kinds: np.ndarray  # kernels.types of its rows
+    answer: dict
 
 
 def analyze(paths, rules=categories.RULES, include_last_step=False):
@@ -33,14 +47,39 @@ def of_ranks(
     ranks: Iterable[load.Rank], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
 ) -> dict:
     """Ranks of one job, of load.load_all() or load.by_window() -> the same."""
-    chosen = {rank.rank: (rank, *_rows(rank, rules, include_last_step)) for rank in ranks}
-    by_rank = {str(number): of_rank(*one, rules, include_last_step) for number, one in chosen.items()}
-    return {"ranks": by_rank, "overall": _overall(by_rank, chosen)}
+    return _of_job([_digest(rank, rules, include_last_step) for rank in ranks])
 
 
-def _rows(rank, rules, include_last_step):
+def of_files(
+    paths: Sequence[str | Path], rules: tuple[categories.Rule, ...] = categories.RULES, include_last_step: bool = False
+) -> dict[str | None, dict]:
+    """Files -> {window: analysis}, the earliest first.  A file that is not a trace raises NoTrace.
+
+    Each of several large files is read and analysed by one process, which hands on its device rows alone.  Traces of
+    this project say of which window they are; the others are one, None.
+    """
+    windows = {}
+    for digest in load.over_files(_digest_file, paths, rules, include_last_step):
+        windows.setdefault(load.window_of(digest.rank), []).append(digest)
+    return {name: _of_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
+
+
+def _digest_file(path, num_parts, rules, include_last_step):
+    return _digest(load.load(path, num_parts=num_parts), rules, include_last_step)
+
+
+def _digest(rank, rules, include_last_step):
     rows = window.device_rows(rank, include_last_step)
-    return rows, kernels.types(rank, rows, rules)
+    kinds = kernels.types(rank, rows, rules)
+    answer = of_rank(rank, rows, kinds, rules, include_last_step)
+    return Digest(rank.only(rows), kinds, answer)
+
+
+def _of_job(digests):
+    load.number([digest.rank for digest in digests])
+    digests = sorted(digests, key=lambda digest: digest.rank.rank)
+    by_rank = {str(digest.rank.rank): digest.answer for digest in digests}
+    return {"ranks": by_rank, "overall": _overall(by_rank, digests)}
 
 
 def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
@@ -63,7 +102,7 @@ def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
         "annotations": temporal.annotations(rank, events.ANNOTATION, until_ns),
         "gpu_annotations": temporal.annotations(rank, events.GPU_ANNOTATION, until_ns),
         "launches": launches.statistics(rank, rows),
-        "queues": launches.queues(rank, rows),
+        "queues": queues.queues(rank, rows),
         "copies": launches.copies(rank, rows),
         "launchers": attribution.launchers(rank, rows),
         "modules": attribution.modules(rank, rows, until_ns),
@@ -73,6 +112,11 @@ def of_rank(rank, rows, kinds, rules=categories.RULES, include_last_step=False):
         "devices": {
             str(device): temporal.breakdown(rank, rows[mask], kinds[mask]) for device, mask in by_device.items()
         },
+    }
+    answer["pictures"] = {
+        "gap": timeline.of_gap(rank, rows[leads], kinds[leads], answer["gaps"]),
+        "critical_path": critical.links(rank, rows[leads], kinds[leads]),
+        "queues": queues.depth(rank, rows[leads]),
     }
     return answer | {"advice": advice.of(answer)}
 
@@ -155,15 +199,18 @@ def _peaks(device_name):
     return peak_of, peak_rates.mem_bytes_per_s(device_name)
 
 
-def _overall(by_rank, chosen):
+def _overall(by_rank, digests):
+    ranks = {one.rank.rank: (one.rank, np.arange(len(one.rank.ts)), one.kinds) for one in digests}
     times = {number: one["temporal"] for number, one in by_rank.items() if one["temporal"]["span_us"]}
-    sizes = [one[0].world_size for one in chosen.values() if 0 < (one[0].world_size or 0) <= MAX_RANKS]
+    sizes = [one.rank.world_size for one in digests if 0 < (one.rank.world_size or 0) <= MAX_RANKS]
     overall = {"num_ranks": len(by_rank), "world_size": max(sizes, default=None)}
-    overall["missing_ranks"] = sorted(set(range(overall["world_size"] or 0)) - set(chosen))
+    overall["missing_ranks"] = sorted(set(range(overall["world_size"] or 0)) - set(ranks))
     for name in ("idle", "compute", "non_compute"):
         shares = [time[f"{name}_pct"] for time in times.values()]
         overall[f"{name}_pct_mean"] = sum(shares) / len(shares) if shares else None
     overall["slowest_rank"] = max(times, key=lambda number: times[number]["span_us"], default=None)
-    overall["step_skew"] = skew.steps({number: by_rank[str(number)]["steps"] for number in chosen})
-    overall["collectives"] = skew.collectives(chosen)
+    overall["step_skew"] = skew.steps({number: by_rank[str(number)]["steps"] for number in ranks})
+    calls, num_unmatched = skew.waits(ranks)
+    overall["collectives"] = skew.collectives(ranks, calls, num_unmatched)
+    overall["pictures"] = {"collective": timeline.of_collective(ranks, calls)}
     return overall

@@ -7,14 +7,14 @@ stream waited for, without a row of its own, is not seen.
 """
 
 import bisect
-import itertools
 
 import numpy as np
 
-from bench.trace import attribution, events, intervals, window
+from bench.trace import attribution, events, intervals, timeline, window
 from bench.trace.columns import US, groups
 
 KINDS = ("compute", "communication", "memory", "launch", "host", "wait")
+LAUNCH, HOST, WAIT = 3, 4, 5
 NUM_GAPS = 10
 
 
@@ -27,25 +27,27 @@ def path(rank, rows, kinds, launched=None):
     """
     if not len(rows):
         return {f"{kind}_us": None for kind in KINDS} | {"span_us": None, "num_links": 0}
+    spent, num_links = [0] * len(KINDS), 0
+    for kind, begin, end, row in _walk(rank, rows, kinds, launched):
+        spent[kind] += end - begin
+        num_links += row is not None
+    times_us = {f"{kind}_us": ns / US for kind, ns in zip(KINDS, spent)}
+    return times_us | {"span_us": int(rank.end[rows].max() - rank.ts[rows].min()) / US, "num_links": num_links}
+
+
+def _walk(rank, rows, kinds, launched=None):
+    """Yields the links, the last one first: (index into KINDS, start ns, end ns, row, None between rows)."""
     launched = window.launch_times(rank, rows) if launched is None else launched
     order = np.argsort(rank.end[rows], kind="stable")
-    columns = (rank.ts[rows], rank.end[rows], launched, kinds)
-    start, end, launched, kinds = (column[order].tolist() for column in columns)
-    spent, num_links = _walk(start, end, launched, kinds)
-    times_us = {f"{kind}_us": ns / US for kind, ns in spent.items()}
-    return times_us | {"span_us": (end[-1] - min(start)) / US, "num_links": num_links}
-
-
-def _walk(start, end, launched, kinds):
-    """Rows by their end, as lists -> ({kind of link: nanoseconds}, number of rows in the chain)."""
-    spent, begun = dict.fromkeys(KINDS, 0), _Begun(start, end)
-    row, moment, first, num_links = len(end) - 1, end[-1], min(start), 0
+    columns = (rows, rank.ts[rows], rank.end[rows], launched, kinds)
+    # memoryviews: they give plain integers and hold none
+    row_of, start, end, launched, kinds = (memoryview(np.ascontiguousarray(column[order])) for column in columns)
+    begun, row, moment, first = _Begun(start, end), len(end) - 1, end[-1], int(rank.ts[rows].min())
     while True:
-        num_links += 1
-        spent[KINDS[kinds[row]]] += max(0, moment - start[row])
+        yield kinds[row], min(moment, start[row]), moment, row_of[row]
         moment = min(moment, start[row])
         if moment <= first:
-            break
+            return
         previous = bisect.bisect_right(end, moment) - 1
         while previous >= 0 and start[previous] >= moment:  # rows without a duration lead nowhere
             previous -= 1
@@ -54,17 +56,16 @@ def _walk(start, end, launched, kinds):
             row = running  # something still ran: that is what the time went to
             continue
         if gap_from is None:
-            break
+            return
         if gap_from < moment:
             if gap_from < launched[row] != window.NOT_LAUNCHED:
                 called = min(launched[row], moment)
-                spent["host"] += called - gap_from
-                spent["launch"] += moment - called
+                yield LAUNCH, called, moment, None
+                yield HOST, gap_from, called, None
             else:
-                spent["wait"] += moment - gap_from
+                yield WAIT, gap_from, moment, None
             moment = gap_from
         row = previous
-    return spent, num_links
 
 
 def steps(rank, rows, kinds):
@@ -72,28 +73,53 @@ def steps(rank, rows, kinds):
 
     A step begins with the first of its rows, so what the host did before that is the end of the step before.
     """
+    return [{"step": number} | path(rank, *of_step) for number, of_step in _rows_of_steps(rank, rows, kinds)]
+
+
+def _rows_of_steps(rank, rows, kinds):
+    """[(step, (its rows, their kinds, their launches))] of the steps that launched some."""
     kind_of, launch_of = np.full(len(rank.ts), -1, np.int8), np.zeros(len(rank.ts), np.int64)
     kind_of[rows], launch_of[rows] = kinds, window.launch_times(rank, rows)
     of_steps = window.rows_of_steps(rank, rows, window.steps(rank, include_last_step=True))
-    return [
-        {"step": step[0]} | path(rank, mine, kind_of[mine], launch_of[mine]) for step, mine in of_steps if len(mine)
-    ]
+    return [(step[0], (mine, kind_of[mine], launch_of[mine])) for step, mine in of_steps if len(mine)]
+
+
+def links(rank, rows, kinds):
+    """The chain of the longest step as bars for a picture (timeline.bars_of), kinds of KINDS; None without a row.
+
+    {"step": its number, None: of the whole trace, as it has no steps, "us", "bars", "names"}.
+    """
+    if not len(rows):
+        return None
+    of_steps = _rows_of_steps(rank, rows, kinds) or [(None, (rows, kinds, window.launch_times(rank, rows)))]
+    number, chosen = max(of_steps, key=lambda one: rank.end[one[1][0]].max() - rank.ts[one[1][0]].min())
+    low, high = int(rank.ts[chosen[0]].min()), int(rank.end[chosen[0]].max())
+    found = sorted((begin, end, kind, row) for kind, begin, end, row in _walk(rank, *chosen) if end > begin)
+    names = timeline.Names()
+
+    def words(index):
+        _, _, kind, row = found[index]
+        return KINDS[kind] if row is None else rank.names[rank.name[row]]
+
+    start, end, of_kind, _ = zip(*found) if found else ((), (), (), ())
+    bars = timeline.bars_of(start, end, of_kind, words, low, high, names)
+    return {"step": number, "us": (high - low) / US, "bars": bars, "names": list(names)}
 
 
 class _Begun:
     """Rows in order of their start, to find what ran at a moment."""
 
     def __init__(self, start, end):
-        self._rows = sorted(range(len(start)), key=start.__getitem__)
-        self._starts = [start[row] for row in self._rows]
-        self._end = end
-        self._latest_end = list(itertools.accumulate((end[row] for row in self._rows), max))
+        start, end = np.asarray(start), np.asarray(end)
+        rows = np.argsort(start, kind="stable")
+        columns = (rows, start[rows], end[rows], np.maximum.accumulate(end[rows]))
+        self._rows, self._starts, self._ends, self._latest_end = map(memoryview, columns)
 
     def running_at(self, moment):
         """The row that began last of those that began before the moment and ended after it; None without one."""
         number = bisect.bisect_left(self._starts, moment) - 1
         while number >= 0 and self._latest_end[number] > moment:
-            if self._end[self._rows[number]] > moment:
+            if self._ends[number] > moment:
                 return self._rows[number]
             number -= 1
         return None

@@ -6,8 +6,8 @@ CHANGE, MS, COUNT = "{:+.3f}".format, decimals(3), decimals(1)
 TIMES = (("A ms", "a_ms", MS), ("B ms", "b_ms", MS))
 
 
-def as_text(difference: dict, a: str, b: str) -> str:
-    """difference: diff.compare() with "by", kernel or operator; a, b: the names of the two traces."""
+def as_text(difference: dict, a: str, b: str, form: str = "simple") -> str:
+    """difference: diff.compare() with "by", kernel or operator; a, b: the names of the two traces; form: of tables."""
     parts = []
     if difference["change_ms"] is not None:
         a_ms, b_ms = difference[difference["of"]]
@@ -22,13 +22,18 @@ def as_text(difference: dict, a: str, b: str) -> str:
     change = ("ms a step", "change_ms", CHANGE)
     if difference["categories"]:
         columns = (change, *TIMES, ("category of kernels", "category", str))
-        parts.append("\n" + table(difference["categories"], columns))
+        parts.append("\n" + table(difference["categories"], columns, form))
     changed = [line for line in difference["lines"] if line["status"] != "same"]
     shown, others = changed[: 3 * NUM_LINES], changed[3 * NUM_LINES :]
     if shown:
         counts = (("A count", "a_count", COUNT), ("B count", "b_count", COUNT))
         what = ("what", "what", lambda name: short(name, 80))
-        parts.append("\n" + table(shown, (change, ("", "status", str), *TIMES, *counts, what)))
+        parts.append("\n" + table(shown, (change, ("", "status", str), *TIMES, *counts, what), form))
     if others:
         parts.append(f"and {len(others)} more: {sum(line['change_ms'] for line in others):+.3f} ms; --json has all")
     return "\n".join(parts)
+
+
+def as_markdown(difference: dict, a: str, b: str) -> str:
+    """The same in Markdown, for a file."""
+    return f"# Difference of two traces\n\n{as_text(difference, a, b, 'github')}\n"

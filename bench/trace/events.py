@@ -1,14 +1,13 @@
-"""Chunks of events as bytes -> columns.  Only what an analysis needs is decoded; stamps are exact, in nanoseconds.
-
-Kineto writes microseconds, with up to three decimals; ts can be so large (1.7e15 since the epoch) that a float would
-lose them, and is then read as text.
-"""
+"""Chunks of events as bytes -> columns.  Only what an analysis needs is decoded; stamps are exact, in nanoseconds."""
 
 import json
 import re
 
 import msgspec
 import numpy as np
+
+from bench.trace.skip import Skip
+from bench.trace.stamps import BAD, EXACT_BELOW, NO_NUMBER, integers, nanoseconds, whole
 
 # What an event is, from its category; names of PyTorch 1.11 to 2.13, CUDA and ROCm.
 KERNEL, MEMCPY, MEMSET, RUNTIME, CPU_OP, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, MEMORY = range(10)
@@ -27,10 +26,9 @@ KINDS = {
 }
 DEVICE_KINDS = (KERNEL, MEMCPY, MEMSET)
 ON_DEVICE = {kind: kind in (*DEVICE_KINDS, GPU_ANNOTATION, SYNC) for kind in range(10)}
+MIN_ROWS = 2**14
+IDS, SMALL = ("correlation", "external"), np.iinfo(np.int32)
 MOMENT = "[memory]"  # an allocation (profile_memory): no duration, and ph "i"
-LARGEST_US = 2**52
-EXACT_BELOW = 2**42  # microseconds: below, a double keeps the nanoseconds exact
-NO_NUMBER = -1
 _LARGE = re.compile(rb'"ts"\s*:\s*"?(\d{13,})\.\d')
 Number = int | float | str | None
 
@@ -46,6 +44,8 @@ class Args(msgspec.Struct, gc=False):
     collective: Number = msgspec.field(default=None, name="Collective name")
     nelems: Number = msgspec.field(default=None, name="In msg nelems")
     group: Number = msgspec.field(default=None, name="Process Group Name")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    dtype: Number = None
     allocated: Number = msgspec.field(default=None, name="Bytes")
     device_type: Number = msgspec.field(default=None, name="Device Type")
 
@@ -63,7 +63,6 @@ class Event(msgspec.Struct, gc=False):
 
 class ExactEvent(Event, gc=False):
     ts: msgspec.Raw = msgspec.Raw(b"")
-    dur: msgspec.Raw = msgspec.Raw(b"")
 
 
 DECODERS = {False: msgspec.json.Decoder(list[Event]), True: msgspec.json.Decoder(list[ExactEvent])}
@@ -83,20 +82,28 @@ class Collector:
     """add(chunk) decodes; finish() gives {"columns", "names", "tracks", "extras", "num_events", "num_bad"}.
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
-    (bytes, dims, types, collective, nelems, group, device type).  kinds: the ones to keep; without PYTHON and CPU_OP it
-    takes less memory.
+    (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep, None:
+    all; without PYTHON and CPU_OP it takes half the time and memory.
     """
 
     def __init__(self, kinds=None):
         self._kind_of = _Kinds({name: kind for name, kind in KINDS.items() if kinds is None or kind in kinds})
+        self._skip = None if kinds is None else Skip(name for name, kind in KINDS.items() if kind not in kinds)
         self._names, self._extras = {}, {}
         self._tracks = {}  # (is device, number or text, number or text) -> index
         self._track_of = _Memo(self._track)  # the same by the raw values, which come again and again
-        self._parts = {name: [] for name in COLUMNS}
+        self._columns = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
+        self._num_rows = 0
         self._exact = None
         self.num_events = self.num_bad = 0
 
     def add(self, chunk):
+        if self._skip is not None:
+            chunk, num_skipped = self._skip(chunk)
+            self.num_events += num_skipped
+        self._add(chunk)
+
+    def _add(self, chunk):
         if self._exact is None:
             stamp = _LARGE.search(chunk)
             self._exact = stamp is not None and int(stamp[1]) >= EXACT_BELOW
@@ -104,7 +111,7 @@ class Collector:
         kept = [one for one in events if kind_of[one.cat] is not None and (one.ph == "X" or one.name == MOMENT)]
         if kept and not self._exact and (_is_rounded(kept[0].ts) or _is_rounded(kept[-1].ts)):
             self._exact = True  # the chunks before had no stamp that shows it
-            self.add(chunk)
+            self._add(chunk)
             return
         self.num_events += len(events)
         if kept:
@@ -136,8 +143,8 @@ class Collector:
 
     def _keep(self, kept, kinds):
         names, track_of, unset = self._names, self._track_of, msgspec.UNSET
-        ts = _nanoseconds([event.ts for event in kept])
-        dur = _nanoseconds([0 if kind == MEMORY else event.dur for kind, event in zip(kinds, kept)])
+        ts = nanoseconds([event.ts for event in kept])
+        dur = nanoseconds([0 if kind == MEMORY else event.dur for kind, event in zip(kinds, kept)])
         columns = {"kind": kinds, "ts": ts, "dur": dur}
         columns["name"] = [names.setdefault(event.name, len(names)) for event in kept]
         facts = [event.args or _NO_ARGS for event in kept]
@@ -145,19 +152,27 @@ class Collector:
             track_of[ON_DEVICE[kind], event.pid, event.tid, args.device, args.stream]
             for event, kind, args in zip(kept, kinds, facts)
         ]
-        columns["correlation"] = _integers([args.correlation for args in facts])
-        columns["external"] = _integers([args.external_id for args in facts])
+        columns["correlation"] = integers([args.correlation for args in facts])
+        columns["external"] = integers([args.external_id for args in facts])
         columns["extra"] = [
             NO_NUMBER
             if args.dims is unset and args.bytes is None and args.collective is None and args.allocated is None
             else self._extra(args)
             for args in facts
         ]
-        good = (ts != _BAD) & (dur != _BAD)
+        good = (ts != BAD) & (dur != BAD)
         self.num_bad += int((~good).sum())
+        first, self._num_rows = self._num_rows, self._num_rows + int(good.sum())
+        if self._num_rows > len(self._columns["ts"]):
+            self._grow(self._num_rows + self._num_rows // 8 + MIN_ROWS)
         for name, dtype in COLUMNS.items():
             column = np.asarray(columns[name], dtype)
-            self._parts[name].append(column if good.all() else column[good])
+            self._columns[name][first : self._num_rows] = column if good.all() else column[good]
+
+    def _grow(self, num_rows):
+        """Also to less.  In place: parts of a column that were joined at the end would need twice its memory."""
+        for column in self._columns.values():
+            column.resize(num_rows, refcheck=False)
 
     def _track(self, key):
         on_device, pid, tid, device, stream = key
@@ -169,15 +184,17 @@ class Collector:
         types = "" if args.types is msgspec.UNSET else bytes(args.types)
         num_bytes = args.bytes if args.allocated is None else args.allocated
         fact = (num_bytes, dims, types, args.collective, args.nelems, args.group, args.device_type)
+        fact += (args.group_size, args.dtype)
         return self._extras.setdefault(fact, len(self._extras))
 
     def finish(self):
-        columns = {
-            name: np.concatenate(parts) if parts else np.empty(0, COLUMNS[name]) for name, parts in self._parts.items()
-        }
-        self._parts = None
+        self._grow(self._num_rows)
+        for name in IDS:
+            column = self._columns[name]
+            if len(column) and column.max() <= SMALL.max and column.min() >= SMALL.min:  # as a rule; half the memory
+                self._columns[name] = column.astype(np.int32)
         return {
-            "columns": columns,
+            "columns": self._columns,
             "names": [str(name) for name in self._names],
             "tracks": list(self._tracks),
             "extras": list(self._extras),
@@ -214,70 +231,7 @@ class _Kinds(dict):
 
 
 _NO_ARGS = Args()
-_BAD = np.iinfo(np.int64).min
 _NEXT = re.compile(r'\}\s*,\s*(?=\{\s*")')
-
-
-def _nanoseconds(values):
-    """Microseconds as numbers or text -> int64 nanoseconds, exactly; what is not a number becomes _BAD."""
-    kinds = set(map(type, values))
-    if kinds == {int} and max(values) < LARGEST_US and min(values) > -LARGEST_US:
-        return np.array(values, np.int64) * 1000
-    if kinds <= {int, float}:
-        found = _floats(values)
-        good = np.abs(found) < LARGEST_US  # and not nan
-        return np.where(good, np.rint(np.where(good, found, 0) * 1000), _BAD).astype(np.int64)
-    return np.array([_one_ns(value) for value in values], np.int64)
-
-
-def _floats(values):
-    try:
-        return np.array(values, np.float64)
-    except OverflowError:  # a whole number of hundreds of digits: not a moment
-        return np.array([value if abs(value) < LARGEST_US else np.nan for value in values], np.float64)
-
-
-def _one_ns(value):
-    if value is None:
-        return int(_BAD)  # a moment is not a range, and a range without its start cannot be placed
-    text = bytes(value).decode("ascii", "replace") if isinstance(value, msgspec.Raw) else str(value)
-    text = text.strip('" ')
-    whole, _, decimals = text.partition(".")
-    try:
-        if whole.lstrip("-").isdigit() and (decimals or "0").isdigit():
-            ns = int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * round(int((decimals + "0000")[:4]) / 10)
-        else:
-            ns = round(float(text) * 1000)
-        return ns if abs(ns) < 2**62 else int(_BAD)
-    except (ValueError, OverflowError):
-        return int(_BAD)
-
-
-def whole(value, otherwise=None):
-    """A number however it is written -> int; NO_NUMBER if it is not one."""
-    for candidate in (value, otherwise):
-        if type(candidate) is int:
-            return candidate
-        try:
-            return int(candidate)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        try:
-            return int(float(candidate))  # "7.0"
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return NO_NUMBER
-
-
-def _integers(values):
-    """Numbers however they are written -> int64; what is not a number, or does not fit, becomes NO_NUMBER."""
-    try:
-        if set(map(type, values)) == {int}:
-            return np.array(values, np.int64)
-    except OverflowError:
-        pass
-    found = [value if type(value) is int else NO_NUMBER if value is None else whole(value) for value in values]
-    return np.array([value if -(2**63) <= value < 2**63 else NO_NUMBER for value in found], np.int64)
 
 
 def _from_plain(value):

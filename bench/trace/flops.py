@@ -43,6 +43,17 @@ def flops(name, dims):
     return None
 
 
+def product_shape(name: str, dims: list | None) -> tuple[int, int, int] | None:
+    """(m, k, n) of a product of two matrices, or of rows of any number of axes by one; None for any other operator."""
+    op = name.split("::")[-1]
+    if op not in PRODUCTS and op != "linear" or not dims or not flops(name, dims):
+        return None
+    a, b = (_sizes(dims, number) for number in PRODUCTS.get(op, (0, 1)))
+    if len(b) != 2:
+        return None  # many small ones: no rate of one tells theirs
+    return math.prod(a[:-1]), a[-1], b[0] if op == "linear" else b[1]
+
+
 def _attention_axes(name, op):
     if "scaled_dot_product" in op or op.startswith("_cudnn_attention"):
         return HEADS_FIRST

@@ -1,4 +1,4 @@
-"""How the host fed the device: launch delays, queue lengths, copies and their bandwidth."""
+"""How the host fed the device: launch delays, copies and their bandwidth."""
 
 import re
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from bench.trace import events, intervals, window
 from bench.trace.columns import US, groups, take
+from bench.trace.stamps import whole
 
 SLOW_CALL_NS = 50_000  # HolisticTraceAnalysis' cut-offs
 LONG_DELAY_NS = 100_000
@@ -27,12 +28,12 @@ def statistics(rank, rows):
     so they are counted apart and in no statistic.
     """
     calls = window.launches(rank, rows)
-    of_graph = _of_graph(rank, calls)
-    linked = (calls >= 0) & ~of_graph
+    is_graph = of_graph(rank, calls)
+    linked = (calls >= 0) & ~is_graph
     counts = {
         "num_launches": int(linked.sum()),
-        "num_graph_launches": len(np.unique(calls[of_graph])),
-        "num_graph_rows": int(of_graph.sum()),
+        "num_graph_launches": len(np.unique(calls[is_graph])),
+        "num_graph_rows": int(is_graph.sum()),
         "num_unlinked": int((calls < 0).sum()),
     }
     if not linked.any():
@@ -63,38 +64,9 @@ def without_kernel(rank, until_ns=None):
     return len(calls), int((~np.isin(rank.correlation[calls], rank.correlation[on_device])).sum())
 
 
-def _of_graph(rank, calls):
+def of_graph(rank, calls):
     """Which of these calls (-1: none) launched a graph."""
     return take(rank.names_that(lambda name: "GraphLaunch" in name), take(rank.name, calls), False)
-
-
-def queues(rank, rows):
-    """[{"device", "stream", "max", "mean", "empty_pct"}]: launched and not yet started, the mean over time.
-
-    A row joins its stream's queue when its launching call begins and leaves when it starts; what one call launched on a
-    stream, a graph, is one thing in its queue until the first of it starts.
-    """
-    calls = window.launches(rank, rows)
-    launched = take(rank.ts, calls, window.NOT_LAUNCHED)
-    later = np.zeros(len(rows), bool)
-    of_graph = np.flatnonzero(_of_graph(rank, calls))
-    track = rank.track[rows]
-    order = of_graph[np.lexsort((rank.ts[rows[of_graph]], calls[of_graph], track[of_graph]))]
-    later[order[1:]] = (calls[order[1:]] == calls[order[:-1]]) & (track[order[1:]] == track[order[:-1]])
-    lines = []
-    queued = np.flatnonzero((calls >= 0) & ~later)
-    for number, members in groups(track[queued]):
-        mine = queued[members]
-        moments = np.concatenate((launched[mine], np.maximum(rank.ts[rows[mine]], launched[mine])))
-        change = np.repeat((1, -1), len(mine))
-        order = np.lexsort((-change, moments))  # at one time: first those that join
-        waiting, lasting = np.cumsum(change[order]), np.diff(moments[order])
-        total = int(lasting.sum())
-        mean = float((waiting[:-1] * lasting).sum() / total) if total else 0.0
-        empty_pct = 100 * float(lasting[waiting[:-1] == 0].sum()) / total if total else 0.0
-        line = dict(zip(("device", "stream"), rank.tracks[number][1:]))
-        lines.append(line | {"max": int(waiting.max()), "mean": mean, "empty_pct": empty_pct})
-    return lines
 
 
 def copies(rank, rows):
@@ -125,5 +97,5 @@ def host_copies(rank, rows):
 
 
 def _bytes(extra):
-    num_bytes = events.whole(extra[0])
+    num_bytes = whole(extra[0])
     return num_bytes if 0 <= num_bytes < 2**62 else -1

@@ -10,6 +10,7 @@ from bench.trace.columns import US, groups, index_of, sums
 from bench.trace.flops import flops, precision, traffic_bytes
 from bench.trace.load import Rank
 from bench.trace.nest import Nest
+from bench.trace.stamps import whole
 
 COUNTS = ("num_kernels", "allocated_bytes", "net_bytes")
 MAX_BYTES = 2**50  # an allocation that says more is not believed
@@ -27,15 +28,17 @@ def table(rank, rows, until_ns=None):
     ops = window.host_rows(rank, events.CPU_OP, until_ns)
     if not len(ops):
         return []
+    launcher = index_of(attribution.operators(rank, rows), ops)  # first: what it needs meanwhile is much
     key = rank.name[ops].astype(np.int64) * (len(rank.extras) + 1) + rank.extra[ops] + 1
     keys, index = np.unique(key, return_inverse=True)
     facts = [facts_of(rank, one // (len(rank.extras) + 1), one % (len(rank.extras) + 1) - 1) for one in keys.tolist()]
     nests = [Nest(rank, ops[mine]) for _, mine in groups(rank.track[ops])]  # one a thread
     is_leaf = _leaves(ops, nests, np.array([fact["flop"] is not None for fact in facts])[index])
-    launcher = index_of(attribution.operators(rank, rows), ops)
+    own_ns = _own_time(rank, ops, nests)
+    del nests, key
     columns_ns = {
         "cpu_us": rank.dur[ops],
-        "self_cpu_us": _own_time(rank, ops, nests),
+        "self_cpu_us": own_ns,
         "device_us": sums(launcher, len(ops), rank.dur[rows]),
         "flop_us": np.where(is_leaf, rank.dur[ops], 0),
     }
@@ -68,6 +71,17 @@ def facts_of(rank: Rank, name_index: int, extra_index: int) -> dict:
     dims, types = map(_parsed, extra[1:3]) if extra[1] else (None, None)
     line = {"name": name, "shapes": dims, "types": types, "precision": precision(types)}
     return line | {"flop": flops(name, dims), "bytes": traffic_bytes(name, dims, types)}
+
+
+def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | None:
+    """(name, elements that this rank sends, their type, ranks in the group) of a collective's row, as the trace says.
+
+    None for a row of which it says nothing; a number that it does not say is -1.
+    """
+    extra = rank.extras[rank.extra[row]] if rank.extra[row] >= 0 else None
+    if extra is None or extra[3] is None:
+        return None
+    return str(extra[3]), events.whole(extra[4]), None if extra[8] is None else str(extra[8]), events.whole(extra[7])
 
 
 def _own_time(rank, ops, nests):
@@ -120,7 +134,7 @@ def _memory(rank, rows, ops):
 
 
 def _believed(value):
-    number = events.whole(value)
+    number = whole(value)
     return number if abs(number) < MAX_BYTES else 0
 
 

@@ -56,11 +56,10 @@ def waits(ranks: Ranks) -> tuple[list[dict], int]:
     return lines, num_unmatched
 
 
-def collectives(ranks: Ranks) -> dict | None:
-    """{"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst": [...]}, of waits(), or
-    None.
+def collectives(ranks: Ranks, found: list[dict], num_unmatched: int) -> dict | None:
+    """What waits() gave -> {"num_matched", "num_unmatched", "waits": [{"rank", "wait_us", "num_last"}], "worst":
+    [...]}, or None.
     """
-    found, num_unmatched = waits(ranks)
     if not found:
         return None
     sums_ns, num_last = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)

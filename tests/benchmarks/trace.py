@@ -1,10 +1,12 @@
-"""trace analysis against HolisticTraceAnalysis, time and peak memory, interleaved, fresh processes.
+"""trace analysis: one process against all, bounded memory, and HolisticTraceAnalysis beside it, interleaved.
 
 .venv/bin/python tests/benchmarks trace      --hta-python installs HTA and prints its Python
-SPEEDRUN_BENCH_MB=400,1500 (the default: 400), SPEEDRUN_BENCH_TRACE=a real trace to repeat
+SPEEDRUN_BENCH_MB=400 (of a rank), SPEEDRUN_BENCH_RANKS=8, SPEEDRUN_BENCH_LARGE_MB=1500 (one file; 0: none),
+SPEEDRUN_BENCH_ROUNDS=3, SPEEDRUN_BENCH_TRACE=a folder with a real trace a rank to repeat
 
-HTA 0.6.1 is installed (PyPI: traceinsight) into a folder of its own under the data folder, once.  Both parse the file
-and do the temporal, kernel, idle and overlap breakdowns; ours reads device and runtime rows: these four need no other.
+Of several processes the longest CPU time, with that of the process that waits for them, is what a quiet machine would
+take; wall time, which other programs stretch, stands beside it in brackets.  HTA 0.6.1 is installed (PyPI:
+traceinsight) into a folder of its own under the data folder, once.  Both do what four_breakdowns.py does.
 """
 
 import gzip
@@ -17,110 +19,147 @@ import tempfile
 import time
 import venv
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
+from bench.trace import load
 from bench.trace.source import Source
 from bench.units import MIB
 
 REPO = Path(__file__).resolve().parent.parent.parent
+SHARED = REPO.parent / "shared" / "traces" / "files" / "modded_8xh100"
 HTA_PINS = ("pandas==2.2.3", "numpy==2.2.6", "networkx", "plotly==5.24.1", "psutil", "pyyaml", "pydot")
-TARGETS = {400: (25, 10), 1500: (40, None)}  # MB: (times as fast, times less memory)
-MAX_MIB_AT_1500 = 400
-OURS = """
-import sys
-if __name__ == "__main__":
-    from bench.trace import events as e, kernels, load, temporal, window
-    rank = load.load(sys.argv[1], (e.KERNEL, e.MEMCPY, e.MEMSET, e.RUNTIME, e.ANNOTATION))
-    rows = window.device_rows(rank)
-    kinds = kernels.types(rank, rows)
-    print(temporal.breakdown(rank, rows, kinds)["idle_pct"], len(kernels.by_name(rank, rows, kinds)))
-    print(len(kernels.by_type(rank, rows, kinds)), len(temporal.idle(rank, rows)))
-"""
+NUM_HTA_RANKS = 2
+TIMES_AS_FAST, SPEED_UP, MAX_PROCESS_MIB, MAX_LARGE_MIB = 40, 1.6, 150, 400
+FULL = [sys.executable, "-m", "bench", "analyze", "--json"]
+FOUR = [sys.executable, str(Path(__file__).parent / "four_breakdowns.py")]
 THEIRS = """
-import sys, logging, warnings
+import sys, logging, os, warnings
 warnings.simplefilter("ignore"); logging.disable(50)
 from hta.trace_analysis import TraceAnalysis
-import os
-found = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=os.path.dirname(sys.argv[1]))
-print(float(found.get_temporal_breakdown(visualize=False)["idle_time_pctg"].iloc[0]))
-found.get_comm_comp_overlap(visualize=False); found.get_gpu_kernel_breakdown(visualize=False)
-found.get_idle_time_breakdown(ranks=[0], visualize=False)
+files = dict(enumerate(sys.argv[1:]))
+if __name__ == "__main__":
+    found = TraceAnalysis(trace_files=files, trace_dir=os.path.dirname(files[0]))
+    found.get_temporal_breakdown(visualize=False)
+    found.get_comm_comp_overlap(visualize=False)
+    found.get_gpu_kernel_breakdown(visualize=False)
+    found.get_idle_time_breakdown(ranks=list(files), visualize=False)
 """
 
 
-def measure(num_rounds=3):
-    """[(what, measured, sign, target)].  Raises ValueError without a trace to repeat, or without HTA."""
-    real = Path(
-        os.environ.get("SPEEDRUN_BENCH_TRACE")
-        or REPO.parent / "shared" / "traces" / "files" / "hta_trace_diff_control" / "control.json.gz"
+class Cost(NamedTuple):
+    """Of a command: wall time, CPU time of all its processes, of its first and its busiest other; resident sets."""
+
+    wall_s: float
+    cpu_s: float
+    longest_cpu_s: float
+    process_mib: float  # the largest process
+    all_mib: float  # all of them added up, pages that they share in each
+
+
+def measure():
+    """[(what, measured, sign, target)].  Raises ValueError without traces to repeat, or without HTA."""
+    mb, num_ranks, large_mb, num_rounds = (
+        int(os.environ.get(f"SPEEDRUN_BENCH_{name}", value))
+        for name, value in (("MB", 400), ("RANKS", 8), ("LARGE_MB", 1500), ("ROUNDS", 3))
     )
-    if not real.is_file():
-        raise ValueError(f"SPEEDRUN_BENCH_TRACE={real}: there is no such trace; name a Kineto trace of a GPU to repeat")
+    real = load.find(os.environ.get("SPEEDRUN_BENCH_TRACE") or SHARED)
     python, found = hta_python(), []
     with tempfile.TemporaryDirectory() as folder:
-        for mb in [int(word) for word in os.environ.get("SPEEDRUN_BENCH_MB", "400").split(",")]:
-            path = Path(folder) / f"{mb}.json"
-            repeat(real, path, mb)
-            found += _one_size(path, mb, python, num_rounds if mb <= 400 else 1)
+        paths = [Path(folder) / f"rank{number}.json" for number in range(max(num_ranks, NUM_HTA_RANKS))]
+        for number, path in enumerate(paths):
+            repeat(real[number % len(real)], path, mb)
+        found += _processes(paths[:num_ranks], mb, num_rounds)
+        found += _beside_hta(paths[:NUM_HTA_RANKS], mb, python, num_rounds)
+        found += _packed(paths[0], mb, num_rounds)
+        for path in paths:
             path.unlink()
+        if large_mb:
+            path = Path(folder) / "large.json"
+            repeat(real[0], path, large_mb)
+            what = f"one file of {large_mb} MB: peak memory of all processes, MiB"
+            found.append((what, _run([*FULL, str(path)]).all_mib, "<=", MAX_LARGE_MIB))
     return found
 
 
-def _one_size(path, mb, python, num_rounds):
-    ours, theirs, packed = [], [], []
+def _processes(paths, mb, num_rounds):
+    """The whole analysis by one process and by two."""
+    one, two = [], []
+    for _ in range(num_rounds):
+        one.append(_run([*FULL, *map(str, paths)], num_cores=1))
+        two.append(_run([*FULL, *map(str, paths)], num_cores=2))
+    one, two = map(_median, (one, two))
+    what = f"{len(paths)} ranks of {mb} MB"
+    took = f"{one.longest_cpu_s:.1f} s, {two.longest_cpu_s:.1f} s; wall {one.wall_s:.1f} s, {two.wall_s:.1f} s"
+    yield f"{what}: speed-up from 1 to 2 processes ({took})", one.longest_cpu_s / two.longest_cpu_s, ">=", SPEED_UP
+    largest_mib = max(one.process_mib, two.process_mib)
+    yield f"{what}: peak memory of the largest process, MiB", largest_mib, "<=", MAX_PROCESS_MIB
+
+
+def _beside_hta(paths, mb, python, num_rounds):
+    ours, theirs, words = [], [], [str(path) for path in paths]
+    for _ in range(num_rounds):
+        ours.append(_run([*FOUR, *words]))
+        theirs.append(_run([python, "-c", THEIRS, *words]))
+        ours.append(_run([*FOUR, *words]))
+    ours, theirs = map(_median, (ours, theirs))
+    what = f"{len(paths)} ranks of {mb} MB, four analyses: HTA's"
+    took = f"{theirs.cpu_s:.1f} s, {ours.cpu_s:.2f} s; wall {theirs.wall_s:.1f} s, {ours.wall_s:.2f} s"
+    yield f"{what} CPU time / ours ({took})", theirs.cpu_s / ours.cpu_s, ">=", TIMES_AS_FAST
+    memory = f"({theirs.all_mib:.0f} MiB, {ours.all_mib:.0f} MiB)"
+    yield f"{what} peak memory / ours {memory}", theirs.all_mib / ours.all_mib, ">=", 10
+
+
+def _packed(path, mb, num_rounds):
+    """The same file compressed."""
     gz = path.with_suffix(".json.gz")
     with open(path, "rb") as source, gzip.open(gz, "wb", compresslevel=3) as target:
         while block := source.read(1 << 22):
             target.write(block)
-    for _ in range(num_rounds):
-        ours.append(_run([sys.executable, "-c", OURS, str(path)]))
-        theirs.append(_run([python, "-c", THEIRS, str(path)]))
-        ours.append(_run([sys.executable, "-c", OURS, str(path)]))
-        packed.append(_run([sys.executable, "-c", OURS, str(gz)]))
+    costs = [(_run([*FOUR, str(gz)], 1).cpu_s, _run([*FOUR, str(path)], 1).cpu_s) for _ in range(num_rounds)]
     gz.unlink()
-    (our_s, our_mib), (their_s, their_mib), (gz_s, _) = (
-        tuple(map(statistics.median, zip(*runs))) for runs in (ours, theirs, packed)
-    )
-    times, less = TARGETS.get(mb, (25, 10))
-    yield f"trace of {mb} MB: HTA's time / ours ({their_s:.1f} s, {our_s:.2f} s)", their_s / our_s, ">=", times
-    if less:
-        yield (
-            f"trace of {mb} MB: HTA's peak memory / ours ({their_mib:.0f} MiB, {our_mib:.0f} MiB)",
-            their_mib / our_mib,
-            ">=",
-            less,
-        )
-    else:
-        yield f"trace of {mb} MB: peak memory, MiB (HTA {their_mib:.0f})", our_mib, "<=", MAX_MIB_AT_1500
-    yield f"trace of {mb} MB: gzip's time / plain", gz_s / our_s, "<=", 1.3
+    packed_s, plain_s = map(statistics.median, zip(*costs))
+    yield f"trace of {mb} MB: gzip's CPU time / plain", packed_s / plain_s, "<=", 1.3
 
 
-def _run(command):
-    """(seconds, peak MiB: the resident sets of the process and its children added up) of a command that must succeed.
+def _median(costs):
+    return Cost(*map(statistics.median, zip(*costs)))
 
-    Pages that processes share count in each: the sum is at least what the machine must have.
-    """
-    peak_bytes, started = 0, time.perf_counter()
+
+def _run(command, num_cores=None):
+    """Cost of a command that must succeed, on so many cores; None: all."""
+    cores = sorted(os.sched_getaffinity(0))[:num_cores]
+    peak, cpu, largest_bytes, started = {}, {}, 0, time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
         process = psutil.Popen(
-            [*command], cwd=REPO, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | {"PYTHONPATH": str(REPO)}
+            [*command],
+            cwd=REPO,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=os.environ | {"PYTHONPATH": str(REPO)},
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         while process.poll() is None:
-            peak_bytes = max(peak_bytes, _resident_bytes(process))
+            largest_bytes = max(largest_bytes, _sample(process, peak, cpu))
             time.sleep(0.05)
-        seconds = time.perf_counter() - started
+        wall_s = time.perf_counter() - started
         errors.seek(0)
         if process.returncode:
             raise ValueError(f"{command[0]}: failed: {errors.read()[-500:]}")
-    return seconds, peak_bytes / MIB
+    others_s = [seconds for pid, seconds in cpu.items() if pid != process.pid]
+    longest_s = cpu[process.pid] + max(others_s, default=0.0)
+    return Cost(wall_s, sum(cpu.values()), longest_s, max(peak.values()) / MIB, largest_bytes / MIB)
 
 
-def _resident_bytes(process):
+def _sample(process, peak, cpu):
+    """Update {process: its largest resident set} and {process: CPU seconds so far} -> all sets together, bytes."""
     total = 0
     try:
         for one in [process, *process.children(recursive=True)]:
-            total += one.memory_info().rss
+            resident, times = one.memory_info().rss, one.cpu_times()
+            peak[one.pid], cpu[one.pid] = max(peak.get(one.pid, 0), resident), times.user + times.system
+            total += resident
     except psutil.Error:  # it just ended
         pass
     return total
@@ -133,7 +172,7 @@ def repeat(real, path, mb):
         raw = file.read()
     start = raw.index(b"[", raw.index(b'"traceEvents"')) + 1
     source = Source(real)
-    body = b",".join(source.chunks()).strip().rstrip(b",")
+    body = b",\n  ".join(source.chunks()).strip().rstrip(b",")
     stamps = [int(found) for found in re.findall(rb'"ts":\s*(\d+)', body)]
     spans = sorted(stamps)[len(stamps) // 100 :]  # without the metadata's stamps of 0
     span = spans[-1] - spans[0] + 1_000_000
@@ -142,7 +181,7 @@ def repeat(real, path, mb):
     with open(path, "wb") as file:
         file.write(raw[:start])
         for number in range(max(1, round(mb * 1e6 / len(body)))):
-            file.write(b",\n" if number else b"")
+            file.write(b",\n  " if number else b"")
             file.write(_shifted(body, number, span, num_steps) if number else body)
         file.write(b"]" + source.tail)
 

@@ -29,28 +29,48 @@ def charts(held, marks=(), id="memory"):
     if not held.changes and not held.reserved_changes:
         return []
     sites = [site for site, _ in sorted(held.at_peak.items(), key=lambda one: -one[1])[:NUM_SITES]]
-    points = _stepped(timeline.sampled(held, sites, MAX_POINTS))
+    points, scale, common = _drawn(held, sites, marks, id)
+    note = "; dashed lines are the marks of the table below" if marks else ""
+    about = f"largest {format_bytes(held.peak_bytes)}{note}"
+    areas = _areas(points, sites, scale)
+    specs = [chart(f"{id}-held-{held.device}", "Who held memory", about, series=areas, **common)]
+    if any(point[3] for point in points):
+        both = [_series("used", points, lambda point: point[2], scale, "line")]
+        both += [_series("reserved by the allocator", points, lambda point: point[3], scale, "line")]
+        between, id = "what lies between them is rounding, gaps and cache", f"{id}-reserved-{held.device}"
+        specs.append(chart(id, "Used and reserved", between, series=both, **common))
+    return specs
+
+
+def of_names(held, names, marks, id, title, about):
+    """Timeline -> one spec: how much each of these names held, in their order; [] where nothing changed."""
+    if not held.changes:
+        return []
+    points, scale, common = _drawn(held, names, marks, id)
+    return [chart(f"{id}-{held.device}", title, about, series=_areas(points, names, scale), **common)]
+
+
+def _drawn(held, names, marks, id):
+    """(points of timeline.sampled, bytes of the y axis' unit, what the charts of a device share)."""
+    points = _stepped(timeline.sampled(held, names, MAX_POINTS))
     scale, unit = unit_of(max(held.peak_bytes, max(point[3] for point in points)))
     x, x_label = axis(held)
-    at, sync = [x[entry] for entry, *_ in points], f"{id}-{held.device}"
     lines = [mark_of(where, label, "validation") for where, label in marks]
     lines += [mark_of(x[oom["entry"]], "out of memory", "stall") for oom in held.ooms]
+    at = [x[entry] for entry, *_ in points]
+    common = {"x_label": x_label, "y_label": unit, "x": at, "marks": lines, "sync": f"{id}-{held.device}"}
+    return points, scale, common
 
-    def series(name, value_of, kind):
-        return series_of(name, [value_of(point) / scale for point in points], kind)
 
-    areas = [series(site, lambda point, site=site: point[1][site], "area") for site in sites]
-    if any(by_site[None] for _, by_site, _, _ in points):
-        areas.append(series(OTHER, lambda point: point[1][None], "area"))
-    note = "; dashed lines are the marks of the table below" if marks else ""
-    peak = f"largest {format_bytes(held.peak_bytes)}{note}"
-    specs = [chart(f"{id}-held-{held.device}", "Who held memory", peak, x_label, unit, at, areas, lines, sync)]
-    if any(point[3] for point in points):
-        both = [series("used", lambda point: point[2], "line")]
-        both += [series("reserved by the allocator", lambda point: point[3], "line")]
-        between, id = "what lies between them is rounding, gaps and cache", f"{id}-reserved-{held.device}"
-        specs.append(chart(id, "Used and reserved", between, x_label, unit, at, both, lines, sync))
-    return specs
+def _areas(points, names, scale):
+    areas = [_series(name, points, lambda point, name=name: point[1][name], scale, "area") for name in names]
+    if any(by_name[None] for _, by_name, _, _ in points):
+        areas.append(_series(OTHER, points, lambda point: point[1][None], scale, "area"))
+    return areas
+
+
+def _series(name, points, value_of, scale, kind):
+    return series_of(name, [value_of(point) / scale for point in points], kind)
 
 
 def _stepped(points):

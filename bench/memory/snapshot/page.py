@@ -1,9 +1,9 @@
 """A snapshot -> one page that needs nothing else: who held the GPU's memory, when, and how full its segments are."""
 
-from bench.memory.snapshot import charts, segments, timeline
+from bench.memory.snapshot import charts, lives, segments, timeline, use_section
 from bench.memory.snapshot.sites import BEFORE, NO_STACK, Sites
 from bench.units import MIB, format_bytes
-from bench.web.page import Safe, details, figure, join, page, section, soft, table, tag, tiles
+from bench.web.page import REPORT_STYLES, Safe, details, figure, join, page, section, soft, table, tag, tiles
 
 MAX_ROWS = 50
 NUM_SUMMARY_ROWS = 10
@@ -13,31 +13,35 @@ MAX_STACKS = 20
 def of_snapshot(snapshot: dict, title: str) -> str:
     """Snapshot as load() gives it, or any of its shape; title: words -> html."""
     sites, about = Sites(), _about(snapshot)
-    timelines = _timelines(snapshot, sites)
-    specs = {held.device: charts.charts(held, _marks(about, held)) for held in timelines}
+    found = _lives(snapshot)
+    specs = []
     what = about.get("what") or "CUDA memory as torch's allocator saw it"
     body = [tag("h1", title), soft(str(what)), _recorded(about)]
-    for held in timelines:
-        body += _device(snapshot, held, about, specs[held.device], sites, len(timelines) > 1)
-    if not timelines:
+    for one in found:
+        held, marks = timeline.of(one, timeline.by_place(sites)), _marks(about, one)
+        drawn, uses = charts.charts(held, marks), use_section.of(one, marks, "memory-use")
+        body += _device(snapshot, held, about, drawn, uses, sites, len(found) > 1)
+        specs += drawn + uses.charts
+    if not found:
         body.append(tag("p", "The snapshot is empty: nothing was allocated, and no history was recorded."))
     body.append(_settings(snapshot))
-    return page(title, *body, data={"charts": [spec for of_device in specs.values() for spec in of_device]})
+    return page(title, *body, data={"charts": specs}, styles=REPORT_STYLES)
 
 
 def summary(snapshot: dict, id: str) -> tuple[list[dict], Safe]:
     """Snapshot, prefix of the charts' ids -> (chart specs, html of what was held and who held it), a part of a page."""
     about, specs, parts = _about(snapshot), [], []
-    for held in _timelines(snapshot, Sites()):
-        drawn = charts.charts(held, _marks(about, held), id)
-        specs += drawn
-        parts += [_tiles(held, segments.of_device(snapshot, held.device)), *(figure(spec) for spec in drawn)]
+    for one in _lives(snapshot):
+        held, marks = timeline.of(one, timeline.by_place(Sites())), _marks(about, one)
+        drawn, uses = charts.charts(held, marks, id), use_section.of(one, marks, f"{id}-use")
+        specs += drawn + uses.charts
+        parts += [_tiles(held, segments.of_device(snapshot, held.device)), *map(figure, drawn), uses.markup]
         parts += [_by_phase(held, about), _sites(held, NUM_SUMMARY_ROWS)]
     return specs, join(parts)
 
 
-def _timelines(snapshot, sites):
-    return [timeline.of_device(snapshot, device, sites) for device in timeline.devices(snapshot)]
+def _lives(snapshot):
+    return [lives.of_device(snapshot, device) for device in lives.devices(snapshot)]
 
 
 def _about(snapshot):
@@ -57,11 +61,12 @@ def _fact(key, value):
     return f"{key.replace('_', ' ')} {value}"
 
 
-def _device(snapshot, held, about, specs, sites, several):
+def _device(snapshot, held, about, specs, uses, sites, several):
     full = segments.of_device(snapshot, held.device)
     end = f", device {held.device}" if several else ""
     figures = [figure(spec) for spec in specs]
     yield section("What was held" + end, _tiles(held, full), *_ooms(held, full), *figures, _by_phase(held, about))
+    yield section("What it was for" + end, uses.markup) if uses.markup else Safe("")
     yield section("Who held it" + end, _sites(held), _notes(held), _stacks(held, sites))
     if full["num_segments"]:
         yield section("How full the memory is" + end, _fullness(full), charts.segment_map(snapshot, held.device))
@@ -89,8 +94,12 @@ def _ooms(held, full):
         yield tag("div", tag("p", words + ".", class_="bad"), stack)
 
 
+def marks_of(snapshot: dict, one: lives.Lives) -> list[tuple[float, str]]:
+    """[(ms since the device's first entry, phase)] of the recording's own marks; [] for a foreign snapshot."""
+    return _marks(_about(snapshot), one)
+
+
 def _marks(about, held):
-    """[(x, label)] of the marks that were recorded within the trace."""
     if not held.times_us:
         return []
     return [((time_us - held.times_us[0]) / 1e3, name) for time_us, name in _edges(about)]

@@ -4,7 +4,7 @@
 Gaps cannot be freed and serve only what fits into them; empty_cache() frees whole free segments.
 """
 
-from bench.memory.snapshot.timeline import ALIVE
+from bench.memory.snapshot.lives import ALIVE
 
 
 def of_device(snapshot: dict, device: int) -> dict[str, int]:

@@ -1,118 +1,65 @@
-"""What an allocator's trace and its final segments say together: how many bytes each site held, at every moment.
+"""How many bytes each name held, at every moment: lives (bench/memory/snapshot/lives.py) grouped by what names them."""
 
-1. Each alloc adds its bytes to the site that asked, each free_completed takes them away (memory that is only
-   free_requested still waits for another stream and cannot be used yet).
-2. What was freed without having been allocated in the trace was there before it began; so was what is still there at
-   the end without having been allocated in the trace.
-3. So the sum at the beginning is known, and the sum at the end is that of the final blocks, to the byte.
-Sizes are those asked for; the allocator rounds up, which bench/memory/snapshot/segments.py shows.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.memory.snapshot.sites import BEFORE, Sites, line_of
-
-GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
-ALIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+from bench.memory.snapshot import lives as lives_of
+from bench.memory.snapshot.lives import BEFORE_ALL, Life, Lives
+from bench.memory.snapshot.sites import BEFORE, Sites
 
 
 @dataclass
 class Timeline:
-    """One device.  Changes are (entry, site, bytes); an entry is a number in the trace."""
+    """One device.  Changes are (entry, name, bytes); an entry is a number in the trace.  A name is what
+    of() was given, a place in the code by of_device().
+    """
 
     device: int
     num_entries: int
     times_us: list[float] | None  # of each entry; None where the snapshot has no times
-    initial: dict[str, int]  # site -> bytes before the first entry
+    initial: dict[str, int]  # name -> bytes before the first entry
     changes: list[tuple[int, str, int]] = field(default_factory=list)
     reserved_initial: int = 0
     reserved_changes: list[tuple[int, int]] = field(default_factory=list)  # (entry, bytes)
     ooms: list[dict] = field(default_factory=list)  # {"entry", "size", "device_free", "stack"}
     end_bytes: int = 0  # by the walk
     unexplained_bytes: int = 0  # by the walk, minus by the final blocks: 0 in a whole snapshot
-    allocated: dict[str, list[int]] = field(default_factory=dict)  # site -> [allocations, bytes] during the recording
+    allocated: dict[str, list[int]] = field(default_factory=dict)  # name -> [allocations, bytes] during the recording
     peak_bytes: int = 0
     peak_entry: int = -1  # -1: before the first entry
-    at_peak: dict[str, int] = field(default_factory=dict)  # site -> bytes
+    at_peak: dict[str, int] = field(default_factory=dict)  # name -> bytes
 
 
 def of_device(snapshot: dict, device: int, sites: Sites | None = None) -> Timeline:
-    """Snapshot, number of the device -> Timeline.  sites: names stacks and remembers them; None: one of its own."""
-    sites = sites or Sites()
-    traces = snapshot["device_traces"]
-    entries = traces[device] if device < len(traces) else []
-    blocks, reserved = _final(snapshot, device, sites)
-    has_times = entries and all("time_us" in entry for entry in entries)
-    times_us = [entry["time_us"] for entry in entries] if has_times else None
-    found = Timeline(device, len(entries), times_us, {})
-    alive = _walk(entries, sites, found)
-    for address, (size, site) in blocks.items():
-        if address not in alive:
-            found.initial[site] = found.initial.get(site, 0) + size
-    found.reserved_initial = reserved - sum(change for _, change in found.reserved_changes)
+    """Snapshot, number of the device -> Timeline by place.  sites: names stacks and remembers them; None: its own."""
+    return of(lives_of.of_device(snapshot, device), by_place(sites or Sites()))
+
+
+def by_place(sites: Sites) -> Callable[[Life], str]:
+    """The line of code that asked, for of()."""
+    return lambda life: BEFORE if life.frames is None else sites.of(life.frames)
+
+
+def of(lives: Lives, name_of: Callable[[Life], str]) -> Timeline:
+    """Lives, what each is called -> Timeline."""
+    facts = {"reserved_initial": lives.reserved_initial, "reserved_changes": lives.reserved_changes, "ooms": lives.ooms}
+    found = Timeline(lives.device, lives.num_entries, lives.times_us, {}, **facts)
+    for life in lives.found:
+        name = name_of(life)
+        if life.start == BEFORE_ALL:
+            found.initial[name] = found.initial.get(name, 0) + life.size
+        else:
+            count = found.allocated.setdefault(name, [0, 0])
+            count[0] += 1
+            count[1] += life.size
+            found.changes.append((life.start, name, life.size))
+        if life.stop is not None:
+            found.changes.append((life.stop, name, -life.size))
+    found.changes.sort(key=lambda change: (change[0], change[2] > 0))  # what makes room first
     found.end_bytes = sum(found.initial.values()) + sum(change for _, _, change in found.changes)
-    found.unexplained_bytes = found.end_bytes - sum(size for size, _ in blocks.values()) if snapshot["segments"] else 0
+    found.unexplained_bytes = 0 if lives.final_bytes is None else found.end_bytes - lives.final_bytes
     _find_peak(found)
     return found
-
-
-def devices(snapshot: dict) -> list[int]:
-    """Numbers of the devices that the snapshot says something about."""
-    with_trace = {number for number, trace in enumerate(snapshot["device_traces"]) if trace}
-    return sorted(with_trace | {segment.get("device", 0) for segment in snapshot["segments"]})
-
-
-def _final(snapshot, device, sites):
-    """{address: (bytes asked for, site)} of the blocks alive at the end, and the bytes reserved."""
-    blocks, reserved = {}, 0
-    for segment in snapshot["segments"]:
-        if segment.get("device", 0) != device:
-            continue
-        reserved += segment["total_size"]
-        address = segment.get("address") or 0
-        for block in segment["blocks"]:
-            if block["state"] in ALIVE:
-                frames = block.get("frames") or ()
-                site = sites.of(frames) if frames else BEFORE
-                blocks[block.get("address", address)] = (block.get("requested_size", block["size"]), site)
-            address += block["size"]
-    return blocks, reserved
-
-
-def _walk(entries, sites, found):
-    """Fills in changes, initial, reserved_changes, ooms and allocated -> {address: ...} of what is alive at the end."""
-    alive = {}
-    ends_life = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free_requested"
-    for number, entry in enumerate(entries):
-        action, size = entry["action"], entry["size"]
-        if action == "alloc":
-            site = sites.of(entry.get("frames") or ())
-            _forget(alive.pop(entry.get("addr"), None), number, found)  # its free was not recorded
-            alive[entry.get("addr")] = (size, site)
-            found.changes.append((number, site, size))
-            count = found.allocated.setdefault(site, [0, 0])
-            count[0] += 1
-            count[1] += size
-        elif action == ends_life:
-            known = alive.pop(entry.get("addr"), None)
-            if known is None:
-                known = (size, BEFORE)
-                found.initial[BEFORE] = found.initial.get(BEFORE, 0) + size
-            _forget(known, number, found)
-        elif action in GROWS:
-            found.reserved_changes.append((number, size))
-        elif action in SHRINKS:
-            found.reserved_changes.append((number, -size))
-        elif action == "oom":
-            stack = [line_of(frame) for frame in entry.get("frames") or ()]
-            found.ooms.append({"entry": number, "size": size, "device_free": entry.get("device_free"), "stack": stack})
-    return alive
-
-
-def _forget(known, number, found):
-    if known is not None:
-        size, site = known
-        found.changes.append((number, site, -size))
 
 
 def _find_peak(found):

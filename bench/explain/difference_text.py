@@ -1,0 +1,46 @@
+"""A difference of two accounts (bench/explain/difference.py) -> words for a terminal."""
+
+from bench.explain.text import OF, evidence, ms3
+from bench.terminal import text_table
+from bench.trace.text import plain, table
+from bench.units import format_ms
+
+NUM_LINES = 12
+
+
+def as_text(found: dict, title: str) -> str:
+    """found: of difference.of(); title: what was compared."""
+    return "\n".join(_lines(found, title))
+
+
+def _lines(found, title):
+    a, b, pct = found["a"], found["b"], found["change_pct"]
+    by_pct = "" if pct is None else f", {pct:+.1f} %"
+    yield f"What changed: {text_table.line(plain(title, 200))}\n"
+    change = f"{_signed(found['change_ms'])} ms{by_pct}"
+    yield f"a step took {format_ms(a['step_ms'])} and takes {format_ms(b['step_ms'])}: {change}"
+    yield f"by {OF[a['of']]}\n"
+    rows = [row | {"sum_ms": 0.0} for row in found["parts"]]
+    at_ns = 0
+    for row in rows:
+        at_ns += row["change_ns"]
+        row["sum_ms"] = at_ns / 1e6
+    columns = [
+        ("part", "part", str),
+        ("A, ms", "a_ms", ms3),
+        ("B, ms", "b_ms", ms3),
+        ("change, ms", "change_ms", _signed),
+    ]
+    yield table(rows, [*columns, ("sum, ms", "sum_ms", _signed)])
+    if found["lines"]:
+        yield "\nWhat changed most\n"
+        lines = [line | {"evidence": evidence(line)} for line in found["lines"][:NUM_LINES]]
+        yield table(
+            lines, [*[(head.removesuffix(", ms"), *rest) for head, *rest in columns[1:]], ("what", "evidence", str)]
+        )
+        rest_ms = found["change_ms"] - sum(line["change_ms"] for line in lines)
+        yield f"\n{_signed(rest_ms)} ms in all others together"
+
+
+def _signed(ms):
+    return f"{ms:+.3f}"

@@ -1,0 +1,199 @@
+"""An analysis of traces (bench/trace/analysis.py) -> the drawings and charts of its page.
+
+Of several ranks the first is shown where a drawing is of one alone.  Milliseconds, and the shares of a span in %.
+"""
+
+from collections.abc import Iterator
+
+from bench.report import trace_timelines
+from bench.report.trace_timelines import COMMUNICATION, COMPUTE, COPY, HOST, IDLE, PATH, TYPES, ms_from_us
+from bench.trace.text import plain, short
+from bench.web.chart import chart, series_of
+from bench.web.lanes import Bar, Lane, Panel, stacked
+
+NUM_LINES = 12  # of kernels, operators and the like
+MAX_STEPS = 24
+MAX_RANKS = 32
+OF_TYPE = {"COMPUTATION": COMPUTE, "COMMUNICATION": COMMUNICATION, "MEMORY": COPY}
+CAUSES = (  # key, words, colour
+    ("host_wait", "the host had launched nothing", "series-1"),
+    ("kernel_wait", "between kernels, under 30 us", "series-5"),
+    ("other", "launched, waiting for something else", "series-3"),
+)
+
+
+def of_answer(answer: dict, id: str) -> tuple[list[Panel], list[dict]]:
+    """(drawings, chart specs) in the order of the page; id: what theirs begin with."""
+    ranks = dict(list(answer["ranks"].items())[:MAX_RANKS])
+    number, one = next(iter(ranks.items()))
+    of_rank = f"rank {number} of {len(answer['ranks'])}" if len(answer["ranks"]) > 1 else ""
+    panels = [
+        *_times(ranks, id),
+        *_overlap(ranks, id),
+        *_idle(ranks, id),
+        *trace_timelines.of_collective(answer["overall"], id),
+        *_steps(one, of_rank, id),
+        *_kernels(one, of_rank, id),
+        *_host(one, of_rank, id),
+        *trace_timelines.of_gap(one, of_rank, id),
+        *_critical_path(one, of_rank, id),
+        *trace_timelines.of_links(one, of_rank, id),
+    ]
+    return panels, list(_queues(one, of_rank, id))
+
+
+def _times(ranks, id):
+    lanes = []
+    for number, one in ranks.items():
+        times = one["temporal"]
+        if not times["span_us"]:
+            continue
+        parts = [
+            (name, ms_from_us(times[f"{key}_us"]), times[f"{key}_pct"], colour)
+            for name, key, colour in (
+                ("compute", "compute", COMPUTE),
+                ("other work", "non_compute", COMMUNICATION),
+                ("idle", "idle", IDLE),
+            )
+        ]
+        words = ", ".join(f"{name} {pct:.1f} %" for name, _, pct, _ in parts)
+        bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for name, ms, _, colour in parts])
+        lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {words}", bars))
+    names = [(COMPUTE, "compute"), (COMMUNICATION, "communication and copies alone"), (IDLE, "idle")]
+    about = "from the first start to the last end on the device; the parts add up to it"
+    if lanes:
+        yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
+
+
+def _overlap(ranks, id):
+    lanes = []
+    for number, one in ranks.items():
+        if one["overlap_pct"] is not None:
+            exposed_ms, all_ms = ms_from_us(one["exposed_comm_us"]), ms_from_us(one["comm_us"])
+            parts = (
+                (all_ms - exposed_ms, COMPUTE, f"hidden {all_ms - exposed_ms:.3f} ms"),
+                (exposed_ms, COMMUNICATION, f"exposed {exposed_ms:.3f} ms"),
+            )
+            words = f"{one['overlap_pct']:.1f} % hidden, {exposed_ms:.2f} ms exposed"
+            lanes.append(Lane(f"rank {number}", words, stacked(parts)))
+    names = [(COMPUTE, "under a computation kernel"), (COMMUNICATION, "exposed")]
+    if lanes:
+        yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
+
+
+def _idle(ranks, id):
+    """By stream, and of several ranks the sum over each one's streams."""
+    if len(ranks) > 1:
+        groups = {f"rank {number}, all streams": one["idle"] for number, one in ranks.items()}
+    else:
+        one = next(iter(ranks.values()))
+        groups = {f"device {line['device']}, stream {line['stream']}": [line] for line in one["idle"]}
+    lanes = []
+    for label, lines in groups.items():
+        sums_ms = {key: sum(ms_from_us(line[f"{key}_us"]) for line in lines) for key, _, _ in CAUSES}
+        bars = stacked([(sums_ms[key], colour, f"{words}: {sums_ms[key]:.3f} ms") for key, words, colour in CAUSES])
+        if bars:
+            words = ", ".join(f"{key.replace('_', ' ')} {ms:.2f}" for key, ms in sums_ms.items())
+            lanes.append(Lane(label, f"{words} ms", bars))
+    lanes = sorted(lanes, key=lambda lane: -lane.bars[-1].end)[:NUM_LINES] if len(ranks) == 1 else lanes
+    names = [(colour, words) for _, words, colour in CAUSES]
+    if lanes:
+        about = "the gaps between a stream's kernels; streams wait side by side, so that sums may exceed the span"
+        yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
+
+
+def _steps(one, of_rank, id):
+    lanes = []
+    for line in one["steps"][:MAX_STEPS]:
+        compute, exposed = ms_from_us(line["compute_us"]), ms_from_us(line["exposed_comm_us"])
+        rest = max(0.0, ms_from_us(line["busy_us"]) - compute - exposed)
+        parts = (
+            (compute, COMPUTE, "compute"),
+            (exposed, COMMUNICATION, "exposed communication"),
+            (rest, COPY, "copies"),
+        )
+        host = "" if line["host_us"] is None else f", {ms_from_us(line['host_us']):.2f} ms on the host"
+        bars = stacked([(ms, colour, f"{name} {ms:.3f} ms") for ms, colour, name in parts])
+        if bars:
+            words = f"device busy {ms_from_us(line['busy_us']):.2f} ms{host}, {line['num_kernels']} kernels"
+            lanes.append(Lane(f"step {line['step']}", words, bars))
+    names = [(COMPUTE, "compute"), (COMMUNICATION, "exposed communication"), (COPY, "copies alone")]
+    if len(lanes) > 1:
+        yield Panel(f"{id}steps", "Steps", of_rank or "what the host launched in each", "ms", lanes, names)
+
+
+def _ranked(id, title, about, lines, names=()):
+    """lines: (label, us, share in % or None, words, colour), the longest first."""
+    lanes = []
+    for label, us, pct, more, colour in lines:
+        share = "" if pct is None else f", {pct:.1f} %"
+        lanes.append(Lane(label, f"{ms_from_us(us):.3f} ms{share}{more}", [Bar(0.0, ms_from_us(us), colour, label)]))
+    if lanes:
+        yield Panel(id, title, about, "ms", lanes, names)
+
+
+def _kernels(one, of_rank, id):
+    total_us = sum(line["sum_us"] for line in one["kernels"]) or 1.0
+    lines = [
+        (short(k["name"]), k["sum_us"], 100 * k["sum_us"] / total_us, f", {k['count']:,} times", OF_TYPE[k["type"]])
+        for k in one["kernels"][:NUM_LINES]
+    ]
+    names = [(OF_TYPE[kind], words) for kind, words in zip(OF_TYPE, TYPES)]
+    yield from _ranked(f"{id}kernels", "Kernels that take longest", of_rank, lines, names)
+    lines = [(c["category"], c["sum_us"], c["pct"], f", {c['count']:,} kernels", COMPUTE) for c in one["categories"]]
+    yield from _ranked(f"{id}categories", "Kernels by what they do", of_rank, lines)
+
+
+def _host(one, of_rank, id):
+    """Of a trace without a device: operators by own time, modules; of any: phases."""
+    if not one["num_device_rows"]:
+        by_time = sorted(one["operators"], key=lambda line: -line["self_cpu_us"])
+        total_us = sum(line["self_cpu_us"] for line in by_time) or 1.0
+        lines = []
+        for o in by_time[:NUM_LINES]:
+            shapes = f", {plain(o['shapes'], 40)}" if o["shapes"] else ""
+            more = f", {o['count']:,} times{shapes}"
+            lines.append((plain(o["name"]), o["self_cpu_us"], 100 * o["self_cpu_us"] / total_us, more, COMPUTE))
+        yield from _ranked(f"{id}operators", "Operators by their own time", of_rank, lines)
+    lines = []
+    for phase in one["phases"]:
+        device = f", {ms_from_us(phase['device_us']):.2f} ms on the device" if one["num_device_rows"] else ""
+        lines.append((phase["phase"], phase["host_us"], None, device, HOST))
+    yield from _ranked(f"{id}phases", "Phases on the host", of_rank, lines)
+    time = "device_us" if one["num_device_rows"] else "cpu_us"
+    lines = [(plain(line["module"]), line[time], None, "", COMPUTE) for line in one["modules"][:NUM_LINES]]
+    yield from _ranked(f"{id}modules", "By nn.Module", of_rank, lines)
+
+
+def _critical_path(one, of_rank, id):
+    of_steps = one["critical_path_of_steps"]
+    mean = {key: sum(path[key] for path in of_steps) for key in (*(f"{name}_us" for name, _ in PATH), "span_us")}
+    lanes = []
+    for label, path, num in (("the whole trace", one["critical_path"], 1), ("a step", mean, len(of_steps))):
+        if path["span_us"]:
+            shares = [(100 * path[f"{name}_us"] / path["span_us"], colour, name) for name, colour in PATH]
+            words = ", ".join(f"{name} {pct:.1f} %" for pct, _, name in shares if pct >= 0.05)
+            bars = stacked([(pct, colour, f"{name} {pct:.1f} %") for pct, colour, name in shares])
+            lanes.append(Lane(label, f"{ms_from_us(path['span_us'] / num):.2f} ms: {words}", bars))
+    about = "the chain of work that leads to the last kernel; it adds up to the time"
+    names = [(colour, name) for name, colour in PATH]
+    if lanes:
+        yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
+
+
+def _queues(one, of_rank, id) -> Iterator[dict]:
+    streams = [line for line in one["pictures"]["queues"] if len(line["at_us"]) > 1]
+    if not streams:
+        return
+    x_us = sorted({at for line in streams for at in line["at_us"]})
+    series = []
+    for line in streams:
+        depth_at = dict(zip(line["at_us"], line["depth"]))
+        series.append(series_of(f"stream {line['stream']}", [depth_at.get(at) for at in x_us], "stepped"))
+    about = "; ".join(
+        f"stream {line['stream']}: at most {line['max']}, none for {line['empty_pct']:.0f} % of the time"
+        for line in sorted(one["queues"], key=lambda line: -line["max"])[:2]
+    )
+    x_ms = [ms_from_us(us) for us in x_us]
+    words = "ms since the device's first kernel"
+    yield chart(f"{id}queues", "Launched and not yet started", about or of_rank, words, "in the queue", x_ms, series)

@@ -1,0 +1,100 @@
+"""What memory was for and which module asked, judged from stacks and phases, on snapshots made by hand."""
+
+import pytest
+import snapshots
+
+from bench.memory.snapshot import lives, modules, page, timeline, use_section, uses
+from bench.paths import REPO
+
+MIB = 2**20
+
+
+def _line_of(function, path="models/gpt2.py", owner="class Attention("):
+    """Number of the first line inside a function of a class of this repository."""
+    source = (REPO / path).read_text().splitlines()
+    begin = next(number for number, line in enumerate(source) if line.startswith(owner))
+    return next(number for number in range(begin, len(source)) if f"def {function}(" in source[number]) + 2
+
+
+CALL = ("torch/nn/modules/module.py:1780 _call_impl", "torch/nn/modules/module.py:1769 _wrapped_call_impl")
+STEP = "bench/training/trainer.py:85 step"
+INNER = f"models/gpt2.py:{_line_of('forward')} forward"
+LINEAR = ("torch/nn/modules/linear.py:125 forward", *CALL)
+FORWARD = snapshots.frames(*LINEAR, INNER, *CALL, "elsewhere/net.py:40 forward", *CALL, STEP)
+BUILD = snapshots.frames("torch/nn/modules/linear.py:100 __init__", "elsewhere/net.py:12 __init__", STEP)
+STATE = snapshots.frames("torch/optim/adamw.py:150 _init_group", "torch/optim/adamw.py:220 step", STEP)
+BACKWARD = snapshots.frames("torch/autograd/__init__.py:360 backward", "torch/_tensor.py:630 backward", STEP)
+
+
+def trained(with_marks, backward=()):
+    """Weights of 8 MiB, activations of 6 and a piece of 1 that forward frees, gradients of 8, state of 16."""
+    gpu, marks = snapshots.Allocator(segment_bytes=64 * MIB), []
+
+    def mark(name):
+        marks.append([gpu.now_us, name])
+
+    gpu.alloc(8 * MIB, BUILD)
+    mark("step 1"), mark("forward")
+    kept = gpu.alloc(6 * MIB, FORWARD)
+    gpu.free(gpu.alloc(MIB, FORWARD))
+    mark("backward")
+    gradient = gpu.alloc(8 * MIB, backward)
+    gpu.free(gpu.alloc(2 * MIB, backward))
+    gpu.free(kept)
+    mark("optimizer")
+    gpu.alloc(16 * MIB, STATE)
+    gpu.free(gpu.alloc(3 * MIB, STATE))
+    mark("step 2"), mark("forward")
+    gpu.free(gradient)
+    return gpu.snapshot(**({"speedrun": {"marks": marks}} if with_marks else {}))
+
+
+@pytest.mark.parametrize("with_marks", [True, False])
+@pytest.mark.parametrize("backward", [(), BACKWARD])
+def test_each_piece_of_memory_is_counted_under_its_use(with_marks, backward):
+    snapshot = trained(with_marks, backward)
+    (device,) = lives.devices(snapshot)
+    found = lives.of_device(snapshot, device)
+    edges = use_section._edges(found, page.marks_of(snapshot, found))
+    held = timeline.of(found, uses.Uses(found, edges).of)
+    asked = {use: num_bytes / MIB for use, (_, num_bytes) in held.allocated.items()}
+    assert asked == {"parameters": 8, "activations": 6, "gradients": 8, "optimizer state": 16, "temporary": 1 + 2 + 3}
+    assert held.peak_bytes == (8 + 8 + 16 + 3) * MIB  # activations are gone when the optimizer works
+    assert {use: num_bytes / MIB for use, num_bytes in held.at_peak.items()} == {
+        "parameters": 8,
+        "gradients": 8,
+        "optimizer state": 16,
+        "temporary": 3,
+    }
+
+
+def test_weights_and_state_of_before_the_recording_are_known_by_the_stacks_of_their_blocks():
+    gpu = snapshots.Allocator()
+    gpu.recording = False
+    gpu.alloc(4 * MIB, BUILD), gpu.alloc(5 * MIB, STATE), gpu.alloc(MIB)
+    gpu.recording = True
+    gpu.free(gpu.alloc(MIB, FORWARD))
+    found = lives.of_device(gpu.snapshot(), 0)
+    held = timeline.of(found, uses.Uses(found).of)
+    initial = {"parameters": 4 * MIB, "optimizer state": 5 * MIB, "other": MIB}  # the last has no stack: not guessed
+    assert held.initial == initial
+
+
+def test_a_modules_name_is_its_class_where_the_source_is_known_and_else_its_file():
+    assert modules.of(lives.Life(1, 0, None, FORWARD)) == "net.py > Attention"
+    assert modules.of(lives.Life(1, 0, None, BUILD)) == "net.py"
+    assert modules.of(lives.Life(1, 0, None, [])) == modules.OUTSIDE
+    assert modules.of(lives.Life(1, -1, None, None)) == modules.UNKNOWN
+    outside = snapshots.frames("../../etc/passwd.py:1 forward", *CALL)  # a snapshot is foreign: no such file is read
+    assert modules.of(lives.Life(1, 0, None, outside)) == "passwd.py"
+
+
+def test_the_page_and_the_facts_show_uses_and_modules():
+    snapshot = trained(with_marks=True)
+    html = page.of_snapshot(snapshot, "x")
+    assert "What memory was for" in html and "net.py &gt; Attention" not in html  # 0 at the largest moment
+    assert "Judged from where" in html and 'data-chart="memory-use-0"' in html
+    found = lives.of_device(snapshot, 0)
+    facts = use_section.facts(found, page.marks_of(snapshot, found))
+    assert facts["uses_at_peak"]["optimizer state"] == 16 * MIB
+    assert facts["modules_at_peak"] == {"outside of modules": 27 * MIB, "net.py": 8 * MIB}

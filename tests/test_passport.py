@@ -1,0 +1,321 @@
+"""Passports: figures worked out by hand on made-up devices, files, changes, peers; one measured on this CPU."""
+
+import json
+
+import pytest
+import torch
+
+from bench.cli import doctor
+from bench.config.schema import HardwareConfig
+from bench.passport import figures, judged, kept, text
+from bench.passport.measure import cases, load, samples, session, works
+from bench.units import GIB, MIB
+
+
+class MadeUp:
+    """A device on which a call takes call_s, whatever it does; its clock is that of its calls."""
+
+    def __init__(self, call_s, device_type="cuda"):
+        self.call_s, self.device_type, self.at_s, self.blocks = call_s, device_type, 0.0, []
+
+    def seconds(self, work, num_calls):
+        work()
+        self.blocks.append(num_calls)
+        self.at_s += num_calls * self.call_s
+        return num_calls * self.call_s
+
+    def now_s(self):
+        return self.at_s
+
+
+ENDS = ("low", "value", "high")
+
+
+def figure(kind, what, value, spread=0.0, **facts):
+    ends = {"low": value * (1 - spread), "value": value, "high": value * (1 + spread)}
+    return {"kind": kind, "what": what, "unit": figures.UNIT[kind], **ends, "num_samples": 10, **facts}
+
+
+def gemm(precision, shape, value, spread=0.0, **facts):
+    return figure("gemm", f"gemm {precision} {shape}", value, spread, precision=precision, shape=list(shape), **facts)
+
+
+def passport(*devices, at="2026-11-22T10:00:00.000Z", collectives=(), **more):
+    """devices: lists of figures, of a GPU each."""
+    made = [
+        {"id": f"id-{index}", "name": "NVIDIA H100 80GB HBM3", "index": index, "figures": list(of), "under_load": {}}
+        for index, of in enumerate(devices)
+    ]
+    facts = {"schema_version": 1, "at": at, "took_s": 60.0, "device": "cuda", "environment": {}, "omitted": []}
+    return facts | {"devices": made, "collectives": list(collectives)} | more
+
+
+# ---- measuring
+
+
+def test_a_sample_is_a_mean_over_enough_calls_and_the_first_two_only_guess():
+    device = MadeUp(1e-4)  # 5 ms a sample on a GPU: 50 calls
+    assert samples.of_work(lambda: None, device, device.now_s) == pytest.approx([1e-4] * samples.NUM_SAMPLES)
+    assert device.blocks == [1, 1] + [50] * samples.NUM_SAMPLES
+
+
+def test_slow_work_gets_fewer_samples_but_never_less_than_the_least():
+    device = MadeUp(1.0)
+    assert samples.of_work(lambda: None, device, device.now_s) == [1.0] * samples.MIN_SAMPLES
+
+
+def test_a_product_is_two_flop_a_multiplication_and_a_copy_is_read_and_written():
+    timer, device = MadeUp(1e-3), torch.device("cpu")
+    product = cases.Case("gemm", precision="float32", shape=(10, 20, 30))  # 12,000 FLOP in 1 ms: 12 MFLOP/s
+    assert works.values(product, device, timer) == pytest.approx([12e6 / 1e12] * samples.NUM_SAMPLES)
+    moved = cases.Case("copy", num_bytes=2 * MIB)  # 2/1024 GiB in 1 ms
+    assert works.values(moved, device, timer) == pytest.approx([2 / 1024 * 1000] * samples.NUM_SAMPLES)
+
+
+def test_what_a_device_cannot_do_is_none_and_a_lost_one_an_error():
+    class Fails(MadeUp):
+        def seconds(self, work, num_calls):
+            raise RuntimeError(self.words)
+
+    failing, case = Fails(1.0), cases.Case("copy", num_bytes=1024)
+    failing.words = "not implemented for this type"
+    assert works.values(case, torch.device("cpu"), failing) is None
+    failing.words = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        works.values(case, torch.device("cpu"), failing)
+
+
+def test_cuda_is_timed_by_events_around_the_calls(monkeypatch):
+    """Made-up events of a device whose clock the work moves on: the host's time is not in it."""
+    clock_ms = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at_ms = clock_ms[0]
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return other.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    def work():
+        clock_ms[0] += 2.0
+
+    assert samples.CudaTimer().seconds(work, 3) == pytest.approx(6e-3)
+
+
+def test_a_launch_is_timed_by_the_host_and_waits_once_a_call_or_once_a_block(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    device = torch.device("cpu")
+    assert all(us > 0 for us in works._kernels(device, waits=False))
+    num_blocks = samples.NUM_SAMPLES + 1
+    assert len(waits) == num_blocks
+    assert all(us > 0 for us in works._kernels(device, waits=True))
+    assert len(waits) == num_blocks + 2 * num_blocks
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    assert figures.bus_bytes("all_reduce", 80, 8) == 140  # 2 * 7/8
+    assert figures.bus_bytes("all_gather", 80, 8) == figures.bus_bytes("reduce_scatter", 80, 8) == 70
+
+
+def test_gpus_are_measured_in_every_precision_that_they_have_and_ranks_only_together():
+    names = {case.precision for case in cases.of_device("cuda", has_float8=True) if case.kind == "gemm"}
+    assert names == {"bfloat16", "tf32", "float16", "float32", "float8"}
+    assert all(case.precision != "float8" for case in cases.of_device("cuda"))
+    assert cases.of_ranks("cuda", 1) == []
+    assert {case.world_size for case in cases.of_ranks("cuda", 8)} == {8}
+    every = [*cases.of_device("cuda", has_float8=True), *cases.of_device("cpu", [1, 2]), *cases.of_ranks("cpu", 2)]
+    assert len({case.what for case in every if case.kind != "clock"}) == len(every) - 2
+
+
+def test_a_thread_wakes_up_in_microseconds():
+    found = works.wake_ups()
+    assert len(found) == samples.NUM_SAMPLES and all(0.1 < us < 1e6 for us in found)
+
+
+def test_the_clock_is_read_while_the_load_runs(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\ncpu MHz\t\t: 2100.5\nprocessor\t: 1\ncpu MHz\t\t: 3400.0\n")
+    loads = []
+    found = load.under(lambda: loads.append(1), lambda: load.cpu_facts(tmp_path / "cpuinfo"), 0.1, 0.01)
+    assert found and all(facts == {"clock_mhz": 3400.0} for facts in found)
+    assert loads
+    assert load.cpu_facts(tmp_path / "none") == {"clock_mhz": None}
+    sampled = {"sm_clock_mhz": 1755, "temp_c": 61, "power_w": 650.0, "throttle_reasons": "sw_power_cap", "util_pct": 99}
+    gpu = type("Gpu", (), {"sample": lambda self, t_ns, now_ns: sampled})()
+    assert load.gpu_facts(gpu)["clock_mhz"] == 1755 and load.gpu_facts(gpu)["throttle_reasons"] == "sw_power_cap"
+    assert load.gpu_facts(None)["clock_mhz"] is None
+
+
+# ---- ceilings
+
+
+def test_ceilings_are_the_best_tenth_of_the_nearest_case():
+    of = figures.Ceilings(
+        [
+            gemm("bfloat16", (4096, 4096, 4096), 700.0, 0.1),
+            gemm("bfloat16", (512, 512, 512), 100.0),
+            figure("copy", "copy small", 1000.0, num_bytes=MIB),
+            figure("copy", "copy large", 2000.0, num_bytes=GIB),
+            figure("collective", "all_reduce", 200.0, name="all_reduce", num_bytes=MIB, world_size=8),
+        ],
+        "2026-11-22T10:00:00Z",
+    )
+    assert of.peak_flops("bfloat16") == pytest.approx(770e12)
+    assert of.peak_flops("float32") is None
+    assert of.shape_flops("bfloat16", (500, 600, 500)) == pytest.approx(100e12)
+    assert of.shape_flops("bfloat16", (4096, 4096, 8192)) == pytest.approx(770e12)
+    assert of.shape_flops("bfloat16", (1, 4096, 4096)) is None  # twelve powers of two away
+    assert of.bytes_per_s(4 * MIB) == 1000 * GIB and of.bytes_per_s(GIB // 4) == 2000 * GIB
+    assert of.bus_bytes_per_s("all_reduce", 3 * MIB, 8) == 200 * GIB
+    assert of.bus_bytes_per_s("all_reduce", 3 * MIB, 4) is None
+    assert of.bus_bytes_per_s("all_gather", 3 * MIB, 8) is None
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def run_on(uuid_hash, started_at):
+    env = {"gpus": [{"name": "H100", "uuid_hash": uuid_hash}], "cpu_model": "x", "num_cpus": 2, "memory_gib": 8.0}
+    return {"environment": env, "started_at": started_at}
+
+
+def test_a_run_gets_the_passport_of_its_device_that_is_nearest_in_time(machine):
+    for day, rate in (("01", 500.0), ("20", 700.0)):
+        kept.write(passport([gemm("bfloat16", (64, 64, 64), rate)], at=f"2026-11-{day}T10:00:00.000Z"))
+    (machine / kept.FOLDER / "damaged.json").write_text("{")
+    assert kept.of_run(run_on("id-0", "2026-11-02T00:00:00Z")).peak_flops("bfloat16") == 500e12
+    newer = kept.of_run(run_on("id-0", "2026-11-19T00:00:00Z"))
+    assert newer.peak_flops("bfloat16") == 700e12
+    assert newer.source == "measured, passport of 2026-11-20"
+    assert kept.of_run(run_on("another", "2026-11-19T00:00:00Z")) is None
+    assert kept.of_run(run_on("id-0", None), rank=1) is None
+
+
+def test_of_a_cpu_the_figures_with_the_runs_threads_count(machine):
+    env = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": [], "num_threads": 2}
+    mine = [gemm("float32", (64, 64, 64), 0.1 * number, num_threads=number) for number in (1, 4)]
+    device = {"id": kept.cpu_id(env), "name": "A CPU", "index": 0, "figures": mine, "under_load": {}}
+    both = [figure("collective", "all_reduce", 1.0, name="all_reduce", num_bytes=MIB, world_size=2)]
+    kept.write(passport(collectives=both) | {"device": "cpu", "devices": [device]})
+
+    def of(num_threads):
+        return kept.of_run({"environment": env | {"num_threads": num_threads}, "started_at": None})
+
+    assert of(1).peak_flops("float32") == pytest.approx(0.1e12)
+    assert of(2).peak_flops("float32") == pytest.approx(0.1e12)  # not measured: the most below
+    assert of(4).peak_flops("float32") == pytest.approx(0.4e12)
+    assert of(4).bus_bytes_per_s("all_reduce", MIB, 2) == GIB
+
+
+def test_a_cpus_passport_measured_beside_other_programs_comes_last_and_says_so(machine):
+    env = {"cpu_model": "A CPU", "num_cpus": 4, "memory_gib": 15.9, "gpus": [], "num_threads": 1}
+    run = {"environment": env, "started_at": "2026-11-20T10:00:00Z"}
+    for day, rate, cores in (("20", 0.05, 1.5), ("01", 0.1, 0.1)):
+        mine = [gemm("float32", (64, 64, 64), rate, num_threads=1)]
+        device = {"id": kept.cpu_id(env), "name": "A CPU", "index": 0, "figures": mine, "under_load": {}}
+        at = f"2026-11-{day}T10:00:00.000Z"
+        kept.write(passport(at=at, foreign_cpu_cores=cores) | {"device": "cpu", "devices": [device]})
+        found = kept.of_run(run)
+        assert found.peak_flops("float32") == pytest.approx(1e12 * rate)
+        beside = " beside programs that took 1.5 cores" if cores > 1 else ""
+        assert found.source == f"measured{beside}, passport of 2026-11-{day}"
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema_version": 2}, {"devices": "none"}, {"collectives": [figure("copy", "x", 1.0) | {"low": -1.0}]}]
+)
+def test_what_is_no_passport_is_refused(machine, change):
+    path = machine / "one.json"
+    path.write_text(json.dumps(passport([]) | change))
+    with pytest.raises(ValueError, match="one.json"):
+        kept.read(path)
+
+
+# ---- judging
+
+
+def test_a_change_beyond_the_spread_of_the_earlier_samples_is_flagged():
+    shape = (64, 64, 64)
+    earlier = [passport([gemm("bfloat16", shape, rate, 0.02)]) for rate in (700.0, 710.0)]  # 686 to 724.2
+    (line,) = judged.changes(passport([gemm("bfloat16", shape, 600.0, 0.02)]), earlier)
+    assert (line["before"], line["now"], line["num_earlier"]) == (705.0, 600.0, 2)
+    assert line["change_pct"] == pytest.approx(-14.894, abs=1e-3)
+    assert line["beyond_spread"] and line["is_worse"]
+    (line,) = judged.changes(passport([gemm("bfloat16", shape, 690.0, 0.02)]), earlier)
+    assert not line["beyond_spread"]
+    (line,) = judged.changes(passport([figure("launch", "launch", 9.0)]), [passport([figure("launch", "launch", 5.0)])])
+    assert line["beyond_spread"] and line["is_worse"]  # of a launch less is better
+    assert judged.changes(passport([figure("clock", "clock", 9.0)]), []) == []
+
+
+def test_collectives_are_compared_only_with_those_of_the_same_box():
+    now, old = (figure("collective", "all_reduce", value, name="all_reduce") for value in (100.0, 200.0))
+    same = judged.changes(passport([], [], collectives=[now]), [passport([], [], collectives=[old])])
+    assert [(line["device"], line["change_pct"]) for line in same] == [(None, -50.0)]
+    assert judged.changes(passport([], [], collectives=[now]), [passport([], collectives=[old])]) == []
+
+
+def test_a_gpu_slower_than_its_peers_is_named():
+    rates = (700.0, 690.0, 630.0, 705.0)  # the median of the others is 700: 630 is a tenth below
+    slow = judged.slower_than_peers(passport(*([gemm("bfloat16", (64, 64, 64), rate)] for rate in rates)))
+    (line,) = slow
+    assert (line["device"], line["id"], line["peers"]) == (2, "id-2", 700.0)
+    assert line["slower_pct"] == pytest.approx(10.0)
+    words = text.as_text(passport([], [], [], []), kept.folder() / "x.json", [], slow)
+    assert "GPU 2 is slower than its peers: gemm bfloat16" in words
+    assert judged.slower_than_peers(passport([gemm("bfloat16", (64, 64, 64), 1.0)])) == []
+
+
+# ---- a whole one, on this CPU
+
+
+def test_the_doctor_measures_keeps_compares_and_prints(machine, monkeypatch, capsys):
+    """Stopped after five seconds, so that some figures are omitted; the second has one that is less than half."""
+    hardware, said = HardwareConfig(device="cpu", num_processes=1, num_threads=1), []
+    first = session.measure(hardware, doctor.environment.environment(), said.append, limit_s=5.0)
+    assert kept.read(kept.write(first)) == first
+    measured = {one["what"]: one for one in first["devices"][0]["figures"]}
+    assert all(0 < one["low"] <= one["value"] <= one["high"] for one in measured.values())
+    copies = [name for name, one in measured.items() if one["kind"] == "copy"]
+    assert copies and measured[copies[0]]["num_samples"] >= samples.MIN_SAMPLES
+    assert said[0].startswith("1/") and said[0].endswith("clock")
+    known = {*measured, *(one["what"] for one in first["collectives"])}
+    omitted = {line.rpartition(":")[0] for line in first["omitted"]}
+    assert omitted and not known & omitted
+    second = json.loads(json.dumps(first | {"at": "2100-01-01T00:00:00.000Z"}))
+    slower = next(one for one in second["devices"][0]["figures"] if one["what"] == copies[0])
+    slower |= {name: slower[name] * measured[copies[0]]["low"] / measured[copies[0]]["high"] / 2 for name in ENDS}
+    changes = judged.changes(second, [first])
+    assert {line["what"] for line in changes} == known
+    assert [line["what"] for line in changes if line["beyond_spread"]] == [copies[0]]
+    words = text.as_text(second, kept.folder() / "x.json", changes, [])
+    assert (
+        f"compared with 1 earlier passport: 1 of {len(known)} figures beyond the spread (*), 1 of them worse" in words
+    )
+    assert "not measured, no time" in words
+    monkeypatch.setattr(session, "measure", lambda hardware, env, say: second)
+    assert doctor.main(["hardware=cpu", "--passport", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["passport"] == second and len(printed["changes"]) == len(changes)
+    assert len(list((machine / kept.FOLDER).glob("*.json"))) == 2
+
+
+def test_a_measurement_that_fails_is_a_sentence_and_exit_code_1(machine, monkeypatch, capsys):
+    def fails(hardware, env, say):
+        raise session.NotMeasured("0 of 2 ranks answered")
+
+    monkeypatch.setattr(session, "measure", fails)
+    assert doctor.main(["hardware=cpu", "--passport"]) == 1
+    assert "not measured: 0 of 2 ranks answered" in capsys.readouterr().err
+    assert not (machine / kept.FOLDER).exists()

@@ -1,0 +1,224 @@
+"""Pages of traces: what is drawn, by hand and from the shared traces, and the page in a browser."""
+
+import json
+
+import pytest
+import traces
+from browser import Browser, needs_browser
+from traces import event, launched, step, write
+
+from bench.cli import analyze
+from bench.report import run_page, trace_page, trace_panels
+from bench.trace import analysis, critical, diff, events, load, queues, skip, stamps, window
+from bench.trace.kernels import types
+from bench.web import lanes
+
+MAX_PAGE_BYTES = 3_000_000
+needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="needs the shared traces")
+SETS = sorted(path.name for path in (traces.SHARED / "files").iterdir()) if traces.SHARED.is_dir() else []
+
+
+def two_ranks(folder):
+    """Rank 1 computes until 140 and comes last: rank 0 waits for it from 100 on; both end 10 after it came."""
+    for number, (busy, start, dur) in enumerate(((40, 100, 50), (60, 140, 10))):
+        work = [*launched("gemm", 60, busy, 50, 1), *launched("ncclDevKernel_AllReduce", start, dur, 55, 2, stream=9)]
+        meta = {"distributedInfo": {"rank": number, "world_size": 2}}
+        write(folder / f"rank{number}.json", [*work, *launched("after", 151, 4, 146, 3)], **meta)
+    return load.find(folder)
+
+
+def test_ranks_stand_side_by_side_around_the_collective_for_which_one_waited_longest(tmp_path):
+    (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
+    found = answer["overall"]["pictures"]["collective"]
+    assert (found["name"], found["late_rank"], found["wait_us"]) == ("ncclDevKernel_AllReduce", 1, 40.0)
+    # half of the longest kernel's 50 us is shown before it, 7.5 after it: from 75 us on each rank's own clock
+    bars = [
+        [(found["names"][name], kind, round(start), round(us)) for start, us, kind, name in lane["bars"]]
+        for lane in found["lanes"]
+    ]
+    assert found["us"] == pytest.approx(82.5, abs=0.01)
+    assert bars == [
+        [("gemm", 0, 0, 25), ("after", 0, 76, 4), ("ncclDevKernel_AllReduce", 1, 25, 50)],
+        [("gemm", 0, 0, 45), ("after", 0, 76, 4), ("ncclDevKernel_AllReduce", 1, 65, 10)],
+    ]
+
+
+def test_bars_too_thin_to_see_are_one_bar_that_says_how_many_it_holds(tmp_path):
+    """1,000 kernels of 1 us in 4 us each, before a gap of 100 us, which is what is shown."""
+    rows = [row for n in range(1000) for row in launched("k", 1000 + n, 1, 10 + n, n + 1)]
+    rows += launched("late", 102_000, 100, 101_990, 2000)
+    one = analysis.analyze([write(tmp_path / "a.json", rows)])["ranks"]["0"]
+    found = one["pictures"]["gap"]
+    assert found["gap_us"] == 100_000.0 and one["gaps"][0]["after"] == "late"
+    stream, host = found["lanes"]
+    assert (stream["stream"], host["stream"]) == ("7", "host")
+    assert sum(us for _, us, _, _ in stream["bars"]) == pytest.approx(1000 + 100)
+    assert len(stream["bars"]) < 20 and any(name.endswith("of these") for name in found["names"])
+
+
+def test_the_links_of_a_steps_critical_path_add_up_to_it(tmp_path):
+    rows = [step(1, 0, 300), *launched("a", 20, 100, 5, 1), *launched("ncclDevKernel_X", 120, 30, 6, 2, stream=9)]
+    rows += [*launched("b", 200, 40, 180, 3), step(2, 300, 10), *launched("c", 305, 2, 301, 4)]
+    one = analysis.analyze([write(tmp_path / "a.json", rows)])["ranks"]["0"]
+    links, path = one["pictures"]["critical_path"], one["critical_path_of_steps"][0]
+    spent = [0.0] * len(critical.KINDS)
+    for _, us, kind, _ in links["bars"]:
+        spent[kind] += us
+    assert links["step"] == 1 and links["us"] == path["span_us"] == 220.0
+    assert {f"{name}_us": us for name, us in zip(critical.KINDS, spent)} == {
+        key: path[key] for key in path if key.endswith("_us") and key != "span_us"
+    }
+    assert (path["host_us"], path["launch_us"]) == (30.0, 20.0)  # 150 to 180, 180 to 200
+
+
+def test_the_depth_of_a_queue_over_time_by_hand(tmp_path):
+    """Calls at 0 and 10, kernels at 20 and 50: one waits from 0, two from 10, one from 20, none from 50."""
+    rank = load.load(write(tmp_path / "a.json", [*launched("k", 20, 30, 0, 1), *launched("k", 50, 10, 10, 2)]))
+    (line,) = queues.depth(rank, window.device_rows(rank))
+    assert (line["stream"], line["at_us"], line["depth"]) == (7, [-20.0, -10.0, 0.0, 30.0], [1, 2, 1, 0])
+
+
+def test_a_waterfall_goes_from_one_total_to_the_other():
+    panel = lanes.waterfall("w", "t", "", "ms", (("A", 10.0), ("B", 9.0)), [("grew", 1.5), ("shrank", -2.5)])
+    ends = [(round(bar.start, 6), round(bar.end, 6), bar.colour) for lane in panel.lanes for bar in lane.bars]
+    assert panel.low == 6.5  # the smallest total, less the reach of the changes
+    assert ends == [(6.5, 10, "soft"), (10, 11.5, "series-1"), (9, 11.5, "series-0"), (6.5, 9, "soft")]
+
+
+def test_foreign_names_become_no_markup(tmp_path):
+    bad = "<script>alert(1)</script>"
+    rows = [*launched(bad, 20, 10, 5, 1), *launched(bad, 90, 10, 80, 2), event("cpu_op", bad, 0, 100)]
+    answer = analysis.analyze([write(tmp_path / "a.json", rows)])
+    html = trace_page.html({bad: answer})
+    assert bad not in html and "&lt;script&gt;alert" in html
+    difference = {"by": "kernel"} | diff.compare(*(diff.profile(load.load(tmp_path / "a.json")) for _ in "ab"))
+    assert bad not in trace_page.diff_html(difference, bad, bad)
+
+
+def test_a_trace_of_the_cpu_alone_has_a_page_of_its_operators(tmp_path):
+    rows = [step(1, 0, 100), event("cpu_op", "aten::mm", 10, 50), event("user_annotation", "forward", 5, 60)]
+    answer = analysis.analyze([write(tmp_path / "a.json", rows)])
+    panels, charts = trace_panels.of_answer(answer, "")
+    assert [panel.id for panel in panels] == ["operators", "phases"] and charts == []
+    assert "a trace of the CPU alone" in trace_page.html({"x": answer})
+
+
+def test_the_page_of_a_run_has_the_sections_of_its_analysis_and_says_when_it_is_an_older_one(tmp_path):
+    (answer,) = analysis.of_files(two_ranks(tmp_path)).values()
+    (tmp_path / "analysis.json").write_text(json.dumps(answer))
+    charts, html = trace_page.of_run(tmp_path)
+    assert "Ranks around the slowest collective" in html and "<h2>Trace</h2>" in html
+    assert [spec["id"] for spec in charts] == ["trace-queues"] and 'data-chart="trace-queues"' in html
+    assert "trace-collective" in [panel.id for panel in run_page.drawings_of(tmp_path)]
+    for old in ({"ranks": {"0": {"kernels": []}}}, {"ranks": {}}, {"ranks": 3}):
+        (tmp_path / "analysis.json").write_text(json.dumps(old))
+        assert "not of this version" in trace_page.of_run(tmp_path)[1]
+    (tmp_path / "analysis.json").unlink()
+    assert trace_page.of_run(tmp_path) == ([], "") and run_page.drawings_of(tmp_path) == []
+
+
+def test_analyze_writes_a_page_and_markdown(tmp_path, capsys):
+    folder = two_ranks(tmp_path)[0].parent
+    page, words = tmp_path / "out" / "page.html", tmp_path / "out" / "words.md"
+    assert analyze.main([str(folder), "--html", str(page), "--md", str(words)]) == 0
+    assert "Who waited for whom" in page.read_text() and words.read_text().startswith("# Trace analysis: ")
+    assert capsys.readouterr().out == ""
+    one, other = (str(folder / f"rank{number}.json") for number in (0, 1))
+    assert analyze.main(["diff", one, other, "--html", str(page), "--md"]) == 0
+    assert "What changed in the span" in page.read_text()
+    assert capsys.readouterr().out.startswith("# Difference of two traces")
+
+
+# ---- real ones
+
+
+@needs_shared
+def test_every_shared_trace_has_a_page_of_bounded_size():
+    for name in SETS:
+        for answer in analysis.of_files(load.find(traces.SHARED / "files" / name)).values():
+            assert len(trace_page.html({name: answer})) < MAX_PAGE_BYTES / 3, name
+
+
+@needs_shared
+@needs_browser
+def test_the_page_of_eight_ranks_in_a_browser_wide_and_narrow_light_and_dark(tmp_path):
+    page = tmp_path / "page.html"
+    assert analyze.main([str(traces.SHARED / "files" / "modded_8xh100"), "--html", str(page)]) == 0
+    with Browser() as browser:
+        for width, dark in ((1300, False), (400, True)):
+            shown = browser.open(page, dark=dark, width=width)
+            shown.until("document.querySelectorAll('.chart canvas').length === 1")
+            assert shown.errors == []
+            assert shown.js("document.documentElement.scrollWidth") <= width  # nothing sticks out
+            assert shown.js("document.querySelectorAll('.lanes .lane svg').length") > 40
+            # the eight ranks of the timeline, and the words of the one that was late
+            assert "rank 1 came last" in shown.text and "waited 6.01 ms" in shown.text
+
+
+# ---- reading
+
+
+@needs_shared
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_skipped_undecoded_is_what_nobody_wanted(name):
+    kinds = (events.KERNEL, events.MEMCPY, events.MEMSET, events.RUNTIME, events.ANNOTATION)
+    for path in load.find(traces.SHARED / "files" / name)[:2]:
+        whole, few = load.load(path), load.load(path, kinds)
+        mine = whole.is_kind(*kinds)
+        for column in ("kind", "ts", "dur", "correlation", "external"):
+            assert (getattr(whole, column)[mine] == getattr(few, column)).all(), column
+        assert [whole.names[index] for index in whole.name[mine]] == [few.names[index] for index in few.name]
+        assert few.num_bad == whole.num_bad
+
+
+def test_an_event_between_other_bytes_than_the_usual_ones_is_not_skipped_with_its_neighbour():
+    usual = b'},\n  {\n    "ph": "'
+    chunk = (
+        b'{"ph": "X", "cat": "kernel", "name": "a" ' + usual + b'X", "cat": "cpu_op", "name": "b"},{"ph": "X"' + usual
+    )
+    chunk += b'X", "cat": "cpu_op", "name": "c" ' + usual + b'X", "cat": "kernel", "name": "d" ' + usual
+    chunk += b'X", "cat": "cpu_op", "name": "e" }'
+    kept, num_skipped = skip.Skip(["cpu_op"])(chunk)
+    names = [one["name"] for one in json.loads(b"[" + kept + b"]") if "name" in one]
+    assert (names, num_skipped) == (["a", "b", "d"], 2)
+
+
+def test_stamps_since_the_epoch_are_exact_to_the_nanosecond(tmp_path):
+    first = 1_712_196_698_123_456_789  # ns
+    rows = [event("cpu_op", "a", 0, 1) for _ in range(3)]
+    path = write(tmp_path / "a.json", rows)
+    texts = [f"{first // 1000 + us}.{first % 1000:03d}" for us in (0, 1)] + ["1712196698123460"]  # one without decimals
+    for text in texts:
+        path.write_text(path.read_text().replace('"ts": 0', f'"ts": {text}', 1))
+    assert load.load(path).ts.tolist() == [first, first + 1000, 1_712_196_698_123_460_000]
+    path.write_text(path.read_text().replace(texts[2], texts[0]))
+    assert load.load(path).ts.tolist() == [first, first + 1000, first]
+    assert stamps.nanoseconds([0.5, 1]).tolist() == [500, 1000]
+
+
+@needs_shared
+def test_files_analysed_by_processes_of_their_own_give_the_same_answer(monkeypatch):
+    paths = load.find(traces.SHARED / "files" / "param_dlrm_8rank")[:3]
+    alone = analysis.analyze(paths)
+    monkeypatch.setattr(load, "PARALLEL_BYTES", 0)
+    monkeypatch.setattr(load, "processes", lambda: 2)
+    (answer,) = analysis.of_files(paths).values()
+    assert answer == alone
+
+
+def test_a_file_read_by_two_processes_has_the_rows_of_one(tmp_path):
+    rows = [row for n in range(300) for row in launched(f"k{n % 7}", 100 + 9 * n, 5, 90 + 9 * n, n + 1, External_id=n)]
+    path = write(tmp_path / "a.json", rows, indent=1)
+    one, two = load.load(path, num_parts=1), load.load(path, num_parts=2)
+    assert len(one.ts) == len(two.ts) == 600 and one.num_events == two.num_events
+    for column in ("kind", "ts", "dur", "correlation", "end"):
+        assert (getattr(one, column) == getattr(two, column)).all(), column
+    assert [one.names[index] for index in one.name] == [two.names[index] for index in two.name]
+
+
+def test_a_rank_of_device_rows_alone_has_their_names(tmp_path):
+    rank = load.load(write(tmp_path / "a.json", [*launched("x", 20, 10, 5, 1), *launched("y", 40, 10, 6, 2)]))
+    rows = window.device_rows(rank)
+    few = rank.only(rows[1:])
+    assert (few.names, few.name.tolist(), few.ts.tolist()) == (["y"], [0], [40_000])
+    assert types(few, window.device_rows(few)).tolist() == [0]
