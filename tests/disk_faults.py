@@ -25,7 +25,7 @@ from pathlib import Path
 
 import real_runs
 
-from bench.record import failures, ledger, run_folder, verification
+from bench.record import artifacts, failures, ledger, run_folder, verification
 
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
@@ -310,14 +310,14 @@ def _of_a_failure(folder, run, name, is_kill):
     written = real_runs.run_json(folder)
     if written["status"] == "running":
         return  # nobody was left to finish it
-    if run_folder.artifacts(folder) != written["artifacts"]:
+    if artifacts.listed(folder) != written["artifacts"]:
         yield f"{name}: its files are not those that it lists"
     if left := [path.name for path in folder.iterdir() if path.name.startswith(".")]:
         yield f"{name}: temporary files stayed: {left}"
 
 
 def _hashes(folder):
-    paths = [folder / "run.json", *(folder / name for name in run_folder.files(folder))]
+    paths = [folder / "run.json", *(folder / name for name in artifacts.files(folder))]
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

@@ -50,7 +50,9 @@ HINTS = {  # what to do
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError", re.I
+    r"OutOfMemoryError|out of memory|can(?:'|no)t allocate memory|ALLOC_FAILED|bad_alloc|MemoryError"
+    "|failed to map segment",
+    re.I,
 )
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|terminate called|what\(\))\b.*")  # of a traceback, or of C++
 NCCL_TIMEOUT = "Watchdog caught collective operation timeout"  # in the log of a rank that NCCL's watchdog aborted
