@@ -35,9 +35,9 @@ def results(tmp_path_factory):
         (["run", "data=shards"], "data.train_glob is not set"),
         (
             ["run", "optim.schedule=cosine"],
-            "optim.schedule=cosine: write optim/schedule=cosine; choose from constant, cosine, trapezoid",
+            "optim.schedule=cosine: write optim/schedule=cosine; choose from constant, cosine, stepped, trapezoid",
         ),
-        (["run", "optim/schedule=wavy"], "there is no optim/schedule 'wavy'; choose from constant, cosine, trapezoid"),
+        (["run", "optim/schedule=wavy"], "there is no optim/schedule 'wavy'; choose from constant, cosine, stepped, trapezoid"),
         (["run", "optim.warmup_frac=0"], "optim.warmup_frac=0: did you mean optim.schedule.warmup_frac?"),
         (
             ["run", "optim.name=sgd"],
@@ -282,7 +282,8 @@ def test_a_sweep_counts_a_suspect_run_and_says_so_and_takes_a_valid_one_first(tm
     assert run_verb.main(["-m", "seed=0,1", "optim.lr=0.0018,0.002", "exporters=[mlflow]"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"   sweep  not exported again: ./run.sh dashboard {kept[0].name} --to mlflow"
-    head, _, best, other = (line.split() for line in lines[10:14])
+    assert lines[10].startswith("2 configs, least mean val_loss first")
+    head, _, best, other = (line.split() for line in lines[12:16])
     assert head[:4] == ["optim.lr", "n", "val_loss_mean", "val_loss_sd"] and head[-1] == "config_id"
     assert best[:6] == ["0.002", "2", "2.5000", "0.00000", "11.00", "1.414"]
-    assert other[:5] == ["0.0018", "2,", "1", "suspect", "2.7500"]
+    assert other[:5] == ["0.0018", "2,", "1", "suspect", "2.7500"] and other[6] == "+0.2500"

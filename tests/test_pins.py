@@ -96,7 +96,7 @@ def test_the_code_imports_only_what_is_declared():
     program.add("tiktoken_ext")  # comes with tiktoken
     for path in [*REPO.glob("bench/**/*.py"), *REPO.glob("models/**/*.py")]:
         assert imported(path) <= program, path
-    helpers = {path.stem for path in REPO.glob("tests/*.py")}
+    helpers = {"benchmarks", *(path.stem for path in REPO.glob("tests/*.py"))}
     for path in {*REPO.glob("tests/**/*.py")} - {
         *REPO.glob("tests/planted/scripts/**/*.py")
     }:  # those are scripts of users
