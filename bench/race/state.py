@@ -51,7 +51,7 @@ class Slot:
 
     @property
     def is_done(self):
-        """An interrupted run, or one that its machine or a lost node ended, leaves its slot open; a failed one does not."""
+        """A run that was interrupted, or that its machine or a lost node ended, leaves its slot open."""
         return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
 
     @property
