@@ -37,7 +37,10 @@ def results(tmp_path_factory):
             ["run", "optim.schedule=cosine"],
             "optim.schedule=cosine: write optim/schedule=cosine; choose from constant, cosine, stepped, trapezoid",
         ),
-        (["run", "optim/schedule=wavy"], "there is no optim/schedule 'wavy'; choose from constant, cosine, stepped, trapezoid"),
+        (
+            ["run", "optim/schedule=wavy"],
+            "there is no optim/schedule 'wavy'; choose from constant, cosine, stepped, trapezoid",
+        ),
         (["run", "optim.warmup_frac=0"], "optim.warmup_frac=0: did you mean optim.schedule.warmup_frac?"),
         (
             ["run", "optim.name=sgd"],

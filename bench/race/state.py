@@ -51,7 +51,7 @@ class Slot:
 
     @property
     def is_done(self):
-        """Ended by an interrupt, its machine or a lost node, a run leaves its slot open; one that failed does not."""
+        """A run that was interrupted, or that its machine or a lost node ended, leaves its slot open."""
         return bool(self.attempts) and self.attempts[-1][1] in ("complete", "failed")
 
     @property

@@ -32,16 +32,18 @@ def html(
     back: str | None = None,
     at: Path | str | None = None,
     repeats: Sequence[tuple[str, str]] = (),
+    explained: bool = True,
 ) -> str:
     """A run folder -> the page's html.  assets: see page.page(); back: link to the site's list.
 
     at: the folder that the page will lie in, None: the run's.  repeats: (words, link) of other runs of its config.
+    explained: with where a step's time goes, for which traces are read: up to a second.
     """
     with reading.of_record(folder):
-        return _html(Path(folder), assets, back, Path(at or folder), repeats)
+        return _html(Path(folder), assets, back, Path(at or folder), repeats, explained)
 
 
-def _html(folder, assets, back, at, repeats):
+def _html(folder, assets, back, at, repeats, explained):
     run = run_folder.effective(run_folder.read(folder))
     rows, events = step_files.read(folder), step_files.read_events(folder)
     charts = [spec for spec in run_charts.of_run(folder, rows, events, _stages(run)) if spec]
@@ -68,7 +70,7 @@ def _html(folder, assets, back, at, repeats):
             run_facts.where(folder, run, at),
             class_="columns",
         ),
-        _explanation(folder),
+        _explanation(folder) if explained else "",
         run_facts.stages(run),
         run_facts.summaries(run),
         trace_section,

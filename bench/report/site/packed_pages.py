@@ -126,7 +126,8 @@ def _write_pack(home, job):
 def _html(folder, home, others=()):
     """(page, None) or (None, why there is none).  others: (words, link) of runs of the same config."""
     try:
-        return run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others), None
+        html = run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others, explained=False)
+        return html, None
     except reading.Damaged as error:  # says what is wrong, after the path
         return None, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
 
