@@ -100,11 +100,15 @@ def _reserved_port():
     """A context that yields a port that no other program is given meanwhile.
 
     Bound, but nobody listens: so rank 0, whose store sets SO_REUSEADDR as well (as all of torch's do), can bind it too.
+    That is Linux's rule; elsewhere the port is let go, and is most likely still free when rank 0 asks for it.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((LOOPBACK, 0))
-        yield reserved.getsockname()[1]
+        port = reserved.getsockname()[1]
+        if sys.platform != "linux":
+            reserved.close()
+        yield port
 
 
 if __name__ == "__main__":
