@@ -148,7 +148,7 @@ def test_vocabulary_is_padded_to_a_multiple_of_64(values):
         ({"optim__schedule": {"name": "cosine"}}, "optim.schedule.final_lr_frac is not set"),
         (
             {"optim__schedule": {"name": "wavy"}},
-            "optim.schedule.name=wavy: there is no models/schedules/wavy.py; choose from constant, cosine, trapezoid",
+            "optim.schedule.name=wavy: there is no models/schedules/wavy.py; choose from constant, cosine, stepped, ",
         ),
         ({"optim__schedule": "cosine"}, "optim.schedule=cosine: use a group of settings, KEY: VALUE"),
         ({"optim__lr": -1.0}, "optim.lr=-1.0: use a number above 0"),

@@ -306,7 +306,7 @@ def test_of_eight_h100s_rank_1_is_late_because_its_host_is():
     assert late["rank"] == 1
     assert next(iter(late["more"])) == parts.HOST
     assert answer["next"][0]["part"] == parts.WAITING and answer["next"][0]["rank"] == 1
-    assert answer["ranks"]["0"]["ceiling"].startswith("NVIDIA H100")
+    assert answer["ranks"]["0"]["ceiling"].startswith("data sheet: NVIDIA H100")
 
 
 # ---- the verb

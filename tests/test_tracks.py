@@ -138,6 +138,7 @@ def test_the_leaderboard_shows_steps_where_they_are_judged(results, capsys):
 def test_the_site_draws_steps_where_they_are_judged():
     entry = {"name": "x", "config_id": "a" * 8, "run_ids": ["r"], "n": 3, "num_lost": 0, "sd_s": 0.1, "val_loss": 3.2}
     entry |= {"p": 0.001, "status": "record", "last_run": "2026-11-21", "commit": None, "who": None, "measured": ""}
+    entry |= {"certificate": None}
     of_steps = [
         entry | {"number": n, "since": f"2026-11-2{n}T00:00:00Z", "what": None, "change_pct": None, "score": score}
         for n, score in ((1, 3600), (2, 3250))

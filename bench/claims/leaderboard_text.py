@@ -9,7 +9,6 @@ from bench.paths import results_root
 from bench.record import index, named
 from bench.terminal import text_table
 
-CERTIFICATE = "certificate"  # a column where something has one
 MAX_ENTRIES = 20  # shown of a track
 CERTIFICATE = "certificate"  # a column where something has one
 # fmt: off

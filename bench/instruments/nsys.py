@@ -24,10 +24,7 @@ class Nsys(Nvtx):
     @staticmethod
     def check(settings):
         where = "instruments.nsys"
-        windows.check_name(f"{where}.name", settings["name"])
-        for key in ("first_step", "active_steps"):
-            windows.check_whole(f"{where}.{key}", settings[key], 1)
-        windows.ranks_of(where, settings["ranks"])
+        windows.check(where, settings)
         traced = settings["trace"]
         if not isinstance(traced, list) or not traced or not all(isinstance(one, str) for one in traced):
             raise ValueError(f"{where}.trace={traced!r}: give a list of what nsys profile --trace takes, [cuda,nvtx]")
@@ -117,7 +114,7 @@ class Nsys(Nvtx):
 
 def _window(settings):
     steps = {key: settings[key] for key in ("name", "first_step", "active_steps")}
-    return windows.Window(**steps, ranks=windows.ranks_of("instruments.nsys", settings["ranks"]))
+    return windows.Window(**steps, ranks=windows.ranks_of(settings["ranks"]))
 
 
 INSTRUMENT = Nsys

@@ -26,14 +26,17 @@ def finish(folder, run, exit_code, failure, clock):
     try:
         _finish(folder, run, exit_code, failure, clock)
     except OSError as error:
-        if not folder.is_dir() or isinstance(error, FileNotFoundError):
-            kind, words = "folder_removed", "the run's folder was removed or moved while it ran"
-        else:
-            kind, words = failures.kind_of(error), "the record could not be finished"
-        _merge(run, {}, failures.failure(kind, f"{words} ({error})"), clock)
+        _merge(run, {}, _unfinished(folder, error, "the record could not be finished"), clock)
         run["metrics"] = metrics(run, [])
         run["validity"], run["validity_reasons"] = validity.validity(run)
         _write(folder, run)
+
+
+def _unfinished(folder, error, words):
+    """The failure of a run whose last files cannot be written."""
+    if folder.is_dir() and not isinstance(error, FileNotFoundError):
+        return failures.failure(failures.kind_of(error), f"{words} ({error})")
+    return failures.failure("folder_removed", f"the run's folder was removed or moved while it ran ({error})")
 
 
 def _finish(folder, run, exit_code, failure, clock):
@@ -99,10 +102,9 @@ def _write(folder, run):
     try:
         _twice(lambda: atomic.write_json(folder / "run.json", run))
     except OSError as error:
-        words = f"run.json could not be finished ({error.strerror})"
-        run["status"], run["failure"] = "failed", failures.failure(failures.kind_of(error), words)
+        run["status"], run["failure"] = "failed", _unfinished(folder, error, "run.json could not be finished")
         run["validity"], run["validity_reasons"] = validity.validity(run)
-        print(f"{folder}: {words}: it still says running", file=sys.stderr)
+        print(f"{folder}: run.json could not be finished ({error.strerror}): it still says running", file=sys.stderr)
     results = folder.parent.parent
     try:
         _twice(lambda: ledger.ended(results, folder, run))

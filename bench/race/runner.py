@@ -193,7 +193,10 @@ def finish(folder: Path, results: Path, status: str, why: str | None) -> race_fo
     atomic.write_json(folder / "race.json", found)
     sha256 = ledger.sha256_of(folder / "race.json")
     ledger.append(results, "race_end", race_id=folder.name, status=status, race_json_sha256=sha256)
-    report.write(folder, found)
+    try:
+        report.write(folder, found)
+    except OSError as error:  # the record is whole without its pages
+        say("pages", f"could not be written ({error.strerror}): ./run.sh report {folder.name} writes them")
     return found
 
 

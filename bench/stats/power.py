@@ -27,7 +27,8 @@ def smallest_difference(
     sds: Sequence[float | None], ns: Sequence[int], alpha: float = ALPHA, wanted_power: float = WANTED_POWER
 ) -> float | None:
     """The difference of the means that the test finds with the wanted power (MDE); None where there is no test."""
-    assert alpha < wanted_power < 1
+    if not 0 < alpha < wanted_power < 1:
+        raise ValueError(f"alpha={alpha:g}, power={wanted_power:g}: use 0 < alpha < power < 1")
     se, df = _se_and_df(sds, ns)
     return None if df is None else _shift(df, alpha, wanted_power) * se
 
