@@ -182,7 +182,7 @@ def test_an_optimizer_has_its_own_settings_and_any_schedule():
     assert (optim.muon_ns_steps, optim.grad_clip_norm) == (5, None)
     assert optim.schedule == cosine.Config(name="cosine", warmup_frac=0.1, final_lr_frac=0.0)
     with pytest.raises(
-        ValueError, match="cooldown_frac=0.4: this run has no such setting; those with .*=trapezoid have"
+X
     ):
         compose.compose(["optim/schedule=cosine", "optim.schedule.cooldown_frac=0.4"])
 
