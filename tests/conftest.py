@@ -19,6 +19,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it; each proce
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started from: tables would fold
 
 
+OTHER_PROFILERS = {"window", "stages", "nsys"}  # than trace; the last needs a GPU too
+
 # Files of many runs, the longest first.
 LONGEST = "wheel scripts slurm nodes ends rainy_days bisect races sweep_runs replay ladder_race profiling_runs run own "
 LONGEST = [f"test_{name}" for name in (LONGEST + "adopted stages worker_by_hand telemetry cli fuzz_records").split()]
@@ -100,9 +102,9 @@ def two_rank_run(ranks_run):
 
 @pytest.fixture(scope="session")
 def every_instrument_run(shared_run):
-    """The same with all instruments but window and stages: each is a profiler, and two at once crash a process."""
+    """The same with all instruments but OTHER_PROFILERS: two at once crash a process."""
     every = sorted(path.stem for path in (real_runs.REPO / "conf" / "instruments").glob("*.yaml"))
-    chosen = [name for name in every if name not in ("window", "stages")]
+    chosen = [name for name in every if name not in OTHER_PROFILERS]
     trace = ["instruments.trace.first_step=3", "instruments.trace.warmup_steps=1", "instruments.trace.active_steps=2"]
     words = [f"instruments=[{','.join(chosen)}]", *trace, "instruments.memory_history.first_step=3"]
     return shared_run("every_instrument", "seed=5", *words)
