@@ -75,7 +75,8 @@ def left_in_temp(base):
 
 
 def folders(results):
-    return sorted(path.parent for path in Path(results).glob("*/*/run.json"))
+    found = (path.parent for path in Path(results).glob("*/*/run.json"))
+    return sorted(folder for folder in found if not folder.parent.name.startswith("."))  # .nodes: copies of other nodes
 
 
 def logs(results):

@@ -176,6 +176,7 @@ def test_a_race_whose_run_loses_a_node_runs_it_again(slurm, tmp_path):
     env = real_runs.environment(tmp_path) | slurm.variables
     arms = ["A=optim.lr=0.001", "B=optim.lr=0.002", "n=2", "--anyway"]
     command = ["salloc", "-N2", sys.executable, "-m", "bench", "race", *arms, *real_runs.SHORT, *NODES]
+    command += ["goal.num_steps=150", "goal.val_every_steps=150"]  # seconds, in which the loss is noticed
     with subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
