@@ -291,8 +291,8 @@ def _of_records(records, outcome, scenario, is_kill):
         else:
             yield from _of_a_failure(folder, run, name, is_kill)
     num_complete = sum(run["status"] == "complete" and run.get("provenance") != "imported" for run in records.values())
-    told = len(SAID_COMPLETE.findall(outcome.out)) if scenario.num_runs else 0
-    promised = scenario.num_runs if scenario.num_runs and outcome.code == 0 and scenario is not RACE else told
+    reported = len(SAID_COMPLETE.findall(outcome.out)) if scenario.num_runs else 0
+    promised = scenario.num_runs if scenario.num_runs and outcome.code == 0 and scenario is not RACE else reported
     if num_complete - 1 < promised:
         yield f"{promised} runs were reported as complete, {num_complete - 1} are: a result was lost"
     if scenario is IMPORT and outcome.code == 0 and len(records) != 2:

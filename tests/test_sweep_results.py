@@ -195,8 +195,8 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
         one.begin("seed=1")
         one.end()
         one.begin("seed=2")
-    told = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
-    assert told == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
+    said = [line for line in capsys.readouterr().out.splitlines() if "fit in the budget" in line]
+    assert said == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
     now_s[0] = 0.0
     budget = packing.Budget(3600.0, None)
     assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"

@@ -7,7 +7,7 @@ row k.  clock(by_step): (what train_time_ms means, number of first steps that ar
 
 import re
 
-# Of bounded length: where what follows does not fit, a longer number would be tried with each of its digits left out.
+# Of bounded length: where what follows does not fit, a longer number would be tried again and again, a digit shorter.
 FLOAT = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,5})?|nan|inf|-inf)"
 # nanochat's total time has no step up to number 10, from 0 in base_train.py, from 1 in chat_sft.py
 NUM_UNTIMED, NUM_UNTIMED_SFT = 11, 10

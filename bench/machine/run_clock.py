@@ -25,7 +25,7 @@ class RunClock:
         """Sentences: where another clock says that it was more than a second longer or shorter."""
         found, lasted_s, uptime_s = [], self.lasted_s(), _uptime_s()
         if abs(jump_s := time.time() - self._wall_s - lasted_s) > MAX_DIFFERENCE_S:
-            why = "it was set, or the machine slept; durations are by the monotonic clock, dates are doubtful"
+            why = "it was set, or the machine slept; durations are by the monotonic clock, dates may be wrong"
             found.append(f"the time of day moved by {jump_s:+.1f} s against the monotonic clock during the run: {why}")
         if None not in (uptime_s, self._uptime_s):
             passed_s = uptime_s - self._uptime_s

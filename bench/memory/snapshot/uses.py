@@ -10,7 +10,7 @@ An allocator knows stacks and times, no tensors, so this is judged from when a l
 
 Phases are the recording's marks, or without marks what the stacks of the allocations show: torch's optimizers, the
 backward call or no Python stack at all (autograd's own thread), else forward.  A compiled backward that runs on the
-calling thread, and whatever began before the recording without a stack, cannot be told apart: other.
+calling thread, and whatever began before the recording without a stack, cannot be distinguished: other.
 """
 
 import bisect
