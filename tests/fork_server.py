@@ -7,6 +7,7 @@ LD_PRELOAD ...) is started as a program: fits().
 """
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -50,6 +51,9 @@ def call(words, env, timeout_s):
 def _close(server):
     server.kill()  # and with it a command that was interrupted
     server.wait()
+    for pipe in (server.stdin, server.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
 # ---- the server
