@@ -48,12 +48,12 @@ def block_of(rung):
 def windows_of(rung):
     """Three, loss_bf16 of the last; from r31 on whole blocks of the record's schedule and of its last validation.
 
-    Of r34 bfloat16 happens to change the loss of 20 blocks by less than the tolerance.
+    Of r34, r49 and r50 bfloat16 happens to change the loss of 20 blocks by less than the tolerance.
     """
     if rung < "r29":
         return (24, 16, 48) if rung < "r16" else (32, 16, 48)
     blocks = (3, 7, 11) if rung < "r31" else (3, 11, 13) if rung < "r33" else (3, 7, 20)
-    blocks = (3, 20, 7) if rung == "r34" else blocks
+    blocks = (3, 20, 7) if rung in ("r34", "r49", "r50") else blocks
     return tuple(2 * num_blocks for num_blocks in blocks)
 
 
@@ -72,6 +72,8 @@ def value(name, shape, k):
     weights = hashed(shape, k)
     if name.endswith("value_mix"):
         return 0.5 + 0.2 * weights
+    if name.endswith("stream_mix.0"):
+        return 1 + 0.4 * weights
     if name.endswith("stream_mix"):
         return torch.tensor([1.0, 0.0]) + 0.4 * weights
     if name.endswith("skip_weights") or "norm" in name:
@@ -128,7 +130,7 @@ def test_a_rung_has_its_records_loss_and_gradients(rung):
     loss = model(*batch(rung))
     loss.backward()
     assert loss.item() == pytest.approx(GOLDEN[rung]["loss"], abs=2e-6)
-    gradients = {name: parameter.grad for name, parameter in tensors.items()}
+    gradients = {name: parameter.grad for name, parameter in tensors.items() if parameter.grad is not None}
     assert_near(summary(gradients), GOLDEN[rung]["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
 
 
@@ -140,6 +142,34 @@ def test_bfloat16_activations_round_as_the_records_do(rung):
     assert model(*batch(rung)).item() == pytest.approx(golden["loss_bf16"], abs=2e-4)
     in_float32 = golden["loss"] if window is None else golden["loss_by_window"][str(window)]
     assert abs(golden["loss_bf16"] - in_float32) > 3e-4  # which float32 would not give
+
+
+def test_record_53s_loss_of_several_tokens_and_its_own_embedding_are_the_records():
+    golden, bfloat16 = GOLDEN["r53"]["ahead"], GOLDEN["r53"]["ahead"]["loss_bf16"]
+    ahead, tensors = made("r53", **FLOAT32["r53"])
+    ahead.set_ahead_weights([1.0, 0.5, 0.2])
+    loss = ahead(*batch("r53"))
+    loss.backward()
+    assert loss.item() == pytest.approx(golden["loss"], abs=2e-6)
+    assert tensors.pop("embedding.weight").grad is None  # in no loss before it parts from the head
+    gradients = {name: parameter.grad for name, parameter in tensors.items()}
+    assert_near(summary(gradients), golden["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
+    rounded = made("r53", window=WINDOWS["r53"][-1])[0]
+    rounded.set_ahead_weights([1.0, 0.5, 0.2])
+    assert rounded(*batch("r53")).item() == pytest.approx(bfloat16, abs=2e-4)
+
+    golden = GOLDEN["r53"]["untied"]
+    model, tensors = made("r53", **FLOAT32["r53"])
+    weights = model.embedding.weight.detach().clone()
+    embedding, head = model.set_untied(True)
+    assert embedding.equal(head) and not weights.equal(head)  # it begins as the head
+    with torch.no_grad():
+        embedding.copy_(weights)
+    loss = model(*batch("r53"))
+    loss.backward()
+    assert loss.item() == pytest.approx(golden["loss"], abs=2e-6)
+    gradients = {name: parameter.grad for name, parameter in tensors.items()}
+    assert_near(summary(gradients), golden["gradients"], lambda kind: 3e-5 if is_single(tensors, kind) else 1e-5)
 
 
 @pytest.mark.parametrize("rung", WITH_WINDOWS)
