@@ -76,17 +76,9 @@ class Portion:
 
     @property
     def shape(self) -> tuple:
-        """What two portions share that need be warmed up only once."""
-        stage = self.stage
-        num_ahead = len(stage.ahead_weights or (1,))
-        return (
-            stage.batch_tokens,
-            stage.seq_len,
-            stage.micro_batch_seqs,
-            self.window_tokens,
-            num_ahead,
-            bool(stage.untied),
-        )
+        """What two portions share that need be warmed up only once, but for the window."""
+        stage, num_ahead = self.stage, len(self.stage.ahead_weights or (1,))
+        return stage.batch_tokens, stage.seq_len, stage.micro_batch_seqs, num_ahead, bool(stage.untied)
 
 
 class Timeline:
@@ -117,13 +109,16 @@ class Timeline:
                 first_step += found[-1].num_steps
         return found
 
-    @property
-    def distinct(self) -> list[Portion]:
-        """The first portion of each shape."""
-        found = {}
+    def distinct(self, every_window: bool = True) -> list[Portion]:
+        """The first portion of each shape and window; without every_window of each shape the first and the widest."""
+        found, widest = {}, {}
         for portion in self.portions:
-            found.setdefault(portion.shape, portion)
-        return list(found.values())
+            found.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
+            widest[portion.shape] = max(widest.get(portion.shape, 0), portion.window_tokens or 0)
+        for portion in self.portions if not every_window else ():
+            if portion.window_tokens == widest[portion.shape] != found[portion.shape, None].window_tokens:
+                found.setdefault((portion.shape, portion.window_tokens), portion)
+        return sorted(found.values(), key=lambda portion: portion.first_step)
 
     @cached_property
     def _starts(self):

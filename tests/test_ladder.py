@@ -32,6 +32,7 @@ from bench.training import distributed
 from bench.training.step_log import StepLog
 from bench.training.timers import marks_for
 from bench.training.trainer import Trainer
+from models import masked_attention
 from models.muon_update import Muon
 
 GOLDEN = json.loads((Path(__file__).parent / "ladder_golden.json").read_text())
@@ -181,6 +182,20 @@ def test_a_rung_has_its_records_loss_in_every_window(rung):
         found[str(window)] = model(*batch(rung)).item()
     assert found == pytest.approx(GOLDEN[rung]["loss_by_window"], abs=2e-6)
     assert len({round(loss, 4) for loss in found.values()}) == 3
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rung", WITH_WINDOWS)
+def test_the_fast_attention_of_a_rung_gives_its_records_loss_too(rung, monkeypatch):
+    used, fast = [], masked_attention.Visible.fast
+    monkeypatch.setattr(masked_attention.Visible, "__call__", lambda *qkv: used.append(1) or fast(*qkv))
+    model = made(rung, **FLOAT32[rung])[0]
+    for window in WINDOWS[rung]:
+        model.set_window(window)
+        with torch.no_grad():  # it has no backward pass on a CPU
+            found = model(*batch(rung)).item()
+        assert found == pytest.approx(GOLDEN[rung]["loss_by_window"][str(window)], abs=1e-5)
+    assert len(used) == 3 * sum(block.attention is not None for block in model.blocks)
 
 
 @pytest.mark.parametrize("rung", GOLDEN)

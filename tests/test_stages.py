@@ -178,7 +178,7 @@ def test_a_window_grows_as_in_the_record(rung):
     windows = [window_at(step, num_steps) for step in range(num_steps + 1)]
     assert [timeline.at(step).window_tokens for step in range(num_steps)] == windows[:-1]
     assert [timeline.window_after(step) for step in range(num_steps + 1)] == windows
-    assert len(timeline.distinct) == len(timeline.portions) == num_windows
+    assert len(timeline.distinct()) == len(timeline.portions) == num_windows
     assert config.goal.val_window_tokens is None  # in every one of them validation has the step's own
 
 
@@ -194,7 +194,18 @@ def test_a_window_that_grows_is_rounded_to_blocks_and_has_one_at_least():
 
 def test_what_is_the_same_is_warmed_up_once():
     rows = [Stage(until_step=2, batch_tokens=4), Stage(until_step=4, batch_tokens=8), Stage(batch_tokens=4)]
-    assert [portion.first_step for portion in Timeline(rows, 6).distinct] == [0, 2]
+    assert [portion.first_step for portion in Timeline(rows, 6).distinct()] == [0, 2]
+
+
+def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
+    rows = [Stage(until_step=8, first_window_tokens=0, window_tokens=64), Stage(window_tokens=32, batch_tokens=8)]
+    timeline = Timeline(rows, 10, window_block=16)
+    assert [portion.window_tokens for portion in timeline.distinct()] == [16, 32, 48, 32]
+    assert [portion.window_tokens for portion in timeline.distinct(every_window=False)] == [16, 48, 32]
+    grown = Timeline(
+        [Stage(window_tokens=16, until_step=2), Stage(window_tokens=64, until_step=4), Stage(window_tokens=32)], 6
+    )
+    assert [portion.first_step for portion in grown.distinct(every_window=False)] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ class Trainer:
     def warm_up(self) -> dict[str, float | str | list[str] | None]:
         """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
 
-        That is two steps, and a validation before each, of every shape that the stages have.
+        That is two steps, and a validation before each, of every shape that the stages have; of windows that are no
+        graph of their own only the first and the widest of each shape.
 
         Returns {"warmup_s", "compile_s", "compile_cache"} and what causality.check() found; compile_s is what the first
         call of each graph took longer than the second, compile_cache "warm" where inductor had every graph already;
@@ -139,7 +140,7 @@ class Trainer:
         started = time.perf_counter()
         saved = self._save()
         self._is_warming_up, first_s, second_s = True, 0.0, 0.0
-        for portion in self.timeline.distinct:
+        for portion in self._distinct():
             first_s += self._warm_up_step(portion.first_step)
             second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
         self._warm_up_last_window()
@@ -202,9 +203,12 @@ class Trainer:
         if saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
 
+    def _distinct(self):
+        return self.timeline.distinct(every_window=not getattr(self.model, "windows_are_data", False))
+
     def _allow_graphs(self):
         """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
-        num_graphs = 2 * len(self.timeline.distinct) + 2  # with and without gradients
+        num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
 
     def _val_batches(self, max_batches):

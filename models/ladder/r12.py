@@ -18,6 +18,8 @@ from models.masked_attention import BLOCK_TOKENS, NO_LIMIT, Visible
 
 
 class R12(R11):
+    windows_are_data = True  # they are in buffers
+
     def __init__(self, *, eos_token: int | None = None, window: int = 1024, block: int = BLOCK_TOKENS, **options):
         super().__init__(**options)
         self.eos_token, self.block = eos_token, block
