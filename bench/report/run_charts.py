@@ -8,7 +8,7 @@ from bench import reading, stats
 from bench.diagnosis import stalls
 from bench.report.run_events import what
 from bench.units import NS_PER_S, s_from_ms
-from bench.web.chart import chart, mark_of, series_of
+from bench.web.chart import chart, mark_of, series_of, short
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 NUM_BINS = 60
@@ -53,7 +53,7 @@ def _columns(path):
     last = max(places.values())
     rows = [row if len(row) > last else row + [None] * (last + 1 - len(row)) for row in rows if _has_stamp(row, places)]
     kinds = {"t_ns": int, "device": lambda cell: cell}
-    return {name: [kinds.get(name, _number)(row[at]) for row in rows] for name, at in places.items()}
+    return {name: list(map(kinds.get(name, _number), [row[at] for row in rows])) for name, at in places.items()}
 
 
 def _has_stamp(row, places):
@@ -171,10 +171,11 @@ def telemetry(columns, run_start_ns, shown):
     """columns: {name: values} of telemetry.csv; shown: (name, label) -> a chart each, with a series a device."""
     charts = []
     devices = sorted(set(columns.get("device", ())))
+    stamps_ns = sorted(set(columns.get("t_ns", ())))
+    x_s = short((t_ns - run_start_ns) / NS_PER_S for t_ns in stamps_ns)
     for name, label in shown:
         if not any(value is not None for value in columns.get(name, ())):
             continue
-        stamps_ns = sorted(set(columns["t_ns"]))
         by_device = {device: {} for device in devices}
         for t_ns, device, value in zip(columns["t_ns"], columns["device"], columns[name]):
             by_device[device][t_ns] = value
@@ -182,6 +183,5 @@ def telemetry(columns, run_start_ns, shown):
             series_of(str(device), [values.get(t_ns) for t_ns in stamps_ns], "line")
             for device, values in by_device.items()
         ]
-        x_s = [(t_ns - run_start_ns) / NS_PER_S for t_ns in stamps_ns]
         charts.append(chart(f"telemetry-{name}", label, "", SECONDS, label, x_s, series, (), "time"))
     return charts
