@@ -61,6 +61,10 @@ def _has_stamp(row, places):
     return stamp.isdecimal() and len(stamp) <= reading.MAX_DIGITS
 
 
+def _is_known(value):
+    return value is not None
+
+
 def _number(cell):
     if not cell:
         return None
@@ -144,10 +148,9 @@ def losses(rows):
         return None
     val_losses = [row["val_loss"] for row in trained if row.get("val_loss") is not None]
     caption = f"last val_loss {val_losses[-1]:.4f}" if val_losses else "never validated"
-    series = [
-        series_of("train_loss", [row.get("train_loss") for row in trained], "line"),
-        series_of("val_loss", [row.get("val_loss") for row in trained], "points"),
-    ]
+    kinds = {"train_loss": "line", "val_loss": "points"}
+    columns = {name: [row.get(name) for row in trained] for name in kinds}
+    series = [series_of(name, values, kinds[name]) for name, values in columns.items() if any(map(_is_known, values))]
     return chart("loss", "Loss", caption, "step", "nats per token", [row["step"] for row in trained], series)
 
 
@@ -174,7 +177,7 @@ def telemetry(columns, run_start_ns, shown):
     stamps_ns = sorted(set(columns.get("t_ns", ())))
     x_s = short((t_ns - run_start_ns) / NS_PER_S for t_ns in stamps_ns)
     for name, label in shown:
-        if not any(value is not None for value in columns.get(name, ())):
+        if not any(map(_is_known, columns.get(name, ()))):
             continue
         by_device = {device: {} for device in devices}
         for t_ns, device, value in zip(columns["t_ns"], columns["device"], columns[name]):
