@@ -2,6 +2,11 @@
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import claimed
 import pytest
@@ -10,9 +15,10 @@ import real_runs
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
+from bench.machine import run_processes
 from bench.record import failures, run_folder, step_files, sweep, validity
 from bench.record.rows import row_of
-from bench.sweep import objective, packing, search, stopping, winners
+from bench.sweep import at_work, objective, packing, search, stopping, winners
 
 FOUR_CORES = {0, 1, 2, 3}
 
@@ -210,6 +216,34 @@ def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, 
     (folder,) = sweep.folders(tmp_path)
     for run in map(real_runs.run_json, real_runs.folders(tmp_path)):
         assert run["sweep"]["sweep_id"] == folder.name and run["status"] == "complete"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has("joblib"), reason="joblib is not installed: docs/SWEEPS.md")
+@pytest.mark.parametrize("to_all", [False, True], ids=["SIGTERM to the sweep", "Ctrl-C to all in the terminal"])
+def test_a_signal_to_a_sweep_by_joblib_ends_each_run_with_its_record(to_all, tmp_path):
+    """joblib kills its workers and all that they started, the guards of runs too: each run must have ended before."""
+    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", "hardware.num_threads=1", "--anyway"]
+    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    env = real_runs.environment(tmp_path)
+    with subprocess.Popen(command, cwd=real_runs.REPO, env=env, start_new_session=True, **pipes) as process:
+        until_s = time.monotonic() + 120
+        while len(list(tmp_path.glob("*/*/.progress.tmp"))) < 2:
+            assert process.poll() is None and time.monotonic() < until_s
+            time.sleep(0.2)
+        if to_all:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=90)
+    assert process.returncode == 1 and "1 not run, it was interrupted" in out, out
+    runs = [real_runs.run_json(folder) for folder in real_runs.folders(tmp_path)]
+    assert [(run["status"], run["failure"]["kind"]) for run in runs] == [("aborted", "interrupted")] * 2
+    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+    (folder,) = sweep.folders(tmp_path)
+    assert len([point for point in sweep.points(folder) if point.folder]) == 2
+    assert not (folder / at_work.FOLDER).exists()
 
 
 def test_a_budget_is_not_for_launchers_with_limits_of_their_own(tmp_path):

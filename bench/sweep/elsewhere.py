@@ -1,7 +1,7 @@
 """Runs of a sweep that a launcher of somebody else's starts, as the sweep's own process sees them.
 
-Each is said when it has ended.  A signal ends submitit's jobs with the sweep, which waits for their records; a job that
-is lost does not end the others.
+Each is said when it has ended.  A signal ends the runs under way with the sweep, which waits for their records; a job
+of submitit's that is lost does not end the others.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from bench.launch.console import say
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.paths import shown
 from bench.record import run_folder, sweep
+from bench.sweep import at_work
 
 LOOK_EVERY_S = 2.0
 END_WITHIN_S = 120.0  # SLURM's KillWait, 30 s where nobody set it, and the record's last words
@@ -39,7 +40,15 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
     """
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)
-    with _said_as_they_end(folder), raise_interrupted() as signals:
+
+    def end_runs():
+        """Before the launcher's own code sees the signal: joblib's kills its workers, and all that they started."""
+        sweep.end(folder, "it was interrupted")  # a run that would begin only now is not made
+        if not jobs.are_of_submitit:
+            at_work.end(folder, END_WITHIN_S)
+
+    at_work.clear(folder)  # of a call of this sweep that was killed
+    with _said_as_they_end(folder), raise_interrupted(end_runs) as signals:
         try:
             try:
                 yield
@@ -56,9 +65,10 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
                 raise Unfinished("a job was lost") from None
         except Interrupted:
             signals()
-            sweep.end(folder, "it was interrupted")  # a job that begins only now makes no run
             jobs.cancel()
             raise
+        finally:
+            at_work.clear(folder)
 
 
 class Jobs:
@@ -67,7 +77,8 @@ class Jobs:
     def __init__(self, settings: Mapping):
         """settings: hydra.launcher.*"""
         self._pattern = None
-        if "submitit_folder" in settings:
+        self.are_of_submitit = "submitit_folder" in settings
+        if self.are_of_submitit:
             import submitit  # noqa: F401  it sets up its logging when it is imported
 
             logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where sacct has no accounts

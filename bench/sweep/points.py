@@ -20,7 +20,7 @@ from bench.launch.script import script
 from bench.launch.series import earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import failures, run_folder, sweep
-from bench.sweep import earlier, elsewhere, objective, packing, stopping
+from bench.sweep import at_work, earlier, elsewhere, objective, packing, stopping
 from bench.sweep.elsewhere import Unfinished
 
 
@@ -56,7 +56,7 @@ class Points:
             return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
         run = None
         try:
-            with raise_interrupted():
+            with raise_interrupted(), at_work.here(self.folder):
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None

@@ -1,0 +1,83 @@
+"""The processes of this machine in which a launcher of somebody else's makes the runs of a sweep.
+
+Each leaves a file in the sweep's folder while it makes a run, .at_work/PID, so that the sweep's own process can end it
+in order before that launcher kills it, as joblib does with its workers and all that they started.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench import atomic
+from bench.machine import processes, run_processes
+from bench.record import failures, run_folder
+
+FOLDER = ".at_work"
+LOOK_EVERY_S = 0.2
+
+
+@contextlib.contextmanager
+def here(folder: Path) -> Iterator[None]:
+    """Around a run that this process makes.  folder: the sweep's."""
+    path = folder / FOLDER / str(os.getpid())
+    path.parent.mkdir(exist_ok=True)
+    atomic.write_json(path, _identity(os.getpid()), durable=False)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def end(folder: Path, within_s: float) -> bool:
+    """SIGTERM to those of this machine, and wait until they have written their records.  False: not all have."""
+    for pid in _pids(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    until_s = time.monotonic() + within_s
+    while left := _pids(folder):
+        if time.monotonic() > until_s:
+            return False
+        processes.has_ended(left[0], LOOK_EVERY_S)  # or its run has, and its file is gone
+    return True
+
+
+def clear(folder: Path) -> None:
+    """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
+    killed = [path for path in _files(folder) if not _is_alive(path)]
+    for run in _unfinished(folder) if killed else ():
+        run_processes.end(run)
+        failures.write_launcher_killed(run)
+    for path in killed:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / FOLDER).rmdir()
+
+
+def _identity(pid):
+    return {"boot_id_hash": processes.boot_id_hash(), "start_ticks": processes.start_ticks(pid)}
+
+
+def _files(folder):
+    return sorted(path for path in (folder / FOLDER).glob("*") if path.name.isdecimal())
+
+
+def _is_alive(path):
+    """Whether the process that left this file is there, on this machine."""
+    pid = int(path.name)
+    return atomic.read_json(path) == _identity(pid) and not processes.has_ended(pid, 0)
+
+
+def _pids(folder):
+    return [int(path.name) for path in _files(folder) if _is_alive(path)]
+
+
+def _unfinished(folder):
+    """The folders of the sweep's runs whose record says running, though its launcher is gone."""
+    for path in run_folder.find_runs([folder.parent.parent]):
+        run = atomic.read_json(path / "run.json", {})
+        is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
+        if is_its_own and run["status"] == "running" and run_folder.effective(run)["status"] != "running":
+            yield path
