@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import atomic
 from bench.cli import arguments
 from bench.config import groups
-from bench.ladder import folders, forecast, page, request, staircase, text
+from bench.ladder import folders, forecast, page, request, sizes, staircase, text
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.paths import results_root, shown
@@ -45,6 +45,26 @@ def main(argv):
         say("race", shown(folder))
     _print(args, found, text.terminal)
     return 0
+
+
+def check(argv):
+    """ValueError for words that make no ladder: said before they are submitted (cluster=slurm), not in the job.
+
+    The machine of the job chooses the size where none is given, so it is enough that one size fits.
+    """
+    args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
+    if args.resume is not None:
+        folders.unfinished(results, args.resume)
+        return
+    given = any(word.startswith("size=") for word in args.words)
+    for left, size in enumerate([] if given else sizes.SIZES, 1 - len(sizes.SIZES)):
+        try:
+            request.asked([*args.words, f"size={size}"])
+            return
+        except ValueError:
+            if not left:
+                raise
+    request.asked(args.words)
 
 
 def _print(args, found, as_text):

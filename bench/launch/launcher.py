@@ -146,7 +146,10 @@ def _watched(folder, job):
 
 
 def _interrupted(folder, error):
-    return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
+    name = str(error)
+    of_submitit = name in ("SIGUSR1", "SIGUSR2")
+    why = ", submitit's word for a time limit or a preemption" if of_submitit else allocation.ending().words
+    return failures.failure("interrupted", f"the launcher got {name}{why}", None, failures.last_step(folder), name)
 
 
 def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals):

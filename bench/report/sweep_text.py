@@ -120,6 +120,9 @@ def ended(found: Results, folder: Path, all_complete: int, all_asked: int) -> st
         why = found.facts["why"] or "it was interrupted"
         lines.append(f"          {len(found.not_run)} not run, {why}: the same command goes on with them")
         lines += _first([f"          not begun: {' '.join(words)}" for words in found.not_run])
+    elif found.lost:
+        why = f"{found.facts['why']}: " if found.facts["why"] else ""
+        lines.append(f"          {why}the same command runs again what did not complete")
     page = folder / "sweep.html"
     lines.append(f"          {shown(page)}; ./run.sh table --sweep {found.facts['sweep_id']}")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import atomic
@@ -47,13 +47,22 @@ def end(folder: Path, within_s: float) -> bool:
 def clear(folder: Path) -> None:
     """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
     killed = [path for path in _files(folder) if not _is_alive(path)]
-    for run in _unfinished(folder) if killed else ():
-        run_processes.end(run)
-        failures.write_launcher_killed(run)
+    if killed:
+        finish(folder, lambda run: run_folder.effective(run)["status"] != "running")
     for path in killed:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / FOLDER).rmdir()
+
+
+def finish(folder: Path, is_gone: Callable[[dict], bool]) -> None:
+    """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is."""
+    for path in run_folder.find_runs([folder.parent.parent]):
+        run = atomic.read_json(path / "run.json", {})
+        is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
+        if is_its_own and run["status"] == "running" and is_gone(run):
+            run_processes.end(path)
+            failures.write_launcher_killed(path)
 
 
 def _identity(pid):
@@ -72,12 +81,3 @@ def _is_alive(path):
 
 def _pids(folder):
     return [int(path.name) for path in _files(folder) if _is_alive(path)]
-
-
-def _unfinished(folder):
-    """The folders of the sweep's runs whose record says running, though its launcher is gone."""
-    for path in run_folder.find_runs([folder.parent.parent]):
-        run = atomic.read_json(path / "run.json", {})
-        is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
-        if is_its_own and run["status"] == "running" and run_folder.effective(run)["status"] != "running":
-            yield path

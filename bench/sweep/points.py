@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.launch import launcher, ready, summary
+from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
@@ -66,6 +66,8 @@ class Points:
             say("sweep", f"not begun: {ended_by}", always=True)
         else:
             ended_by = run["failure"]["signal"] if failures.is_interrupt(run["failure"]) else None
+        if ended_by == "SIGTERM" and allocation.ending().is_requeued:
+            os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep ends before the job has
         if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
             os.kill(os.getpid(), signal.Signals[ended_by])
         return objective.of(run, self.objective)
