@@ -24,7 +24,7 @@ def here(folder: Path) -> Iterator[None]:
     """Around a run that this process makes.  folder: the sweep's."""
     path = folder / FOLDER / str(os.getpid())
     path.parent.mkdir(exist_ok=True)
-    atomic.write_json(path, _identity(os.getpid()), durable=False)
+    atomic.write_json(path, processes.identity(os.getpid()), durable=False)
     try:
         yield
     finally:
@@ -65,18 +65,13 @@ def finish(folder: Path, is_gone: Callable[[dict], bool]) -> None:
             failures.write_launcher_killed(path)
 
 
-def _identity(pid):
-    return {"boot_id_hash": processes.boot_id_hash(), "start_ticks": processes.start_ticks(pid)}
-
-
 def _files(folder):
     return sorted(path for path in (folder / FOLDER).glob("*") if path.name.isdecimal())
 
 
 def _is_alive(path):
     """Whether the process that left this file is there, on this machine."""
-    pid = int(path.name)
-    return atomic.read_json(path) == _identity(pid) and not processes.has_ended(pid, 0)
+    return processes.is_there(atomic.read_json(path))
 
 
 def _pids(folder):

@@ -139,15 +139,17 @@ class Budget:
 
 
 def run_all(
-    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, budget: Budget
+    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, budget: Budget, is_all: bool
 ) -> Iterator[tuple[int, str | None, str]]:
     """Run every point, as many at a time as there are places; yields (index, record's folder or None, end of output).
 
-    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place;
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place; is_all:
+    whether these are all runs of the sweep, and how long they take is to be said.
     Raises Interrupted after the runs under way have ended.
     """
-    say("plan", budget.plan(len(points), len(where)))
-    was_known = budget.run_s is not None
+    if is_all:
+        say("plan", budget.plan(len(points), len(where)))
+    was_known = budget.run_s is not None or not is_all
     logs.mkdir(parents=True, exist_ok=True)
     todo, free, running = list(points), list(where), []
 
