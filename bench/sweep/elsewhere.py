@@ -188,7 +188,7 @@ def _is_alive(pid):
 def _watched(folder, jobs):
     """Meanwhile a line for each point that gets a record, and an end for lost jobs."""
     before, over = _ended(folder), threading.Event()
-    axes = sweep.axes(sweep.read(folder)["points"])
+    asked = sweep.read(folder)["points"]
 
     def watch():
         known, is_over = before, False
@@ -199,8 +199,7 @@ def _watched(folder, jobs):
             for words, path in now.items():
                 if known.get(words) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
-                    its_own = [word for word in words if word.partition("=")[0] in axes] or words
-                    say("run", f"{' '.join(its_own)}: {summary.last_words(run)}")
+                    say("run", f"{sweep.its_own(words, asked)}: {summary.last_words(run)}")
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)

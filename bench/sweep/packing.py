@@ -20,6 +20,7 @@ from bench.launch.console import say
 from bench.machine import gpus, processes
 from bench.machine.signals import raise_interrupted
 from bench.paths import REPO, working_folder
+from bench.record import sweep
 from bench.units import format_about_s
 
 TICK_S = 0.2
@@ -161,7 +162,8 @@ def run_all(
             signals.check()
             while free and may_begin():
                 number, place = todo.pop(0), free.pop(0)
-                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {' '.join(points[number])}")
+                words = sweep.its_own(points[number], points.values())
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {words}")
                 stack = all_of_them.enter_context(contextlib.ExitStack())
                 paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
                 out = stack.enter_context(open(paths[0], "wb"))

@@ -135,7 +135,8 @@ class Points:
         if where and len(todo) > 1:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
-        words = [" ".join(points[number]) for number in todo]
+        known = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
+        words = [sweep.its_own(points[number], known) for number in todo]
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
 
         def stop_of(job):
