@@ -17,6 +17,7 @@ from bench.record import failures, run_folder
 
 FOLDER = ".at_work"
 LOOK_EVERY_S = 0.2
+KILLED = "the process of hydra/launcher that made this run was killed"
 
 
 @contextlib.contextmanager
@@ -48,21 +49,24 @@ def clear(folder: Path) -> None:
     """Of processes that were killed: what their runs left alive is ended, and their records are finished."""
     killed = [path for path in _files(folder) if not _is_alive(path)]
     if killed:
-        finish(folder, lambda run: run_folder.effective(run)["status"] != "running")
+        finish(folder, lambda run: run_folder.effective(run)["status"] != "running", KILLED)
     for path in killed:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / FOLDER).rmdir()
 
 
-def finish(folder: Path, is_gone: Callable[[dict], bool]) -> None:
-    """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is."""
+def finish(folder: Path, is_gone: Callable[[dict], bool], why: str) -> None:
+    """End and finish the runs of the sweep whose record says running although is_gone(record): its launcher is.
+
+    why: for the records.
+    """
     for path in run_folder.find_runs([folder.parent.parent]):
         run = atomic.read_json(path / "run.json", {})
         is_its_own = (run.get("sweep") or {}).get("sweep_id") == folder.name
         if is_its_own and run["status"] == "running" and is_gone(run):
             run_processes.end(path)
-            failures.write_launcher_killed(path)
+            failures.write_launcher_killed(path, why)
 
 
 def _files(folder):

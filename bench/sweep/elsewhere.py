@@ -168,7 +168,7 @@ class Jobs:
             return job_id is not None and job_id not in known
 
         if known is not None:
-            at_work.finish(folder, is_gone)
+            at_work.finish(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
 
 
 def _in_queue(what: str) -> set[str] | None:

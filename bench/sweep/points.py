@@ -187,7 +187,8 @@ class Points:
         budget, is_all = packing.Budget(self.left_s(), run_s), self._series is None
         for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, budget, is_all):
             run = None if folder is None else _read(folder)
-            say("run", summary.last_words(run) if run else f"left no record:\n{tail}", always=not run)
+            how = summary.last_words(run) if run else f"left no record:\n{tail}"
+            say("run", f"{sweep.its_own(points[number], points.values())}: {how}", always=not run)
             if run:
                 yield number, run
 
