@@ -63,9 +63,10 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
         except Exception as error:
             words = " ".join(str(error).split())[:MAX_WORDS]
             why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
-            if not jobs.ids():
+            if not jobs.ids() and not (folder / at_work.FOLDER).exists():  # no run has begun
                 raise ValueError(f"hydra/launcher={launcher}: {why}") from None
-            say("sweep", f"hydra/launcher={launcher}: {why}; waiting for the other jobs", always=True)
+            waiting = "; waiting for the other jobs" if jobs.ids() else ""
+            say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
             _wait(jobs, signals)
             raise Unfinished("a job was lost") from None
         finally:

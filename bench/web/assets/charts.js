@@ -18,9 +18,9 @@
     return series.map((one) => one.y.map((value, place) => (value == null ? null : (sums[place] += value))));
   }
 
-  function dotSize(one) {
-    const num = one.y.filter(isKnown).length;
-    return num <= 60 ? 10 : num <= 400 ? 7 : num <= 1500 ? 5 : 4;
+  function dots(one, fill) { // few have an edge in the colour of the page, which parts those that touch; of many it would hide most
+    const num = one.y.filter(isKnown).length, size = num <= 60 ? 10 : num <= 400 ? 7 : num <= 1500 ? 5 : 4;
+    return { show: true, size, width: 1, stroke: num <= 400 ? () => colour("--page") : fill, fill };
   }
 
   function seriesOf(spec) { // [[options, values]], the edges of bands first: a band lies behind all lines
@@ -33,7 +33,7 @@
       if (areas) Object.assign(options, { fill: stroke, width: 0 });
       else if (one.kind === "bars") Object.assign(options, { fill: stroke, paths: uPlot.paths.bars({ size: [0.9, 60] }) });
       else if (one.kind === "stepped") Object.assign(options, { spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }) });
-      else if (one.kind === "points") Object.assign(options, { paths: () => null, dash: [], points: { show: true, size: dotSize(one), width: 1, stroke: () => colour("--page"), fill: stroke } });
+      else if (one.kind === "points") Object.assign(options, { paths: () => null, dash: [], points: dots(one, stroke) });
       else if (!one.mixed && one.y.filter(isKnown).length <= 30) options.points = { show: true, size: 6, fill: stroke };
       const edge = { of: number, class: "edge", stroke: "transparent", width: 1, spanGaps: true, points: { show: false } };
       if (one.low) edges.push([edge, one.low], [{ ...edge }, one.high]);
@@ -61,7 +61,7 @@
   function width(spec, low, high) { // the x axis
     if (spec.x[0] === spec.x[spec.x.length - 1]) low = high = spec.x[0]; // uPlot takes years around a lonely date
     if (low == null) return [0, 1];
-    if (spec.log_x) return low === high ? [low / 2, low * 2] : [low, high];
+    if (spec.log_x) return low === high ? [low / 2, low * 2] : [low * (low / high) ** 0.02, high * (high / low) ** 0.02];
     const dots = spec.series.some((one) => ["points", "bars", "stepped"].includes(one.kind));
     const least = spec.dates ? HOUR_S : 0, share = dots || low === high ? 0.04 : 0.01;
     const pad = Math.max((high - low) * share, (least - (high - low)) / 2, low === high ? (spec.dates ? 12 * HOUR_S : 1) : 0);
@@ -69,6 +69,7 @@
   }
 
   function nice(u, axis, low, high) { // ticks of a logarithmic axis that spans less than two powers of ten
+    if (high > 8 * low) return [-1, 0, 1, 2].flatMap((power) => [1, 2, 5].map((digit) => +(digit * 10 ** (Math.floor(Math.log10(low)) + power)).toPrecision(1))).filter((one) => one >= low && one <= high);
     const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((digit) => digit * power).find((one) => one >= 0.7 * rough);
     return Array.from({ length: Math.floor(high / step) - Math.ceil(low / step) + 1 }, (_, number) => (Math.ceil(low / step) + number) * step);
