@@ -63,10 +63,13 @@ def _touched_s(folder):
     return time.time()
 
 
-def rescue(folder: Path, record: Path) -> None:
-    """The logs of a lost node into the record, where this machine sees the node's folder."""
-    for name in names(folder) if folder.is_dir() else ():
-        if name.startswith("logs/") and not (record / name).exists():
+def rescue(folders: Iterable[Path], record: Path) -> None:
+    """The logs of lost nodes into the record, where this machine sees those nodes' folders."""
+    logs = [
+        (folder, name) for folder in folders if folder.is_dir() for name in names(folder) if name.startswith("logs/")
+    ]
+    for folder, name in logs:
+        if not (record / name).exists():
             with contextlib.suppress(OSError):
                 shutil.copyfile(folder / name, record / name)
 
