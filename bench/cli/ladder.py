@@ -18,11 +18,12 @@ from pathlib import Path
 from bench import atomic
 from bench.cli import arguments
 from bench.config import groups
-from bench.ladder import folders, forecast, page, request, sizes, staircase, text
+from bench.ladder import folders, forecast, page, request, rungs, sizes, staircase, text
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.paths import results_root, shown
 from bench.race import planning, runner
+from bench.race import request as race_request
 
 
 def main(argv):
@@ -50,21 +51,18 @@ def main(argv):
 def check(argv):
     """ValueError for words that make no ladder: said before they are submitted (cluster=slurm), not in the job.
 
-    The machine of the job chooses the size where none is given, so it is enough that one size fits.
+    Which rungs fit is not asked: the machine of the job chooses the size, and to compose them all takes half a minute.
     """
-    args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
+    args = _parser().parse_intermixed_args(argv)
     if args.resume is not None:
-        folders.unfinished(results, args.resume)
-        return
-    given = any(word.startswith("size=") for word in args.words)
-    for left, size in enumerate([] if given else sizes.SIZES, 1 - len(sizes.SIZES)):
-        try:
-            request.asked([*args.words, f"size={size}"])
-            return
-        except ValueError:
-            if not left:
-                raise
-    request.asked(args.words)
+        folders.unfinished(results_root().absolute(), args.resume)
+    own = [word for word in args.words if word.partition("=")[0] in request.OWN_WORDS]
+    for word in own:
+        sizes.named(word.partition("=")[2])
+    for word in args.words:
+        if "=" not in word:
+            rungs.of_name(word)
+    race_request.parse([word for word in args.words if "=" in word and word not in own])
 
 
 def _print(args, found, as_text):
