@@ -147,9 +147,7 @@ def _run(command, num_cores=None):
         errors.seek(0)
         if process.returncode:
             raise ValueError(f"{command[0]}: failed: {errors.read()[-500:]}")
-    others_s = [seconds for pid, seconds in cpu.items() if pid != process.pid]
-    longest_s = cpu[process.pid] + max(others_s, default=0.0)
-    return Cost(wall_s, sum(cpu.values()), longest_s, max(peak.values()) / MIB, largest_bytes / MIB)
+    return Cost(wall_s, sum(cpu.values()), max(cpu.values()), max(peak.values()) / MIB, largest_bytes / MIB)
 
 
 def _sample(process, peak, cpu):
