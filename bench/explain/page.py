@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.explain import explained, from_record, parts, text
+from bench.explain import explained, from_record, parts, rungs, text
 from bench.terminal import text_table
 from bench.trace import load
 from bench.trace.source import NoTrace
@@ -99,25 +99,29 @@ def _next(answer):
         (others if line["part"] in parts.NO_BOUND else known).append(line)
     shown = [*known[:NUM_NEXT], *others[:NUM_NEXT]]
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
-    ladder = dict.fromkeys(line["ladder"] for line in shown if line["ladder"])
     return join(
         [
             _ranked("Where the next millisecond is:", "what each could give at most, ms", known, "above"),
             _ranked(
                 "Whose bound is not known:", "the time of each, of which it could give a part, ms", others, "unknown"
             ),
-            details("What may help", bullets(hints), bullets(ladder, "a record of models/ladder gained there: "))
-            if shown
-            else "",
+            details("What may help", bullets(hints)) if shown else "",
+            details("What people did about it", _records(shown)) if rungs.legend(shown) else "",
         ]
     )
 
 
+def _records(lines):
+    said = soft("Records of models/ladder that gained at such a place; their names stand at the lines above.")
+    return join([said, bullets(rungs.legend(lines))])
+
+
 def _ranked(title, about, lines, kind):
-    bars = [
-        Bar(text.evidence(line), 0.0, line["gain_ms"], f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", kind)
-        for line in lines[:NUM_NEXT]
-    ]
+    bars = []
+    for line in lines[:NUM_NEXT]:
+        records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
+        words = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)"
+        bars.append(Bar(text.evidence(line) + records, 0.0, line["gain_ms"], words, kind))
     return Waterfall(title, about, bars, has_sentences=True).markup if bars else ""
 
 
