@@ -87,7 +87,9 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     # the device waited for two launches, of 8 and 5 us, which need 3 us each
     assert (ns[parts.LATENCY], ns[parts.LAUNCH]) == (6_000, 7_000) and sum(ns.values()) == 100_000
     sources = {line["part"]: line["source"] for line in answer["parts"]}
-    assert sources[parts.LATENCY] == sources[parts.BANDWIDTH] == sources[parts.WIRE] == "measured, passport of 2026-11-22"
+    assert (
+        sources[parts.LATENCY] == sources[parts.BANDWIDTH] == sources[parts.WIRE] == "measured, passport of 2026-11-22"
+    )
     assert sources[parts.HOST] is None
     gains = {line["part"]: line["gain_ms"] for line in answer["next"]}
     assert gains[parts.EXPOSED] == pytest.approx(0.010)  # at its bandwidth it could still be hidden
