@@ -1,7 +1,7 @@
 """One device's measured figures, and the ceilings that they give.
 
 A ceiling is a figure's "high", of a launch its "low": what the device sustained in the best tenth of its samples.
-Where a size or a shape was not measured, the nearest by the sum of its factors' ratios, in powers of two, stands for it.
+Where a size or shape was not measured, the nearest by the sum of its factors' ratios, in powers of two, stands for it.
 """
 
 import math
