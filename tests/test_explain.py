@@ -392,8 +392,9 @@ def test_a_trace_of_nothing_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("part", "what", "num_ranks", "records"),
     [
-        (parts.OPTIMIZER, "adam", 8, ["r06", "r38", "r39"]),
-        (parts.OPTIMIZER, "adam", 1, ["r38", "r39"]),  # nobody to share with
+        (parts.OPTIMIZER, "adam", 8, ["r06", "r39"]),
+        (parts.OPTIMIZER, "adam", 1, ["r39"]),  # nobody to share with
+        (parts.UNBOUND, "XXT_kernel", 8, ["r06", "r38"]),
         (parts.SLOWER, "aten::mm [64, 768] [768, 50257] bfloat16", 1, ["r05", "r19"]),
         (parts.SLOWER, "aten::mm [64, 768] [768, 50304] bfloat16", 1, ["r19"]),
         (parts.SLOWER, "aten::_scaled_mm [64, 768] [768, 50304] float8", 1, []),

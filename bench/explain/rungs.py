@@ -19,7 +19,8 @@ TILE = 8  # a factor that is no multiple of it keeps 16-bit tensor cores from th
 VOCABULARY = 32_000  # a size from which on it is that of a vocabulary, not of a layer
 SHAPES = re.compile(r"\[([\d, ]+)\]")
 ACTIVATION = re.compile(r"^triton_.*(?:relu|gelu|silu|threshold_backward)")  # the MLP's, whatever is fused into it
-BY_KERNEL = (parts.SLOWER, *parts.NO_BOUND)
+MUON = re.compile(r"muon|newton_?schulz|polar|^xxt_|ba_plus", re.I)
+BY_KERNEL = (parts.SLOWER, parts.UNBOUND)
 
 
 def of(part: str, what: str | None, num_ranks: int) -> list[str]:
@@ -28,10 +29,10 @@ def of(part: str, what: str | None, num_ranks: int) -> list[str]:
     several = num_ranks > 1
     if part == parts.EXPOSED:
         return ["r26", "r37", "r45"] if several else []  # records 22 to 25, 36 and 44
-    if part == parts.OPTIMIZER:
-        return ["r06", "r38", "r39"] if several else ["r38", "r39"]
-    if part not in BY_KERNEL:
+    if part not in BY_KERNEL and part != parts.OPTIMIZER:
         return []
+    if part == parts.OPTIMIZER or MUON.search(what):
+        return ["r06"] * several + (["r38"] if MUON.search(what) else ["r39"])
     name = what.split(" ")[0]
     if name.split("::")[-1] in flops.PRODUCTS:
         return _of_product(what)
