@@ -182,6 +182,8 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
             signals.check()
             if watched:
                 watched.tick()
+                if watched.has_seen_its_windows():
+                    return None, failures.failure("stopped", failures.WINDOW_ENDED, step=watched.step)
             progress.show()
             if stop and len(progress.validations) > num_asked:
                 num_asked = len(progress.validations)

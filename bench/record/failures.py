@@ -47,6 +47,7 @@ HINTS = {  # what to do
     "docs/SCRIPTS.md",
     "exception": "read the traceback at the end of the rank's log",
 }
+WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
