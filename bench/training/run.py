@@ -41,7 +41,6 @@ class Run:
         self.config = inputs.read_config(folder)
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
-        torch.use_deterministic_algorithms(hardware.deterministic)
         kernels.choose(hardware)
         self.ranks = distributed.start(
             hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes
