@@ -1,8 +1,8 @@
 """torch._dynamo is not imported until something compiles: 1.3 of the 5 CPU seconds of a rank that trains for a moment.
 
-torch.optim imports all of torch.compile at an optimizer's first call, only to keep it off: torch._dynamo.disable() around
-some methods, graph_break() in each step.  Without a compiler at work both do nothing, so a module that has these two
-stands in for it.  Whoever asks it for anything else, as torch.compile does, gets the real one, from then on everywhere.
+torch.optim imports all of torch.compile at an optimizer's first call, only to keep it off: torch._dynamo.disable()
+around some methods, graph_break() in each step.  Without a compiler at work both do nothing, so a module that has these
+two stands in for it.  Who asks it for anything else, as torch.compile does, gets the real one, from then on everywhere.
 """
 
 import importlib
@@ -40,9 +40,9 @@ class StandIn(ModuleType):
 def install() -> None:
     """In this process, unless the real one is there already."""
     if NAME not in sys.modules:
-        import torch
-
-        torch._dynamo = sys.modules[NAME] = StandIn()
+        sys.modules[NAME] = StandIn()
+        if "torch" in sys.modules:
+            sys.modules["torch"]._dynamo = sys.modules[NAME]
 
 
 def is_imported() -> bool:

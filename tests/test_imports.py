@@ -38,7 +38,8 @@ TABLE = {
     "profiling": "atomic config machine paths terminal trace units web",
     "diagnosis": "reading atomic machine paths record stats terminal trace utc",
     "instruments": "atomic config lazy_dynamo memory user_code paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments lazy_dynamo machine memory user_code paths record units utc",
+    "training": "atomic config data data.sources instruments lazy_dynamo machine memory user_code paths record units "
+    "utc",
     "compat": "memory training units",
     "launch.script": "reading atomic config data importers instruments machine paths private profiling record "
     "telemetry training units user_code utc",
@@ -95,7 +96,6 @@ TORCH = {  # the files that may import torch as they are imported; others only i
     "training/weights.py",
 }
 TORCH_INSIDE = {
-    "lazy_dynamo",
     "instruments",
     "launch",
     "machine",

@@ -4,11 +4,10 @@ torch._dynamo's own callbacks enclose each compilation (a frame, a backward comp
 its counters know graph breaks, which happen only while it compiles.  A run that compiles nothing pays nothing.
 """
 
-import sys
 import time
 from pathlib import Path
 
-from bench import private
+from bench import lazy_dynamo, private
 from bench.instruments.base import Instrument
 from bench.paths import REPO
 

@@ -1,4 +1,4 @@
-"""Which of torch's own kernels a run may use: deterministic ones, precision of float32 products, backends of attention."""
+"""Which of torch's own kernels a run may use: deterministic ones, the precision of float32 products, attention's."""
 
 import torch
 from torch.backends import cuda
