@@ -39,6 +39,7 @@ RACED = (
     "bench/launch/ranks.py",
     "bench/launch/script/output.py",
     "bench/launch/script/script_run.py",
+    "bench/machine/cpu_meter.py",
     "bench/machine/environment.py",
     "bench/machine/gpus.py",
     "bench/machine/processes.py",

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from bench.data import shards
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.overhead import rounds
 from bench.paths import REPO

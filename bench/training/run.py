@@ -12,8 +12,9 @@ import torch
 
 from bench.config.stages import mean_batch_tokens
 from bench.instruments import last_step, load
-from bench.instruments.base import Context, InstrumentSet, warning
-from bench.machine.environment import CpuMeter
+from bench.instruments.base import Context
+from bench.instruments.instrument_set import InstrumentSet, warning
+from bench.machine.cpu_meter import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
 from bench.training import distributed, gather_result, inputs, kernels, loop, staging, weights
