@@ -204,7 +204,8 @@ def test_an_unknown_instrument_is_refused_by_name(context):
 
 
 def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
-    rooms = {path.stem for path in (repo / "bench" / "instruments").glob("*.py")} - {"__init__", "base", "instrument_set"}
+    files = {path.stem for path in (repo / "bench" / "instruments").glob("*.py")}
+    rooms = files - {"__init__", "base", "instrument_set"}
     assert rooms == {path.stem for path in (repo / "conf" / "instruments").glob("*.yaml")}
 
 
