@@ -9,21 +9,26 @@ import pytest
 from bench.paths import REPO
 
 TRAIN = """
-import json, sys, torch
+import inspect, json, sys, torch
 from bench import lazy_dynamo
 {before}
 found = {{}}
 def imported():
     return "torch._dynamo.convert_frame" in sys.modules
 torch.manual_seed(0)
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 net = torch.nn.Linear(3, 3)
+ddp = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
 for make in (torch.optim.AdamW, torch.optim.SGD):
     optimizer = make(net.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        net(torch.ones(2, 3)).square().sum().backward()
+        ddp(torch.ones(2, 3)).square().sum().backward()
         optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
+torch.distributed.destroy_process_group()
+inspect.getmodule(lambda: None)
 found["weights"] = net.weight.tolist()
 found["after training"] = imported(), lazy_dynamo.is_imported()
 calls = []
