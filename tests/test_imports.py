@@ -55,7 +55,7 @@ TABLE = {
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
-    "sweep": "config launch launch.script machine paths record units",
+    "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",

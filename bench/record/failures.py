@@ -171,14 +171,14 @@ def last_step(folder: Path) -> int | None:
     return run_folder.progress(folder).get("step")
 
 
-def write_launcher_killed(folder: Path | str) -> None:
+def write_launcher_killed(folder: Path | str, message: str = "the launcher ended before its workers") -> None:
     """Finish the record where the launcher is gone, and all that the run has started."""
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
         run["status"] = "aborted"
         run["ended_at"] = utc.now()
-        run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=last_step(folder))
+        run["failure"] = failure("launcher_killed", message, step=last_step(folder))
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)
