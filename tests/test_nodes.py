@@ -224,7 +224,8 @@ def test_two_torchruns_on_two_nodes_are_one_run(pair):
     for host in (0, 1):
         launch = ("--nnodes=2", f"--node_rank={host}", "--nproc_per_node=1", "--master_addr=10.99.0.1")
         interface = {"GLOO_SOCKET_IFNAME": pair.links[host]}
-        torchrun = ("torch.distributed.run", *launch, "--master_port=29700", "-m", "bench", "run")
+        launch += ("--master_port=29700", f"--log_dir={pair.results(host)}.torchrun")
+        torchrun = ("torch.distributed.run", *launch, "-m", "bench", "run")
         pair.start(host, *torchrun, *real_runs.SHORT, **interface)
     (code, out), (other, said) = pair.end(0), pair.end(1)
     assert (code, other) == (0, 0), out + said

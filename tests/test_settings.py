@@ -8,7 +8,7 @@ import yaml
 from bench import __main__ as program
 from bench import instruments
 from bench.cli import run, settings
-from bench.config import cluster, compose, explain, meanings, schema
+from bench.config import cluster, compose, explain, meanings, schema, typed
 from bench.config.typed import leaves
 from bench.launch import cluster as job
 from bench.launch.prepare import asked
@@ -57,7 +57,7 @@ def _value_in(name, key):
     parts = key.split(".")
     for start in range(len(parts)):
         try:
-            return schema.get(found, ".".join(parts[start:]))
+            return typed.get(found, ".".join(parts[start:]))
         except (KeyError, TypeError):
             continue
     raise AssertionError(f"{name} has no {key}")

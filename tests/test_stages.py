@@ -13,7 +13,7 @@ import models
 from bench.config import compose, resolve, schema, stages
 from bench.data import shards, sources
 from bench.data.stream import Stream
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.record import metrics, verification, work
 from bench.training import distributed, staging

@@ -6,7 +6,7 @@ A stage and what it means for optimizer and window: models/stages.py.
 import dataclasses
 from collections.abc import Callable
 
-from bench.config import schema
+from bench.config import schema, typed
 from models import stages
 from models.stages import Stage
 
@@ -156,6 +156,6 @@ def changed(config: schema.Config) -> dict[str, str]:
     for index, stage in enumerate(config.stages or ()):
         for field in dataclasses.fields(stage):
             key, value = INSTEAD_OF.get(field.name), getattr(stage, field.name)
-            if key is not None and value is not None and (key.count(".") == 0 or value != schema.get(config, key)):
+            if key is not None and value is not None and (key.count(".") == 0 or value != typed.get(config, key)):
                 found.setdefault(key, f"stages[{index}].{field.name}={value}")
     return found

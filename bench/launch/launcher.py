@@ -23,6 +23,7 @@ from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.launch.stall import Stall
 from bench.machine import environment, run_processes
+from bench.machine.cpu_meter import CpuMeter
 from bench.machine.run_clock import RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted
 from bench.paths import results_root
@@ -65,7 +66,7 @@ def launch(
 def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     clock = RunClock()
     carried.clear(results_root())
-    meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
+    meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
     if job.script:
         child_env = script.environment_of(job.script, child_env)

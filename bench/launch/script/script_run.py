@@ -13,7 +13,7 @@ from bench import atomic
 from bench.importers import dialects
 from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
-from bench.machine import environment
+from bench.machine.cpu_meter import CpuMeter
 from bench.paths import REPO
 from bench.record import failures, printed_times, run_folder, step_files
 from bench.telemetry import join, samples, throttling
@@ -40,7 +40,7 @@ class Watched:
     def watching(self):
         """Around the agent."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
-        self._meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))
+        self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
         try:
             with self._output:
                 yield
