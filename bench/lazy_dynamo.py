@@ -63,8 +63,8 @@ def is_imported() -> bool:
 
 def when_imported(call: Callable[[], None]) -> None:
     """Call it before anything is compiled: now, or when the real one takes the place of what stands in for it."""
-    install()
-    if is_imported():
-        call()
-    else:
+    if isinstance(sys.modules.get(NAME), StandIn):
         sys.modules[NAME].waiting.append(call)
+    else:
+        importlib.import_module(NAME)
+        call()

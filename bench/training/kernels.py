@@ -16,11 +16,11 @@ SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
 
 def choose(hardware: HardwareConfig) -> None:
     """Set what hardware asks for, for this process; null leaves torch's own choice."""
-    if hardware.compile:
-        torch.use_deterministic_algorithms(hardware.deterministic)  # imports the compiler, to tell it too
-    else:
+    if hardware.device == "cpu" and not hardware.compile:  # what is raced on GPUs is torch as it is
         lazy_dynamo.install()
         torch.set_deterministic_debug_mode("error" if hardware.deterministic else "default")
+    else:
+        torch.use_deterministic_algorithms(hardware.deterministic)  # imports the compiler, to tell it too
     if hardware.tf32 is not None:
         torch.set_float32_matmul_precision("high" if hardware.tf32 else "highest")
     if hardware.sdpa is not None:
