@@ -142,9 +142,17 @@ def _faults_of_arguments(model_class, arguments, args):
 
 
 def _parameters_of(model_class):
-    """Of its __init__, and where that hands on **options, of those of its bases up to the first that does not."""
+    """Of its __init__, and where that hands on **options, of those of its bases up to the first that does not.
+
+    LanguageModel and what it is made of take none: what is handed on to them the class takes itself.
+    """
+    import torch
+    from models.base import LanguageModel
+
     found = []
     for base in model_class.__mro__:
+        if base in (LanguageModel, torch.nn.Module):
+            break
         if "__init__" in vars(base):
             found = [one for one in found if one.kind is not one.VAR_KEYWORD]
             found += list(inspect.signature(base.__init__).parameters.values())[1:]
