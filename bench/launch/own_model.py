@@ -147,6 +147,7 @@ def _parameters_of(model_class):
     LanguageModel and what it is made of take none: what is handed on to them the class takes itself.
     """
     import torch
+
     from models.base import LanguageModel
 
     found = []
