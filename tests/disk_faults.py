@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import disk_faults_judge
+import fork_server
 import real_runs
 from disk_faults_scenarios import LIMIT_S, LOG, OF_RACE, RACE, RESUME, SCRIPT, TINY
 
@@ -86,7 +87,7 @@ class Workshop:
         """The operations of a command that nothing disturbs; .lasts_s says how long it took."""
         self._begin(scenario)
         began_s = time.monotonic()
-        done = self.command(self.project, scenario.words, self._faulty(0, ""))
+        done = self._ended(self._start(self.project, scenario.words, self._faulty(0, "")))
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
         return self._log()
@@ -94,7 +95,7 @@ class Workshop:
     def fault(self, scenario, number, kind):
         """The command with its operation `number` failed in this way, and everything that is wrong afterwards."""
         self._begin(scenario)
-        done = self.command(self.project, scenario.words, self._faulty(number, kind))
+        done = self._ended(self._start(self.project, scenario.words, self._faulty(number, kind)))
         hits = [line for line in self._log() if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
@@ -166,23 +167,28 @@ class Workshop:
         below = {"DISK_FAULT_BELOW": str(self.project / "results"), "DISK_FAULT_STATE": str(self.state)}
         return below | {"LD_PRELOAD": str(self.library), "DISK_FAULT_AT": str(number), "DISK_FAULT_KIND": kind}
 
-    def _start(self, project, words, more=None):
-        env = os.environ | {"SPEEDRUN_CWD": str(project), "SPEEDRUN_DATA": str(self.folder / "data")} | (more or {})
+    def _environment(self, project):
+        env = os.environ | {"SPEEDRUN_CWD": str(project), "SPEEDRUN_DATA": str(self.folder / "data")}
         env.pop("SPEEDRUN_RESULTS", None)
-        env["OMP_WAIT_POLICY"] = "PASSIVE"
+        return env | {"OMP_WAIT_POLICY": "PASSIVE"}
+
+    def _start(self, project, words, more=None):
         with open(self.folder / "out", "wb") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "bench", *words],
                 cwd=real_runs.REPO,
-                env=env,
+                env=self._environment(project) | (more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def command(self, project, words, more=None):
-        return self._ended(self._start(project, words, more))
+    def command(self, project, words):
+        """One that nothing disturbs: output and errors together."""
+        done = fork_server.call(words, self._environment(project), LIMIT_S)
+        done.stdout += done.stderr
+        return done
 
     def _ended(self, process):
         try:
