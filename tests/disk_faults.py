@@ -52,12 +52,27 @@ def compiler():
     return shutil.which("cc") or shutil.which("gcc")
 
 
+def library(folder):
+    """disk_faults.c, made there."""
+    path = Path(folder) / "disk_faults.so"
+    subprocess.run([compiler(), "-shared", "-fPIC", "-O2", "-o", str(path), str(SOURCE), "-ldl"], check=True)
+    return path
+
+
+def operations(state):
+    """The operations that a command's log names: [(number, process, what, path)]"""
+    path = Path(f"{state}.log")
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    found = [line.split("\t") for line in lines]
+    return [(int(number), _short(who), what, where) for number, who, what, where in found]
+
+
 class Workshop:
     """A folder with the shim, data, and a project that every place copies."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        self.library, self.state = self.folder / "disk_faults.so", self.folder / "state"
+        self.library, self.state = library(self.folder), self.folder / "state"
         self.base, self.project = self.folder / "base", self.folder / "project"
         self._before_last = self.folder / "before_last"  # of a race that was interrupted there
         self.num_judged = 0
@@ -65,8 +80,6 @@ class Workshop:
         self.lasts_s = {}  # command: seconds that it takes undisturbed
 
     def __enter__(self):
-        words = [compiler(), "-shared", "-fPIC", "-O2", "-o", str(self.library), str(SOURCE), "-ldl"]
-        subprocess.run(words, check=True)
         (self.base / "conf").mkdir(parents=True)
         (self.base / "conf" / "speedrun.yaml").write_text("# a project\n")
         (self.base / "nanogpt.log").write_text(LOG)
@@ -90,13 +103,13 @@ class Workshop:
         done = self._ended(self._start(self.project, scenario.words, self._faulty(0, "")))
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
-        return self._log()
+        return operations(self.state)
 
     def fault(self, scenario, number, kind):
         """The command with its operation `number` failed in this way, and everything that is wrong afterwards."""
         self._begin(scenario)
         done = self._ended(self._start(self.project, scenario.words, self._faulty(number, kind)))
-        hits = [line for line in self._log() if line[0] == number]
+        hits = [line for line in operations(self.state) if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
         outcome.hit = bool(hits)
@@ -198,12 +211,6 @@ class Workshop:
             process.wait()
         out = (self.folder / "out").read_text(errors="replace")
         return subprocess.CompletedProcess(process.args, process.returncode, out)
-
-    def _log(self):
-        path = Path(f"{self.state}.log")
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        found = [line.split("\t") for line in lines]
-        return [(int(number), _short(who), what, where) for number, who, what, where in found]
 
 
 def _short(words):
