@@ -3,9 +3,9 @@
     .venv/bin/python tests/benchmarks faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]]
 
 NUM_PLACES: of all commands together, drawn by SEED; "all" (the default) takes hours, "each" tries one kind of fault at
-every operation.  NUM_KILLS: 200, of runs, of scripts' runs and of the last run of races.  COMMAND: run, script (a run of
-one), sweep, race, resume (the last run of a race, and its end), import, publish.  Each place that leaves something wrong
-is printed as JSON when it is found (tests/disk_faults_judge.py says what may never be so).
+every operation.  NUM_KILLS: 200, of runs, of scripts' runs and of the last run of races.  COMMAND: run, script (a run
+of one), sweep, race, resume (the last run of a race, and its end), import, publish.  Each place that leaves something
+wrong is printed as JSON when it is found (tests/disk_faults_judge.py says what may never be so).
 """
 
 import random
