@@ -74,6 +74,14 @@ def test_an_index_that_somebody_else_may_have_forged_is_not_believed_and_made_an
     assert read_by_name(results) == true
 
 
+def test_a_list_where_one_value_belongs_excludes_its_record_alone(results):
+    bad = write(results, a_run("A", 10.0, 70) | {"instrument_summaries": {"telemetry": {"energy_j": [None, {}]}}})
+    said = []
+    rows = read_by_name(results, said.append)
+    assert bad.name not in rows and len(rows) == NUM_RUNS
+    assert len(said) == 1 and said[0].startswith(f"{bad}: energy_j=[None, {{}}] is not one value")
+
+
 def test_an_index_is_its_users_alone_whatever_the_umask(results):
     before = os.umask(0o002)
     try:
