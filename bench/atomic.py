@@ -92,11 +92,18 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if durable:
+        _sync_folder(path)
+
+
+def _sync_folder(path):
+    try:
         folder_fd = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder_fd)
         finally:
             os.close(folder_fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def without_nan(obj: Any) -> Any:

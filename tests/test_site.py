@@ -36,7 +36,7 @@ def results(tmp_path, monkeypatch):
 def write(results, out=None):
     """As the verb does."""
     found = run_rows.read(results)
-    return site.write(found, out or results / "site", leaderboard_rows.of_folders(found.runs, [results]))
+    return site.write(found, out or results / "site", lambda: leaderboard_rows.of_folders(found.runs, [results]))
 
 
 def columns(results):

@@ -26,6 +26,8 @@ FOREIGN = (re.compile(rb"\bstep\W{0,3}\d", re.I), re.compile(rb"\bloss\W{0,3}\d"
 
 def main(argv):
     """Exit codes: 0 every metric line was understood, 1 some were not or a file could not be read, 2 wrong use."""
+    if argv and argv[0] not in importers.FORMATS and Path(argv[0]).exists():
+        raise ValueError(f"{argv[0]}: its format comes first: ./run.sh import {'|'.join(importers.FORMATS)} {argv[0]}")
     args = _parser().parse_args(argv)
     files = importers.files([of_user(word) for word in args.path])
     summary, report = dict.fromkeys(COUNTS, 0), {kind: [] for kind in REPORTED}

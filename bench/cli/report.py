@@ -118,17 +118,15 @@ def _site(folder, out, args):
     is_results = (folder / ledger.NAME).is_file() or any(map(folder.resolve().is_relative_to, roots))
     if not args.anyway and results.num_runs > MAX_UNASKED and not is_results:
         _ask(folder, packed_pages.chosen(results.runs, (), num_pages), out)
-    boards, fault = [], None
     try:
-        boards = leaderboard_rows.of_folders(results.runs, [folder])
-    except Exception as error:  # whatever is wrong with one record or the ledger, the runs are shown
-        fault = f"The leaderboard cannot be made: {error or type(error).__name__}."
-    try:
-        return {
-            "site": os.path.abspath(
-                site.write(results, out, boards, fault, lambda *counts: arguments.count_up(*counts, "pages"), num_pages)
-            )
-        }
+        page = site.write(
+            results,
+            out,
+            lambda: leaderboard_rows.of_folders(results.runs, [folder]),
+            lambda *counts: arguments.count_up(*counts, "pages"),
+            num_pages,
+        )
+        return {"site": os.path.abspath(page)}
     except OSError as error:
         where = error.filename or out
         raise ValueError(f"{where}: cannot be written ({error.strerror}): name another folder with --out") from None

@@ -2,8 +2,8 @@
 
 import contextlib
 import errno
-import itertools
 import json
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,12 +104,13 @@ def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
 
 def _whole(columns, lines, names=None):
     """{column: values} of these names, None for all; None unless every line is whole and each step follows the last."""
+    cells, width = ",\n,".join([*lines, ""]).split(","), len(columns) + 1  # each line is followed by a cell of its end
+    if cells.pop() or len(cells) != len(lines) * width or set(cells[width - 1 :: width]) - {"\n"}:
+        return None
+    wanted = columns if names is None else {"step", *names}
     try:
-        cells = dict(zip(columns, zip(*(line.split(",") for line in lines), strict=True), strict=True))
-        steps = list(map(int, cells["step"]))
-        if any(later <= step for step, later in itertools.pairwise(steps)):
-            return None
-        return {name: _column(name, one) for name, one in cells.items() if names is None or name in names}
+        found = {name: _column(name, cells[at::width]) for at, name in enumerate(columns) if name in wanted}
+        return found if all(map(operator.lt, found["step"], found["step"][1:])) else None
     except (ValueError, KeyError):
         return None
 

@@ -1,6 +1,8 @@
 """steps.csv -> the curves of a run, thinned to what a chart can show: losses and step time by step, time and tokens."""
 
+import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,18 +34,15 @@ def of_columns(columns: Mapping[str, Sequence], max_points: int) -> dict:
     None is unknown.
     """
     steps, train_s = columns["step"], train_s_of(columns)
-    trained = [
-        number
-        for number, (loss, ms) in enumerate(zip(columns["train_loss"], columns["step_ms"], strict=True))
-        if loss is not None or ms is not None
-    ]
+    loss_and_ms = zip(columns["train_loss"], columns["step_ms"], strict=True)
+    trained = [number for number, (loss, ms) in enumerate(loss_and_ms) if loss is not None or ms is not None]
     validated = [number for number, loss in enumerate(columns["val_loss"]) if loss is not None]
     every = max(1, -(-len(trained) // max_points))
-    buckets = [trained[start : start + every] for start in range(0, len(trained), every)]
     plain_ms = [None if flag else ms for flag, ms in zip(columns["flags"], columns["step_ms"], strict=True)]
-    ends = [bucket[-1] for bucket in buckets]
+    ends = [trained[min(start + every, len(trained)) - 1] for start in range(0, len(trained), every)]
     kept = validated[:: -max(1, -(-len(validated) // max_points))][::-1]
-    train = {"train_loss": _means(columns["train_loss"], buckets), "step_ms": _means(plain_ms, buckets)}
+    means = {"train_loss": columns["train_loss"], "step_ms": plain_ms}
+    train = {name: _means([values[number] for number in trained], every) for name, values in means.items()}
     val = {"val_loss": [columns["val_loss"][number] for number in kept]}
     at_val_s = list(train_s)
     for number in kept:
@@ -60,14 +59,17 @@ def train_s_of(columns: Mapping[str, Sequence]) -> list[float | None]:
     """Columns of COLUMNS -> seconds of training up to the end of each step; all None where a step's time is missing."""
     if columns["train_time_ms"].count(None) < len(columns["step"]):
         return _printed_s(columns["train_time_ms"])
-    now_ms, before, found = 0.0, None, []
-    for step, flags, ms, loss in zip(*(columns[name] for name in ("step", "flags", "step_ms", "train_loss"))):
-        is_untimed = "untimed" in (flags or "")
-        if (before is not None and step > before + 1) or (ms is None and loss is not None and not is_untimed):
-            return [None] * len(columns["step"])  # a log that prints some steps only
-        now_ms, before = now_ms + (0.0 if is_untimed else ms or 0.0), step
-        found.append(s_from_ms(now_ms))
-    return found if now_ms else [None] * len(found)
+    steps, step_ms = columns["step"], columns["step_ms"]
+    if any("untimed" in (flags or "") for flags in set(columns["flags"])):
+        is_untimed = ["untimed" in (flags or "") for flags in columns["flags"]]
+        step_ms = [0.0 if untimed else ms for untimed, ms in zip(is_untimed, step_ms, strict=True)]
+    is_whole = all(map(operator.le, steps[1:], map((1).__add__, steps)))
+    if None in step_ms:
+        is_whole &= all(ms is not None or loss is None for ms, loss in zip(step_ms, columns["train_loss"]))
+        step_ms = [ms or 0.0 for ms in step_ms]
+    if not is_whole or not any(step_ms):  # the former: a log that prints some steps only
+        return [None] * len(steps)
+    return [s_from_ms(ms) for ms in itertools.accumulate(step_ms)]
 
 
 def _printed_s(train_time_ms):
@@ -79,14 +81,14 @@ def _printed_s(train_time_ms):
     return found[::-1]
 
 
-def _means(values, buckets):
-    if len(buckets) and len(buckets[0]) == 1:
-        return [values[number] for (number,) in buckets]
-    found = []
-    for bucket in buckets:
-        known = [values[number] for number in bucket if values[number] is not None]
-        found.append(sum(known) / len(known) if known else None)
-    return found
+def _means(values, every):
+    """The mean of each so many values, without those that are None."""
+    parts = [values[start : start + every] for start in range(0, len(values), every)]
+    if every == 1:
+        return values
+    if None in values:
+        parts = [[value for value in part if value is not None] for part in parts]
+    return [sum(part) / len(part) if part else None for part in parts]
 
 
 def _shared(steps, train_s, tokens, numbers):

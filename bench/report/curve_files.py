@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bench import atomic, reading
@@ -29,16 +29,32 @@ def write(site: Path, runs: Iterable[tuple[str, Row]], link: Callable[[str], str
 
     link(run_id): from site to the run's page, or None.
     """
+    with making(site, runs) as finish:
+        return finish(link)
+
+
+@contextlib.contextmanager
+def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[..., Path]]:
+    """What write() does, as a function of link; meanwhile two processes read the steps of many runs."""
     runs = sorted({row["run_id"]: (folder, row) for folder, row in runs}.items())
     files = _files([(run_id, folder) for run_id, (folder, _) in runs])
     (site / "curves").mkdir(parents=True, exist_ok=True)
-    _write_files(site / "curves", files, curves.points_of(len(runs)))
-    numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
-    newest = sorted((row for _, (_, row) in runs), key=lambda row: row["started_at"] or "", reverse=True)
-    lines = [curves.line_of(row, None, link(row["run_id"]), numbers[row["run_id"]]) for row in newest]
-    index = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}
-    atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
-    return site / "curves.html"
+
+    stamps, jobs = _stale(site / "curves", files, curves.points_of(len(runs)))
+
+    def finish(link):
+        wait()
+        if stamps:
+            atomic.write_text(site / "curves" / MADE, json.dumps(stamps), durable=False)
+        numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
+        newest = sorted((row for _, (_, row) in runs), key=lambda row: row["started_at"] or "", reverse=True)
+        lines = [curves.line_of(row, None, link(row["run_id"]), numbers[row["run_id"]]) for row in newest]
+        index = {"columns": curves.COLUMNS, "rows": lines, "files": list(files)}
+        atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
+        return site / "curves.html"
+
+    with _meanwhile(functools.partial(_write_file, curves.points_of(len(runs))), jobs) as wait:
+        yield finish
 
 
 def _files(runs):
@@ -52,7 +68,8 @@ def _files(runs):
     return files
 
 
-def _write_files(folder, files, max_points):
+def _stale(folder, files, max_points):
+    """({name: stamps} or {} where nothing changed, [(path, runs)] to write); files of other runs are removed."""
     made, code = _made(folder), f"{_code():08x}"
     stamps = {name: [code, max_points, *map(_stamp, part)] for name, part in files.items()}
     stale = [name for name in files if made.get(name) != stamps[name] or not (folder / f"{name}.js").exists()]
@@ -60,18 +77,20 @@ def _write_files(folder, files, max_points):
         if path.stem not in files:
             path.unlink()
     jobs = [(folder / f"{name}.js", files[name]) for name in stale]
-    make = functools.partial(_write_file, max_points)
+    return stamps if stale or made.keys() != stamps.keys() else {}, jobs
+
+
+@contextlib.contextmanager
+def _meanwhile(make, jobs):
+    """Begins make(job) of each, of many runs in two processes; yields a function that waits for all."""
     num_runs = sum(len(runs) for _, runs in jobs)
     if num_runs < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
-        for job in jobs:
-            make(job)
+        yield lambda: [make(job) for job in jobs]
     else:
         import multiprocessing
 
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            pool.map(make, jobs, chunksize=4)
-    if stale or made.keys() != stamps.keys():
-        atomic.write_text(folder / MADE, json.dumps(stamps), durable=False)
+            yield pool.map_async(make, jobs, chunksize=4).get
 
 
 def _write_file(max_points, job):

@@ -8,7 +8,7 @@ from bench import reading, stats
 from bench.diagnosis import stalls
 from bench.report.run_events import what
 from bench.units import NS_PER_S, s_from_ms
-from bench.web.chart import chart, mark_of, series_of
+from bench.web.chart import chart, mark_of, series_of, short
 
 REGIONS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 NUM_BINS = 60
@@ -53,12 +53,16 @@ def _columns(path):
     last = max(places.values())
     rows = [row if len(row) > last else row + [None] * (last + 1 - len(row)) for row in rows if _has_stamp(row, places)]
     kinds = {"t_ns": int, "device": lambda cell: cell}
-    return {name: [kinds.get(name, _number)(row[at]) for row in rows] for name, at in places.items()}
+    return {name: list(map(kinds.get(name, _number), [row[at] for row in rows])) for name, at in places.items()}
 
 
 def _has_stamp(row, places):
     stamp = row[places["t_ns"]] if places["t_ns"] < len(row) else ""
     return stamp.isdecimal() and len(stamp) <= reading.MAX_DIGITS
+
+
+def _is_known(value):
+    return value is not None
 
 
 def _number(cell):
@@ -144,10 +148,9 @@ def losses(rows):
         return None
     val_losses = [row["val_loss"] for row in trained if row.get("val_loss") is not None]
     caption = f"last val_loss {val_losses[-1]:.4f}" if val_losses else "never validated"
-    series = [
-        series_of("train_loss", [row.get("train_loss") for row in trained], "line"),
-        series_of("val_loss", [row.get("val_loss") for row in trained], "points"),
-    ]
+    kinds = {"train_loss": "line", "val_loss": "points"}
+    columns = {name: [row.get(name) for row in trained] for name in kinds}
+    series = [series_of(name, values, kinds[name]) for name, values in columns.items() if any(map(_is_known, values))]
     return chart("loss", "Loss", caption, "step", "nats per token", [row["step"] for row in trained], series)
 
 
@@ -171,10 +174,11 @@ def telemetry(columns, run_start_ns, shown):
     """columns: {name: values} of telemetry.csv; shown: (name, label) -> a chart each, with a series a device."""
     charts = []
     devices = sorted(set(columns.get("device", ())))
+    stamps_ns = sorted(set(columns.get("t_ns", ())))
+    x_s = short((t_ns - run_start_ns) / NS_PER_S for t_ns in stamps_ns)
     for name, label in shown:
-        if not any(value is not None for value in columns.get(name, ())):
+        if not any(map(_is_known, columns.get(name, ()))):
             continue
-        stamps_ns = sorted(set(columns["t_ns"]))
         by_device = {device: {} for device in devices}
         for t_ns, device, value in zip(columns["t_ns"], columns["device"], columns[name]):
             by_device[device][t_ns] = value
@@ -182,6 +186,5 @@ def telemetry(columns, run_start_ns, shown):
             series_of(str(device), [values.get(t_ns) for t_ns in stamps_ns], "line")
             for device, values in by_device.items()
         ]
-        x_s = [(t_ns - run_start_ns) / NS_PER_S for t_ns in stamps_ns]
         charts.append(chart(f"telemetry-{name}", label, "", SECONDS, label, x_s, series, (), "time"))
     return charts

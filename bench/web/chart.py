@@ -33,8 +33,8 @@ def chart(
         series = [one | {key: [one[key][num] for num in keep] for key in each if key in one} for one in series]
         caption = "; ".join([*([caption] if caption else []), f"{len(x)} points drawn, extremes kept"])
     words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
-    series = [one | {"y": _short(one["y"])} for one in series]
-    return words | {"x": _short(x), "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
+    series = [one | {"y": short(one["y"])} for one in series]
+    return words | {"x": short(x), "series": series, "marks": list(marks)[:MAX_MARKS], "sync": sync}
 
 
 def thin(values: Sequence[float | None], max_points: int) -> list[int] | None:
@@ -62,9 +62,9 @@ def of_arms(
     The page takes the mean where all runs of the arm have values, linear between a run's points.  band around it: range
     (the smallest to the largest run), sd (one standard deviation each way) or none.
     """
-    short = [arm | {"runs": [{key: _short(run[key]) for key in ("x", "y")} for run in arm["runs"]]} for arm in arms]
+    arms = [arm | {"runs": [{key: short(run[key]) for key in ("x", "y")} for run in arm["runs"]]} for arm in arms]
     words = {"id": id, "title": title, "caption": caption, "x_label": x_label, "y_label": y_label}
-    return words | {"arms": short, "band": band}
+    return words | {"arms": arms, "band": band}
 
 
 def series_of(
@@ -81,13 +81,19 @@ def series_of(
 
 def mark_of(x: float, label: str, kind: str) -> dict:
     """A vertical line of a spec at x, in the unit of its axis; kinds: see the top of this file."""
-    return {"x": _short([x])[0], "label": label, "kind": kind}
+    return {"x": short([x])[0], "label": label, "kind": kind}
 
 
-def _short(values):
+class Short(list):
+    """Values that short() made."""
+
+
+def short(values: Iterable[float | str | None]) -> Short:
     """Six significant digits: more than a screen shows, half the bytes.  What is not a number is a gap."""
-    short = "{:.6g}".format
-    return [
-        value if value is None or isinstance(value, (int, str)) else float(short(value)) if isfinite(value) else None
+    if isinstance(values, Short):
+        return values
+    form = "{:.6g}".format
+    return Short(
+        value if value is None or isinstance(value, (int, str)) else float(form(value)) if isfinite(value) else None
         for value in values
-    ]
+    )

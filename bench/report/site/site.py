@@ -19,24 +19,23 @@ HELP = "A click on a head sorts, words below it filter (numbers take <, > and =)
 def write(
     results: run_rows.Results,
     out: Path,
-    boards: Iterable[record_chart.Board] = (),
-    fault: str | None = None,
+    boards: Callable[[], Iterable[record_chart.Board]] = list,
     say: Callable[[int, int], object] = lambda done, total: None,
     num_pages: int = packed_pages.NUM_PAGES,
 ) -> Path:
-    """A results folder that was read, and what stands on its tracks -> path of the index.
+    """A results folder that was read, and a function that says what stands on its tracks -> path of the index.
 
-    fault: why it is not known what stands there, or None.  say(done, total) reports progress.  num_pages: of runs, the
-    newest; those that the leaderboard links have one too.
+    say(done, total) reports progress.  num_pages: of runs, the newest; those that the leaderboard links have one too.
     """
-    boards = list(boards)
-    paged = packed_pages.chosen(results.runs, record_chart.linked(boards), num_pages)
-    limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
     out.mkdir(parents=True, exist_ok=True)
     _copy_assets(out / "assets")
-    faults = packed_pages.write(paged, out, say)
-    packed_pages.write_viewer(out, limits)
-    curve_files.write(out, results.runs, lambda run_id: None if run_id in faults else packed_pages.link(run_id))
+    with curve_files.making(out, results.runs) as finish_curves:
+        boards, fault = _standing(boards)
+        paged = packed_pages.chosen(results.runs, record_chart.linked(boards), num_pages)
+        limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
+        faults = packed_pages.write(paged, out, say)
+        packed_pages.write_viewer(out, limits)
+        finish_curves(lambda run_id: None if run_id in faults else packed_pages.link(run_id))
     data = {"columns": _packed(run_rows.columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
     body = [
@@ -54,6 +53,14 @@ def write(
     html = page("Results", *body, data={"runs-data": data}, scripts=SCRIPTS, styles=STYLES, assets="assets")
     atomic.write_text(out / "index.html", html)
     return out / "index.html"
+
+
+def _standing(boards):
+    """(boards, None) or ([], why it is not known what stands), whatever is wrong with one record or the ledger."""
+    try:
+        return list(boards()), None
+    except Exception as error:
+        return [], f"The leaderboard cannot be made: {error or type(error).__name__}."
 
 
 def _about(results, tracks):

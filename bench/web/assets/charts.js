@@ -18,9 +18,9 @@
     return series.map((one) => one.y.map((value, place) => (value == null ? null : (sums[place] += value))));
   }
 
-  function dotSize(one) {
-    const num = one.y.filter(isKnown).length;
-    return num <= 60 ? 10 : num <= 400 ? 7 : num <= 1500 ? 5 : 4;
+  function dots(one, fill) { // few have an edge in the colour of the page, which parts those that touch; of many it would hide most
+    const num = one.y.filter(isKnown).length, size = num <= 60 ? 10 : num <= 400 ? 7 : num <= 1500 ? 5 : 4;
+    return { show: true, size, width: 1, stroke: num <= 400 ? () => colour("--page") : fill, fill };
   }
 
   function seriesOf(spec) { // [[options, values]], the edges of bands first: a band lies behind all lines
@@ -33,7 +33,7 @@
       if (areas) Object.assign(options, { fill: stroke, width: 0 });
       else if (one.kind === "bars") Object.assign(options, { fill: stroke, paths: uPlot.paths.bars({ size: [0.9, 60] }) });
       else if (one.kind === "stepped") Object.assign(options, { spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }) });
-      else if (one.kind === "points") Object.assign(options, { paths: () => null, dash: [], points: { show: true, size: dotSize(one), width: 1, stroke: () => colour("--page"), fill: stroke } });
+      else if (one.kind === "points") Object.assign(options, { paths: () => null, dash: [], points: dots(one, stroke) });
       else if (!one.mixed && one.y.filter(isKnown).length <= 30) options.points = { show: true, size: 6, fill: stroke };
       const edge = { of: number, class: "edge", stroke: "transparent", width: 1, spanGaps: true, points: { show: false } };
       if (one.low) edges.push([edge, one.low], [{ ...edge }, one.high]);
