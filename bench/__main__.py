@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
 
             if want := cluster.asked(rest):
                 if not any(word.startswith(("--cfg", "--info")) for word in rest):
+                    module.check(_use_config(want.words))
                     return cluster.go(verb, want)
                 rest = want.words
         if verb in SEVERAL_RUNS and not {"-h", "--help"} & set(rest):

@@ -1,7 +1,9 @@
 """What all architectures share: loss from logits, the matrices Muon may take, FLOPs, initialisation.
 
-B batch, T tokens, V vocabulary
+B batch, T tokens, V vocabulary, N tokens ahead
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +20,22 @@ class LanguageModel(nn.Module):
     set_window(window_tokens: int) -> None  how far back its long windows reach from now on, a multiple of its
         window_block; called before a step whose stage changes it and around a validation that has its own, so that what
         it sets must depend on window_tokens alone.  flops_per_token() is that of the window set last.
+    set_untied(untied: bool) -> tuple[Parameter, Parameter]  whether it looks tokens up in an embedding of its own,
+        which then begins as the head's matrix, or in the head's.  Returns (embedding, head): the optimizer's state is
+        copied too.  Its late_parameters are the names of what is in no loss before.
+    windows_are_data: bool  that another window is no other graph: the warm-up then runs the widest, not every one.
     eos_token: int | None  a class attribute, set before the model is used: the token before each document of the data;
         None where they have none.  An argument of that name of __init__, with a default, is given it too.
     """
 
     recomputes_blocks = False  # model.activation_checkpointing
+    late_parameters: tuple[str, ...] = ()
+    windows_are_data = False
 
     def __init__(self, residual_dtype: str | None = None):
         super().__init__()
         self.residual_dtype = None if residual_dtype is None else getattr(torch, residual_dtype)
+        self.register_buffer("ahead_weights", None, persistent=False)
 
     def stream(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The residual stream in residual_dtype, from its start on; None leaves it as the embedding is: float32.
@@ -44,9 +53,28 @@ class LanguageModel(nn.Module):
             return checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
         return block(*args)
 
+    def set_ahead_weights(self, weights: Sequence[float] | None) -> None:
+        """While training, the loss is the sum of those of the next token, the one after it ..., each times its weight.
+
+        None: of the next token alone, as in validation.  Other weights, but as many, are the same graph.
+        """
+        device = next(self.parameters()).device
+        values = None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device)
+        if values is not None and self.ahead_weights is not None and len(values) == len(self.ahead_weights):
+            self.ahead_weights.copy_(values)
+        else:
+            self.ahead_weights = values
+
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean nats per token, float32 also under bf16 autocast."""
-        return F.cross_entropy(self.logits(tokens_BT).flatten(0, 1), targets_BT.flatten())
+        """Mean nats per token, float32 also under bf16 autocast; while training as set_ahead_weights() says."""
+        logits_BTV = self.logits(tokens_BT)
+        if self.training and self.ahead_weights is not None:
+            return loss_ahead(logits_BTV, targets_BT, self.ahead_weights)
+        return self.loss(logits_BTV, targets_BT)
+
+    def loss(self, logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Mean nats per token."""
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """The 2-D weights inside the blocks, in order: what Muon may take."""
@@ -63,6 +91,19 @@ class LanguageModel(nn.Module):
     def _shape(self):
         num_matmul_weights = sum(matrix.numel() for matrix in (*self.hidden_matrices(), self.head_weight()))
         return num_matmul_weights, len(self.blocks), self.num_heads, self.head_dim
+
+
+def loss_ahead(logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
+    """Sum over n of weights_N[n] times the nats of the target n tokens on, a mean over all tokens, float32.
+
+    At the end of a row the targets that lie beyond it count nothing.  Documents do not end it.
+    """
+    T, num_ahead = targets_BT.shape[1], len(weights_N)
+    ahead_BTN = F.pad(targets_BT, (0, num_ahead - 1)).unfold(1, num_ahead, 1)
+    nats_BTN = logits_BTV.logsumexp(-1, keepdim=True) - logits_BTV.gather(-1, ahead_BTN)
+    steps_N = torch.arange(num_ahead, device=targets_BT.device)
+    exists_TN = torch.arange(T, device=targets_BT.device)[:, None] + steps_N < T
+    return (nats_BTN * (exists_TN * weights_N)).sum() / targets_BT.numel()
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
-"""What changes in the course of a run: batch, sequence length, attention window, momenta, how often parts are updated.
+"""What changes in the course of a run: batch, sequences, attention window, loss, momenta, which parts are updated.
 
-A run without stages is one stage.  What a model does for it: set_window(window_tokens) and window_block, if it has
-windows (models/base.py).  Imports no torch.
+A run without stages is one stage.  What a model does for it: models/base.py.  Imports no torch.
 """
 
 import bisect
@@ -37,6 +36,13 @@ class Stage:
     momenta: dict[str, Momentum] | None = None
     # parts that are updated every so many steps, on the sum of their gradients; null: all in every step
     update_every_steps: dict[str, PositiveInt] | None = None
+    # parts that rest in the stage's first so many steps: no update, and their gradients are dropped; null: none
+    frozen_steps: dict[str, PositiveInt] | None = None
+    # of the next token in the loss, of the one after it ...; null: the next one alone, as in validation
+    ahead_weights: list[float] | None = None
+    end_ahead_weights: list[float] | None = None  # what they come to, in a line, at the stage's end; null: they stay
+    # an embedding apart from the head's matrix, from this stage on, which begins as that; null: the model's own way
+    untied: bool | None = None
 
     def is_due(self, part: str, step: int) -> bool:
         """Whether step number step, from 0, updates that part of the optimizer."""
@@ -70,9 +76,9 @@ class Portion:
 
     @property
     def shape(self) -> tuple:
-        """What two portions share that need be warmed up only once."""
-        stage = self.stage
-        return stage.batch_tokens, stage.seq_len, stage.micro_batch_seqs, self.window_tokens
+        """What two portions share that need be warmed up only once, but for the window."""
+        stage, num_ahead = self.stage, len(self.stage.ahead_weights or (1,))
+        return stage.batch_tokens, stage.seq_len, stage.micro_batch_seqs, num_ahead, bool(stage.untied)
 
 
 class Timeline:
@@ -103,13 +109,16 @@ class Timeline:
                 first_step += found[-1].num_steps
         return found
 
-    @property
-    def distinct(self) -> list[Portion]:
-        """The first portion of each shape."""
-        found = {}
+    def distinct(self, every_window: bool = True) -> list[Portion]:
+        """The first portion of each shape and window; without every_window of each shape the first and the widest."""
+        found, widest = {}, {}
         for portion in self.portions:
-            found.setdefault(portion.shape, portion)
-        return list(found.values())
+            found.setdefault((portion.shape, portion.window_tokens if every_window else None), portion)
+            widest[portion.shape] = max(widest.get(portion.shape, 0), portion.window_tokens or 0)
+        for portion in self.portions if not every_window else ():
+            if portion.window_tokens == widest[portion.shape] != found[portion.shape, None].window_tokens:
+                found.setdefault((portion.shape, portion.window_tokens), portion)
+        return sorted(found.values(), key=lambda portion: portion.first_step)
 
     @cached_property
     def _starts(self):
@@ -124,6 +133,25 @@ class Timeline:
         if steps_done >= self.num_steps:
             return self._stages[-1].end_window_tokens or self._window(self._stages[-1], 1, 1)
         return self.at(steps_done).window_tokens
+
+    def ahead_weights(self, step: int) -> list[float] | None:
+        """Of step number step, as LanguageModel.set_ahead_weights() takes them."""
+        stage, steps_done, num_steps = self._place(step)
+        first, last = stage.ahead_weights, stage.end_ahead_weights
+        if first is None or last is None:
+            return first
+        return [one + (other - one) * steps_done / num_steps for one, other in zip(first, last, strict=True)]
+
+    def is_frozen(self, part: str, step: int) -> bool:
+        """Whether that part of the optimizer rests in step number step."""
+        stage, steps_done, _ = self._place(step)
+        return steps_done < (stage.frozen_steps or {}).get(part, 0)
+
+    def _place(self, step):
+        """The stage of a step, how many of its steps are done then, and how many it has."""
+        index = min(bisect.bisect_right(self.ends, step), len(self.ends) - 1)
+        start = self.ends[index - 1] if index else 0
+        return self._stages[index], step - start, self.ends[index] - start
 
     def _window(self, stage, steps_done, num_steps):
         """After steps_done of a stage's num_steps: linear from first to last, rounded to blocks, one at least."""

@@ -5,6 +5,20 @@ from collections.abc import Collection
 import torch
 
 
+def copy_state(optimizer, source: torch.Tensor, target: torch.Tensor) -> None:
+    """What an optimizer, or the part of it that has the tensor, remembers of source: of target from now on too."""
+    parts = list(getattr(optimizer, "parts", {"": optimizer}).values())
+    of = [next(part for part in parts if _has(part, tensor)) for tensor in (source, target)]
+    state = of[0].state.get(source, {})
+    of[1].state[target] = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
+    }
+
+
+def _has(part, tensor):
+    return any(one is tensor for group in part.param_groups for one in group["params"])
+
+
 class Together:
     """parts: optimizers by name, no tensor in two of them."""
 

@@ -10,7 +10,8 @@ import torch
 
 from bench import instruments
 from bench.config import compose
-from bench.instruments.base import Context, InstrumentSet
+from bench.instruments.base import Context
+from bench.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
 
 VAL_EVERY_STEPS = 4

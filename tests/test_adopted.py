@@ -118,8 +118,9 @@ def test_a_rank_of_a_run_starts_no_run(monkeypatch):
 
 
 def torchrun(results, *words):
+    launch = ("--standalone", "--nproc_per_node=2", f"--log_dir={results}.torchrun")
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "bench", *words],
+        [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "bench", *words],
         cwd=real_runs.REPO,
         env=real_runs.environment(results),
         capture_output=True,

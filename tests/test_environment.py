@@ -13,7 +13,8 @@ import pytest
 
 from bench import private
 from bench.config import schema
-from bench.machine import code_state, environment, gpus, processes
+from bench.machine import code_state, cpu_meter, environment, gpus, processes
+from bench.machine.cpu_meter import CpuMeter
 from bench.paths import REPO
 from bench.record import run_folder
 
@@ -314,7 +315,7 @@ def test_a_session_is_one_boot_one_set_of_gpus_and_one_software_image():
 def meter(wall_s, busy_s, own_s):
     """A CpuMeter between two readings of each clock, in seconds."""
     readings = [iter([0.0, end]) for end in (wall_s, busy_s, own_s)]
-    return environment.CpuMeter(
+    return CpuMeter(
         now_ns=lambda: int(next(readings[0]) * 1e9),
         read_busy_s=lambda: next(readings[1]),
         own_s=lambda: next(readings[2]),
@@ -329,17 +330,17 @@ def test_foreign_load_is_what_is_busy_and_not_ours():
 
 def test_foreign_load_is_never_negative_and_unknown_without_proc():
     assert meter(2.0, 1.0, 1.1).foreign_cpu_cores() == 0.0  # ticks are coarse
-    assert environment.CpuMeter(read_busy_s=lambda: None).foreign_cpu_cores() is None
+    assert CpuMeter(read_busy_s=lambda: None).foreign_cpu_cores() is None
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc")
 def test_our_own_work_is_not_foreign():
     """0.3 s of work: of what /proc/stat sees of it, own_cpu_s takes away as much."""
     seconds = iter(range(3))  # a held clock: a busy machine stretches the wall time, not the work
-    found = environment.CpuMeter(now_ns=lambda: min(next(seconds), 1) * 10**9)
+    found = CpuMeter(now_ns=lambda: min(next(seconds), 1) * 10**9)
     while found.own_cpu_s() < 0.3:
         sum(range(10_000))
-    busy_s = environment._busy_cpu_s() - found._start[1]
+    busy_s = cpu_meter._busy_cpu_s() - found._start[1]
     assert busy_s >= 0.27  # ticks of 10 ms
     assert found.foreign_cpu_cores() <= found.foreign_cpu_cores(own_cpu_s=0.0) - 0.25
 

@@ -12,7 +12,8 @@ import pytest
 
 from bench import instruments, utc
 from bench.config import resolve, schema
-from bench.instruments.base import Context, InstrumentSet
+from bench.instruments.base import Context
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import summary
 from bench.record import failures
 from bench.training import clock, flight_recorder, gc_policy
@@ -143,7 +144,8 @@ def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
     code = (
         "import sys; from pathlib import Path;"
-        "from bench import instruments; from bench.instruments.base import Context, InstrumentSet;"
+        "from bench import instruments; from bench.instruments.base import Context;"
+        "from bench.instruments.instrument_set import InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
         "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
         "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0);"

@@ -7,7 +7,7 @@ import real_runs
 from traces import SHARED, event, launched, step, write
 
 from bench.cli import explain as verb
-from bench.explain import account, ceilings, difference, from_record, page, parts, ranking, recorded
+from bench.explain import account, ceilings, difference, from_record, page, parts, recorded, rungs
 from bench.explain.owners import owners
 from bench.passport import figures
 from bench.record import step_files
@@ -66,6 +66,8 @@ MEASURED = figures.Ceilings(
         {"kind": "copy", "num_bytes": GIB, "high": 2e12 / GIB},
         # 28 MB on the bus in 5 us
         {"kind": "collective", "name": "all_gather", "num_bytes": GIB, "world_size": 8, "high": 5.6e12 / GIB},
+        {"kind": "launch", "name": "kernel, host time", "low": 3.0, "high": 9.0},
+        {"kind": "launch", "name": "kernel, until it is done", "low": 20.0, "high": 30.0},
     ],
     "2026-11-22T10:00:00.000Z",
 )
@@ -82,8 +84,12 @@ def test_limits_are_the_passports_where_there_is_one_and_say_so(tmp_path):
     assert (ns[parts.BANDWIDTH], ns.get(parts.SHAPE), ns[parts.SLOWER]) == (3146, None, 6854)
     # 4 MB from each of eight ranks, 28 MB on the bus: 5 of its 15 us, and so of the 10 that are exposed
     assert (ns[parts.WIRE], ns[parts.EXPOSED]) == (3333, 6667)
+    # the device waited for two launches, of 8 and 5 us, which need 3 us each
+    assert (ns[parts.LATENCY], ns[parts.LAUNCH]) == (6_000, 7_000) and sum(ns.values()) == 100_000
     sources = {line["part"]: line["source"] for line in answer["parts"]}
-    assert sources[parts.BANDWIDTH] == sources[parts.WIRE] == "measured, passport of 2026-11-22"
+    assert (
+        sources[parts.LATENCY] == sources[parts.BANDWIDTH] == sources[parts.WIRE] == "measured, passport of 2026-11-22"
+    )
     assert sources[parts.HOST] is None
     gains = {line["part"]: line["gain_ms"] for line in answer["next"]}
     assert gains[parts.EXPOSED] == pytest.approx(0.010)  # at its bandwidth it could still be hidden
@@ -383,9 +389,26 @@ def test_a_trace_of_nothing_is_refused(tmp_path):
         explained(tmp_path / "a.json", [])
 
 
-def test_the_ladder_is_named_only_where_a_record_gained():
-    assert ranking.ladder_hint(parts.OPTIMIZER, "adam", 8).startswith("r06 (13.1 min)")
-    assert ranking.ladder_hint(parts.OPTIMIZER, "adam", 1) is None
-    assert ranking.ladder_hint(parts.SLOWER, "aten::mm [64, 768] [768, 50257] bfloat16", 1).startswith("r05")
-    assert ranking.ladder_hint(parts.SLOWER, "aten::mul [64, 768] [768, 50257] bfloat16", 1) is None
-    assert ranking.ladder_hint(parts.SLOWER, "aten::mm [64, 64] [64, 64] float32", 1).startswith("r10")
+@pytest.mark.parametrize(
+    ("part", "what", "num_ranks", "records"),
+    [
+        (parts.OPTIMIZER, "adam", 8, ["r06", "r39"]),
+        (parts.OPTIMIZER, "adam", 1, ["r39"]),  # nobody to share with
+        (parts.UNBOUND, "XXT_kernel", 8, ["r06", "r38"]),
+        (parts.SLOWER, "aten::mm [64, 768] [768, 50257] bfloat16", 1, ["r05", "r19"]),
+        (parts.SLOWER, "aten::mm [64, 768] [768, 50304] bfloat16", 1, ["r19"]),
+        (parts.SLOWER, "aten::_scaled_mm [64, 768] [768, 50304] float8", 1, []),
+        (parts.SLOWER, "aten::mm [64, 64] [64, 64] float32", 1, ["r10"]),
+        (parts.SLOWER, "aten::mul [64, 768] [768, 50257] bfloat16", 1, []),
+        (parts.UNBOUND, "void flash_fwd_kernel<Flash_fwd_kernel_traits<64> >", 1, ["r12", "r13", "r20", "r29"]),
+        (parts.UNBOUND, "triton_poi_fused_mul_nll_loss_forward_pow_relu_threshold_backward_5", 1, ["r28"]),
+        (parts.UNBOUND, "nll_loss_forward_reduce_cuda_kernel_2d", 1, ["r37"]),
+        (parts.EXPOSED, "ncclDevKernel_AllGather_RING_LL", 8, ["r26", "r37", "r45"]),
+        (parts.WAITING, "ncclDevKernel_AllGather_RING_LL", 8, []),
+        (parts.HOST, None, 1, []),
+    ],
+)
+def test_the_records_are_named_where_they_gained(part, what, num_ranks, records):
+    assert rungs.of(part, what, num_ranks) == records
+    (*lines,) = rungs.legend([{"ladder": records}])
+    assert [line[:3] for line in lines] == records and all(" min): " in line for line in lines)

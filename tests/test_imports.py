@@ -17,6 +17,7 @@ TABLE = {
     "utc": "",
     "paths": "",
     "terminal": "",
+    "lazy_dynamo": "",
     "reading": "units",
     "stats": "",
     "web": "",
@@ -36,8 +37,9 @@ TABLE = {
     "exporters": "reading atomic config paths private record units utc",
     "profiling": "atomic config machine paths terminal trace units web",
     "diagnosis": "reading atomic machine paths record stats terminal trace utc",
-    "instruments": "atomic config memory user_code paths private profiling telemetry units",
-    "training": "atomic config data data.sources instruments machine memory user_code paths record units utc",
+    "instruments": "atomic config lazy_dynamo memory user_code paths private profiling telemetry units",
+    "training": "atomic config data data.sources instruments lazy_dynamo machine memory user_code paths record units "
+    "utc",
     "compat": "memory training units",
     "launch.script": "reading atomic config data importers instruments machine paths private profiling record "
     "telemetry training units user_code utc",
@@ -53,7 +55,7 @@ TABLE = {
     "report.site": "reading atomic record report utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
-    "sweep": "config launch launch.script machine paths record units",
+    "sweep": "atomic config launch launch.script machine paths record units",
     "plugins.hydra_plugins": "sweep",  # the package in which Hydra looks for launchers and sweepers
     "ladder": "atomic compare config launch race record report stats terminal units web",
     "claims.rules": "compare config instruments machine race record terminal",

@@ -149,17 +149,19 @@ def awakened(rung, **args):
     return model
 
 
-def test_the_8_bit_head_is_near_the_plain_one_and_validation_has_the_plain_one():
+@pytest.mark.parametrize("rung", ["r19", "r21", "r26", "r28", "r51", "r53"])  # each has scales of its own
+def test_the_8_bit_head_is_near_the_plain_one_and_validation_has_the_plain_one(rung):
     tokens_BT = torch.randint(EOS, (2, 64), generator=torch.Generator().manual_seed(2))
     grads = []
     for fp8_head in (False, True):
-        model = awakened("r19", fp8_head=fp8_head)
+        model = awakened(rung, fp8_head=fp8_head)
         model(tokens_BT, tokens_BT).backward()
-        grads.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        grads.append(torch.cat([grad.float().flatten() for grad in found]))
     difference = (grads[1] - grads[0]).norm() / grads[0].norm()
-    assert 0.001 < difference < 0.1
+    assert 0.001 < difference < 0.15  # most of r51 and r53, where the head is the embedding too
     with torch.no_grad():
-        plain, in_8_bits = (awakened("r19", fp8_head=fp8_head).eval() for fp8_head in (False, True))
+        plain, in_8_bits = (awakened(rung, fp8_head=fp8_head).eval() for fp8_head in (False, True))
         assert torch.equal(plain.logits(tokens_BT), in_8_bits.logits(tokens_BT))
 
 
@@ -247,6 +249,13 @@ def test_a_rung_has_the_documents_of_the_runs_data(rung):
 
 
 def test_scales_of_the_8_bit_head_are_the_records_at_their_own_sequences():
+    r26, r51 = models.load("r26"), models.load("r51")  # the records divide by what we multiply by
+    assert (1 / r26.x_scale(None, 768), 1 / r26.WEIGHT_SCALE, 1 / r26.GRAD_SCALE) == pytest.approx(
+        (768**0.5 / 448, 24 / 448, 1 / 448)
+    )
+    assert (1 / r51.x_scale(None, 768), 1 / r51.WEIGHT_SCALE, 1 / r51.GRAD_SCALE) == pytest.approx(
+        (100 / 448, 1.5 / 448, 0.75 / 448)
+    )
     r19, r21 = models.load("r19"), models.load("r21")
     assert (r19.WEIGHT_SCALE, r19.GRAD_SCALE * 65536) == (2**5, 2**29)
     assert (r21.WEIGHT_SCALE, r21.GRAD_SCALE * 49152) == (2**9, 2**19)

@@ -7,7 +7,8 @@ from fake_cuda import context
 from real_runs import TWO, run_json, steps
 
 from bench.instruments import memory
-from bench.instruments.base import Instrument, InstrumentSet
+from bench.instruments.base import Instrument
+from bench.instruments.instrument_set import InstrumentSet
 from bench.memory import rss
 from bench.memory.peaks import CudaPeaks, ProcessPeaks
 

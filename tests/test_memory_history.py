@@ -9,7 +9,7 @@ from snapshots import FORWARD, frames
 
 from bench.config import memory_windows
 from bench.instruments import load
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import asked
 from bench.memory import recording as memory_recording
 from bench.memory.snapshot import pickles

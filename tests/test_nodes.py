@@ -55,6 +55,20 @@ def test_a_file_of_another_node_stays_in_the_record(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_node_left_is_cleared_by_the_next_command_and_no_other(tmp_path):
+    names = ("mine", "killed", "foreign", "foreign-old")
+    folders = {name: carried.folder_of(tmp_path, name, 1) for name in names}
+    for name, folder in folders.items():
+        carried.make(folder, {"config.yaml": "", "run.json": ""}, {})
+        changes = {"killed": {"start_ticks": 1}, "mine": {}}.get(name, {"boot_id_hash": "of another machine"})
+        owner = json.loads((folder / carried.OWNER).read_text()) | changes
+        (folder / carried.OWNER).write_text(json.dumps(owner))
+    for path in (folders["foreign-old"], *folders["foreign-old"].rglob("*")):
+        os.utime(path, (0, 0))
+    carried.clear(tmp_path)
+    assert [name for name in names if folders[name].exists()] == ["mine", "foreign"]
+
+
 def test_a_file_of_another_node_overwrites_none(tmp_path):
     carried.store(tmp_path, "logs/rank1.log", [b"one", b"two"])
     assert (tmp_path / "logs" / "rank1.log").read_bytes() == b"onetwo"
@@ -120,10 +134,15 @@ def test_a_node_that_is_killed_is_named_and_nothing_stays(pair):
     pair.processes[1].kill()
     code, out = pair.end(0)
     assert code == 1
-    _, run = only_record_of_failed(pair)
+    folder, run = only_record_of_failed(pair)
     assert (run["status"], run["failure"]["kind"]) == ("aborted", "node_lost"), out
     assert run["failure"]["message"].startswith("node 1, rank 1 is lost: ")
     assert pair.all_gone()
+    # this machine sees the lost node's folder, as where results are shared; the next command there removes it
+    assert "logs/rank1.log" in {one["path"] for one in run["artifacts"]} and (folder / "logs" / "rank1.log").exists()
+    assert list((pair.results(1) / carried.FOLDER).iterdir())
+    carried.clear(pair.results(1))
+    assert not (pair.results(1) / carried.FOLDER).exists()
 
 
 @pytest.mark.slow
@@ -205,7 +224,8 @@ def test_two_torchruns_on_two_nodes_are_one_run(pair):
     for host in (0, 1):
         launch = ("--nnodes=2", f"--node_rank={host}", "--nproc_per_node=1", "--master_addr=10.99.0.1")
         interface = {"GLOO_SOCKET_IFNAME": pair.links[host]}
-        torchrun = ("torch.distributed.run", *launch, "--master_port=29700", "-m", "bench", "run")
+        launch += ("--master_port=29700", f"--log_dir={pair.results(host)}.torchrun")
+        torchrun = ("torch.distributed.run", *launch, "-m", "bench", "run")
         pair.start(host, *torchrun, *real_runs.SHORT, **interface)
     (code, out), (other, said) = pair.end(0), pair.end(1)
     assert (code, other) == (0, 0), out + said

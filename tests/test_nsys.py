@@ -15,7 +15,8 @@ import torch
 
 from bench import instruments
 from bench.config import compose
-from bench.instruments.base import Context, InstrumentSet
+from bench.instruments.base import Context
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import ranks
 from bench.launch.prepare import asked, prepare
 from bench.machine import run_processes

@@ -214,5 +214,3 @@ def test_a_run_without_a_window_cannot_stop_after_it():
     words = ["track=cpu_nano", "profile.stop_after_window=true"]
     with pytest.raises(ValueError, match="stop_after_window=true: no chosen instrument has a window of steps: choose"):
         asked(words)
-    with pytest.raises(ValueError, match="stop_after_window=true with script=x.py: a script ends itself"):
-        asked([*words, "script=x.py", "profile=window"])

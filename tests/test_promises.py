@@ -11,6 +11,10 @@ from comparing import a_run, raced, write
 from bench.cli import compare, judge, race
 from bench.config import compose
 from bench.data import shards
+from bench.launch import initial_record
+from bench.launch.prepare import prepare
+from bench.machine import environment
+from bench.record import ledger
 
 FAST, SLOW = [10.00, 10.01, 9.99, 10.02, 9.98], [10.50, 10.51, 10.49, 10.52, 10.48]
 INVALID = {"validity": "invalid", "validity_reasons": ["val_loss is below the data's floor"]}
@@ -107,6 +111,22 @@ def test_no_run_is_there_that_the_ledger_could_not_take(tmp_path):
     done = real_runs.bench(tmp_path, "run", *real_runs.SHORT)
     assert done.returncode == 2 and "no record can be written there" in done.stderr
     assert real_runs.folders(tmp_path) == []
+
+
+def test_a_run_is_in_the_ledger_before_its_folder_has_a_record(tmp_path, monkeypatch):
+    """A launcher that is killed between the two leaves no record that the ledger does not know."""
+    there, started = [], ledger.started
+
+    def watched(results, folder, run):
+        there.append((folder / "run.json").exists())
+        return started(results, folder, run)
+
+    monkeypatch.setattr(ledger, "started", watched)
+    job = prepare([*real_runs.SHORT, "instruments=[]"])
+    facts = environment.environment()
+    record = initial_record.record_of(job, facts | {"env": {}}, ["run"])
+    folder = initial_record.folder_of(job.config, record, tmp_path)
+    assert there == [False] and real_runs.folders(tmp_path) == [folder]
 
 
 # ---- a failure names no private path

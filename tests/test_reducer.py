@@ -15,7 +15,7 @@ from bench.config import compose, schema
 from bench.config.resolve import resolve
 from bench.config.schema import Machine
 from bench.data import shards
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.training import distributed, reducer
 from bench.training.step_log import StepLog

@@ -11,10 +11,11 @@ import real_runs
 import scripted
 
 from bench import atomic
+from bench.compare import comparison, selection, text
 from bench.machine import environment
-from bench.record import certificates, step_files
+from bench.record import certificates, listing, step_files
 from bench.replay import environments, outcomes, repeats
-from bench.report import run_page
+from bench.report import run_page, table_groups
 
 
 def replayed(results, *words, expect=0, **env):
@@ -238,6 +239,12 @@ def _lists_certificates(results, published, copy):
     assert head.split()[-1] == "certificate"
     for folder, words in ((copy, "2 of 3 equal within rounding"), (published, "  3 equal within rounding")):
         assert words in real_runs.bench(results, "table", "--leaderboard", str(folder)).stdout
+        (row,) = table_groups.groups(listing.read_rows([str(folder)]))
+        assert row["certificate"] == words.strip()
+    one, *others = map(str, sorted(published.glob("cpu_nano/*")))
+    ((_, compared),) = comparison.of_arms(selection.of_words([one, "vs", *others]))
+    assert compared["certificates"] == ["1 equal within rounding", "2 equal within rounding"]
+    assert "(2 runs, 120 steps; replayed: 2 equal within rounding)" in text.render(compared)
     for path in copy.glob("cpu_nano/*/certificate.json"):
         path.unlink()
     assert "certificate" not in real_runs.bench(results, "table", str(copy)).stdout

@@ -8,7 +8,7 @@ import yaml
 from bench import __main__ as program
 from bench import instruments
 from bench.cli import run, settings
-from bench.config import cluster, compose, explain, meanings, schema
+from bench.config import cluster, compose, explain, meanings, schema, typed
 from bench.config.typed import leaves
 from bench.launch import cluster as job
 from bench.launch.prepare import asked
@@ -57,7 +57,7 @@ def _value_in(name, key):
     parts = key.split(".")
     for start in range(len(parts)):
         try:
-            return schema.get(found, ".".join(parts[start:]))
+            return typed.get(found, ".".join(parts[start:]))
         except (KeyError, TypeError):
             continue
     raise AssertionError(f"{name} has no {key}")
@@ -183,6 +183,40 @@ def test_the_cluster_has_help_and_its_values_are_checked():
 def test_words_of_a_cluster_that_cannot_be_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
         job.asked(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run optim.lrr=3", "unknown setting optim.lrr=3: did you mean optim.lr"),
+        ("run -m optim.lr=1,abc", "optim.lr=abc: use a number above 0"),
+        ("run -m seed=0,1 --budget soon", "--budget soon"),
+        ("run --nope", "--nope: there is no such option"),
+        ("run hardware.nodes=2 cluster.nodes=1", "cluster.nodes=1: a run of it has hardware.nodes=2"),
+        ("speedrun model=nope", "model=nope: there is no model 'nope'"),
+        ("race A= B=optim.lrr=3", "B: unknown setting optim.lrr=3"),
+        ("race A= B=optim=muon n=1", "n=1: one run has no spread"),
+        ("race A=optim=adamw B=", "A and B are the same config"),
+        ("race A.rev=no-such-revision B=", "no-such-revision: this repository has no such revision"),
+        ("race --resume nothing", "nothing: is not a path"),
+        ("ladder size=x", "size=x: choose from"),
+        ("calibrate n=1", "n=1: give a number of runs a side"),
+        ("doctor hardware.devic=cpu", "unknown setting hardware.devic=cpu"),
+    ],
+)
+def test_wrong_words_are_refused_before_a_job_is_submitted(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(job, "go", lambda verb, want: pytest.fail("a job was submitted"))
+    assert program.main([*words.split(), "cluster=slurm"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["run -m seed=0,1", "speedrun", "race A= B=optim=muon", "ladder", "calibrate", "doctor"]
+)
+def test_what_can_run_is_submitted(words, monkeypatch):
+    submitted = []
+    monkeypatch.setattr(job, "go", lambda verb, want: submitted.append([verb, *want.words]) or 0)
+    assert program.main([*words.split(), "cluster=slurm"]) == 0 and submitted == [words.split()]
 
 
 def test_what_sbatch_is_asked_for():

@@ -16,6 +16,7 @@ import real_runs
 import slurm_cluster
 
 from bench.launch import cluster as room
+from bench.machine import run_processes
 from bench.record import sweep
 
 NODES = ("hardware.nodes=2", "hardware.num_threads=1")
@@ -137,15 +138,84 @@ def test_a_sweep_by_submitit_is_collected_and_its_table_printed(slurm, tmp_path)
     assert {point.folder.name for point in sweep.points(folder)} == {run["run_id"] for run in runs}
 
 
-@needs_submitit
-def test_a_signal_to_a_sweep_by_submitit_ends_its_jobs_and_keeps_honest_records(slurm, tmp_path):
-    env = real_runs.environment(tmp_path) | slurm.variables
-    points = ["seed=0,1,2", "hardware.num_threads=1", "hydra.launcher.array_parallelism=1"]
-    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *points, *LAUNCHER]
+@contextlib.contextmanager
+def sweep_by_submitit(slurm, results, *words, num_running=2):
+    """-> the process of a sweep, so many runs of which have begun to train."""
+    env = real_runs.environment(results) | slurm.variables
+    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER]
     with subprocess.Popen(
         command, cwd=real_runs.REPO, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        wait_for(lambda: list(tmp_path.glob("*/*/.progress.tmp")))
+        wait_for(lambda: len(list(results.glob("*/*/.progress.tmp"))) >= num_running)
+        yield process
+
+
+@needs_submitit
+def test_a_job_of_a_sweep_that_is_lost_does_not_end_the_others_and_the_same_command_runs_it_again(slurm, tmp_path):
+    """Killed with all that could write a record, as by a cgroup that ran out of memory."""
+    words = ["seed=0,1", "goal.num_steps=40", "goal.val_every_steps=40"]
+    with sweep_by_submitit(slurm, tmp_path, *words) as process:
+        (first,) = [run for run in records(tmp_path) if run["seed"] == 0]
+        for pid in of_job(first["launched_by"]["job_id"]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        out, _ = process.communicate(timeout=200)
+    assert process.returncode == 1, out
+    assert ": SLURM has ended it, and it left no result; waiting for the other jobs" in out, out
+    assert "1 of 2 complete" in out and "a job was lost: the same command runs again" in out, out
+    lost, other = sorted(records(tmp_path), key=lambda run: run["seed"])
+    assert (lost["status"], lost["failure"]["kind"], other["status"]) == ("aborted", "launcher_killed", "complete")
+    assert lost["failure"]["message"].startswith("SLURM has ended its job")
+    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+    assert slurm.run("squeue", "--noheader").stdout == ""
+    done = bench(slurm, tmp_path, "run", "-m", *real_runs.LONG, "hardware.num_threads=1", *words, *LAUNCHER)
+    assert done.returncode == 0 and "2 of 2 complete" in done.stdout, done.stdout + done.stderr
+    assert sorted(run["seed"] for run in records(tmp_path)) == [0, 0, 1]
+
+
+def of_job(job_id):
+    """The pids of what one of SLURM's jobs runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"SLURM_JOB_ID={job_id}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+@needs_submitit
+def test_a_sweep_by_submitit_waits_for_a_job_whose_node_failed_and_which_begins_anew(slurm, tmp_path):
+    with sweep_by_submitit(slurm, tmp_path, "seed=0,1", "goal.num_steps=40", "goal.val_every_steps=40") as process:
+        slurm.run("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+        slurm.run("scontrol", "update", "nodename=n1", "state=resume")  # or it is back by itself: ReturnToService
+        out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0 and "2 of 2 complete" in out, out
+    lost = [run for run in records(tmp_path) if run["status"] != "complete"]
+    assert lost, out
+    for run in lost:  # the launcher may have been killed with its node
+        found = run["failure"]
+        assert found["kind"] == "launcher_killed" or ": SLURM begins job " in found["message"], (found, run["ended_at"])
+    assert {run["launched_by"]["num_restarts"] for run in lost} == {0}
+    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+    assert slurm.run("squeue", "--noheader").stdout == ""
+
+
+def test_a_job_that_loses_a_node_says_so_in_its_record(slurm, tmp_path):
+    process, job_id = submitted(slurm, tmp_path, "cluster.requeue=false")
+    slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    out, _ = process.communicate(timeout=90)
+    slurm.run("scontrol", "update", "nodename=n2", "state=resume")
+    assert process.returncode == 1 and f"job {job_id} ended as NODE_FAIL" in out, out
+    (run,) = records(tmp_path)
+    assert (run["status"], run["failure"]["kind"]) == ("aborted", "interrupted")
+    assert run["failure"]["message"].endswith(f"SLURM ended job {job_id}, because a node of it failed")
+    assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
+
+
+@needs_submitit
+def test_a_signal_to_a_sweep_by_submitit_ends_its_jobs_and_keeps_honest_records(slurm, tmp_path):
+    words = ["seed=0,1,2", "hydra.launcher.array_parallelism=1"]
+    with sweep_by_submitit(slurm, tmp_path, *words, num_running=1) as process:
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=90)
     assert process.returncode == 1 and "ending 3 job(s)" in out and "2 not run, it was interrupted" in out, out

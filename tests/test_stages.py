@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 
 import pytest
 import real_runs
@@ -12,7 +13,7 @@ import models
 from bench.config import compose, resolve, schema, stages
 from bench.data import shards, sources
 from bench.data.stream import Stream
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.record import metrics, verification, work
 from bench.training import distributed, staging
@@ -87,7 +88,7 @@ WINDOWS = {
 }
 
 
-# of records 29 to 46: steps of the schedule, steps in all, and the blocks of the last steps and of the last validation
+# of records 29 to 53: steps of the schedule, steps in all, and the blocks of the last steps and of the last validation
 THIRDS = {
     "r29": (1671, 1670, 11, 11),
     "r30": (1706, 1705, 11, 11),
@@ -104,7 +105,15 @@ THIRDS = {
     "r43": (2205, 2245, 13, 20),
     "r45": (2185, 2225, 13, 20),
     "r46": (2120, 2160, 13, 20),
+    "r48": (2120, 2160, 13, 20),
+    "r49": (2070, 2110, 13, 20),
+    "r50": (2050, 2090, 13, 20),
+    "r51": (1995, 2035, 13, 20),
+    "r52": (1960, 2000, 13, 20),
+    "r53": (1880, 1920, 13, 20),
 }
+PEAKS = dict.fromkeys(("r46", "r48"), (0.33, 0.66, 1.51, 1.93))  # of a learning rate: from where on, how large
+PEAKS |= dict.fromkeys(("r49", "r50", "r51", "r52"), (1 / 3, 2 / 3, 1.51, 1.93)) | {"r53": (1 / 3, 2 / 3, 1.52, 1.73)}
 
 
 @pytest.mark.parametrize("rung", THIRDS)
@@ -119,20 +128,45 @@ def test_a_window_changes_in_thirds_as_in_the_record(rung):
     assert timeline.window_after(num_steps) == 128 * end
 
 
-def test_record_46s_batch_and_learning_rate_grow_at_their_own_steps():
-    config = compose.compose(["experiment=r46"], CPU)
-    timeline = Timeline(config.stages, 2160, window_block=128)
-    batches = [(8, 16, 24)[int(3 * k / 2120)] if k < 2120 else 24 for k in range(2160)]
-    assert [timeline.at(step).stage.batch_tokens for step in range(2160)] == [2048 * 8 * one for one in batches]
+@pytest.mark.parametrize("rung", PEAKS)
+def test_batch_and_learning_rate_grow_at_their_own_steps(rung):
+    num_scheduled, num_steps, *_ = THIRDS[rung]
+    config = compose.compose([f"experiment={rung}"], CPU)
+    timeline = Timeline(config.stages, num_steps, window_block=128)
+    batches = [(8, 16, 24)[int(3 * k / num_scheduled)] if k < num_scheduled else 24 for k in range(num_steps)]
+    assert [timeline.at(step).stage.batch_tokens for step in range(num_steps)] == [2048 * 8 * one for one in batches]
+    first_at, second_at, first, second = PEAKS[rung]
+    num_falling = round(0.55 * num_scheduled)  # a part of a step more in r49 to r51
 
-    def lr(k):  # the record's, which changes its peak at 0.33 and 0.66 of 2,120 steps and falls from 0.45 on
-        x = k / 2120
-        peak = 1.93 if x > 0.66 else 1.51 if x > 0.33 else 1.0
-        left = min(1.0, max(0.0, (1 - x) / 0.55))
+    def lr(k):  # the record's, whose peak changes at two points and which falls from 0.45 of the steps on
+        x = k / num_scheduled
+        peak = second if x > second_at else first if x > first_at else 1.0
+        left = min(1.0, max(0.0, (num_scheduled - k) / num_falling))
         return peak * left + 0.1 * (1 - left)
 
     schedule = config.optim.schedule
-    assert [schedule.lr_frac(k, 2160) for k in range(2160)] == pytest.approx([lr(k) for k in range(2160)], rel=1e-9)
+    found = [schedule.lr_frac(k, num_steps) for k in range(num_steps)]
+    assert found == pytest.approx([lr(k) for k in range(num_steps)], rel=1e-9)
+
+
+def test_record_53s_loss_looks_ahead_and_its_embedding_parts_step_by_step_as_in_the_record():
+    timeline = Timeline(compose.compose(["experiment=r53"], CPU).stages, 1920, window_block=128)
+    for k in range(1920):
+        x = k / 1880
+        weights = [1.0, 0.5, 0.25 * (1 - 3 * x)] if x < 1 / 3 else [1.0, 0.5 * (2 - 3 * x)] if x < 2 / 3 else None
+        assert timeline.ahead_weights(k) == (weights and pytest.approx(weights, abs=1e-7))
+        assert bool(timeline.at(k).stage.untied) == (k >= math.ceil(2 / 3 * 1880))
+
+
+@pytest.mark.parametrize("rung", ["r52", "r53"])
+def test_scalars_rest_for_40_steps_where_batch_and_window_change_as_in_the_record(rung):
+    num_scheduled, num_steps, *_ = THIRDS[rung]
+    timeline = Timeline(compose.compose([f"experiment={rung}"], CPU).stages, num_steps, window_block=128)
+    thirds = [int(3 * k / num_scheduled) for k in range(num_scheduled)] + [3] * 40
+    changes = [k for k in range(1, num_steps) if thirds[k] != thirds[k - 1]]
+    frozen = {k for change in changes for k in range(change, change + 40)}
+    assert {k for k in range(num_steps) if timeline.is_frozen("vectors", k)} == frozen
+    assert not any(timeline.is_frozen("head", k) for k in range(num_steps))
 
 
 @pytest.mark.parametrize("rung", WINDOWS)
@@ -144,7 +178,7 @@ def test_a_window_grows_as_in_the_record(rung):
     windows = [window_at(step, num_steps) for step in range(num_steps + 1)]
     assert [timeline.at(step).window_tokens for step in range(num_steps)] == windows[:-1]
     assert [timeline.window_after(step) for step in range(num_steps + 1)] == windows
-    assert len(timeline.distinct) == len(timeline.portions) == num_windows
+    assert len(timeline.distinct()) == len(timeline.portions) == num_windows
     assert config.goal.val_window_tokens is None  # in every one of them validation has the step's own
 
 
@@ -160,7 +194,18 @@ def test_a_window_that_grows_is_rounded_to_blocks_and_has_one_at_least():
 
 def test_what_is_the_same_is_warmed_up_once():
     rows = [Stage(until_step=2, batch_tokens=4), Stage(until_step=4, batch_tokens=8), Stage(batch_tokens=4)]
-    assert [portion.first_step for portion in Timeline(rows, 6).distinct] == [0, 2]
+    assert [portion.first_step for portion in Timeline(rows, 6).distinct()] == [0, 2]
+
+
+def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
+    rows = [Stage(until_step=8, first_window_tokens=0, window_tokens=64), Stage(window_tokens=32, batch_tokens=8)]
+    timeline = Timeline(rows, 10, window_block=16)
+    assert [portion.window_tokens for portion in timeline.distinct()] == [16, 32, 48, 32]
+    assert [portion.window_tokens for portion in timeline.distinct(every_window=False)] == [16, 48, 32]
+    grown = Timeline(
+        [Stage(window_tokens=16, until_step=2), Stage(window_tokens=64, until_step=4), Stage(window_tokens=32)], 6
+    )
+    assert [portion.first_step for portion in grown.distinct(every_window=False)] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +227,10 @@ def test_what_is_the_same_is_warmed_up_once():
         ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: give window_tokens too"),
         ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
         ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a window that grows is rounded"),
+        ("stages=[{until_step:3,untied:true},{}]", r"stages\[1\].untied=null: the stage before has it"),
+        ("stages=[{ahead_weights:[1,1],end_ahead_weights:[1]}]", r"end_ahead_weights=\[1.0\]: .* as many of both"),
+        ("stages=[{ahead_weights:[]}]", r"stages\[0\].ahead_weights=\[\]: use 1 to 127"),
+        ("stages=[{frozen_steps:{muon:2}}]", r"stages\[0\].frozen_steps.muon=2: optim=adamw is all one part"),
         ("goal.val_window_tokens=64", "goal.val_window_tokens=64: no stage has a window"),
         ("goal.val_seq_len=96", "goal.val_tokens=4096: it must be a multiple of .* = 96"),
         ("model.bfloat16_params=[embedding]", "model.bfloat16_params=.*hardware.dtype is float32"),
@@ -200,20 +249,20 @@ def test_parts_of_the_optimizer_are_checked_together():
         resolved(*SMALL, *groups, "stages=[{update_every_steps:{tail:2}}]")
     with pytest.raises(ValueError, match="optim.grad_clip_norm=1.0: update_every_steps adds up"):
         resolved(*SMALL, *groups, "optim.grad_clip_norm=1.0", "stages=[{update_every_steps:{head:2}}]")
-    with pytest.raises(ValueError, match="hardware.reducer=shard: update_every_steps keeps gradients"):
-        resolved(
-            *SMALL,
-            *groups,
-            "hardware.reducer=shard",
-            "hardware.num_processes=2",
-            "stages=[{update_every_steps:{head:2}}]",
-        )
+    for stage, why in (
+        ("update_every_steps:{head:2}", "update_every_steps keeps gradients"),
+        ("frozen_steps:{head:2}", "frozen_steps leaves gradients out"),
+        ("untied:true", "before it the embedding has no gradient"),
+    ):
+        with pytest.raises(ValueError, match=f"hardware.reducer=shard: {why}"):
+            resolved(*SMALL, *groups, "hardware.reducer=shard", "hardware.num_processes=2", f"stages=[{{{stage}}}]")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["stages=[{window_tokens:64}]"], r"stages\[0\].window_tokens=64: model.arch=gpt2 has no windows"),
+        (["stages=[{until_step:2},{untied:true}]"], r"stages\[1\].untied=True: .*gpt2 has no embedding that"),
         (["model=windowed", "stages=[{window_tokens:70}]"], r"stages\[0\].window_tokens=70: .*window_block=16: 64"),
         (
             ["model=windowed", "stages=[{window_tokens:64}]", "goal.val_window_tokens=70"],
@@ -355,6 +404,57 @@ def _gradient_alone(trainer, step):
     model(*trainer.loader.next()).backward()
     trainer.loader.load_state_dict({"step": step, "micro_step": 0})
     return model.hidden_matrices()[0].grad
+
+
+PARTING = ["experiment=r53", "model.num_layers=4", "model.width=32", "model.num_heads=2", "model.args.block=16"]
+PARTING += ["data.seq_len=128", "data.batch_tokens=512", "goal.val_seq_len=128", "goal.val_tokens=4096"]
+PARTING += ["goal.num_steps=6", "hardware=cpu", "hardware.num_threads=1", "model.args.activations=float32"]
+PARTING += ["data=pysource", "goal.target_val_loss=null", "goal.val_every_steps=3"]
+PARTS = "update_every_steps:{embedding:2,head:2,vectors:2,skips:2,smear:2}"
+PARTING += [
+    f"stages=[{{until_step:4,window_tokens:32,{PARTS},ahead_weights:[1.0,0.5],end_ahead_weights:[1.0,0.0]}},"
+    f"{{window_tokens:32,{PARTS},untied:true,frozen_steps:{{vectors:1}}}}]"
+]
+
+
+def test_an_embedding_parts_as_the_head_is_and_what_is_frozen_rests():
+    trainer, _, _ = trainer_of(*PARTING)
+    model, state = trainer.model, trainer.optimizer.parts["head"].state
+    embedding, head, scalar = model.embedding.weight, model.head.weight, model.smear_weight
+    drawn = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer.warm_up()
+    assert all(value.equal(drawn[name]) for name, value in model.state_dict().items())
+    assert not model.untied and not any(value.any() for value in (*state[embedding].values(), *state[head].values()))
+    ahead = []
+    for step in range(4):
+        trainer.step(step)
+        ahead.append(model.ahead_weights.tolist())
+    assert ahead == [[1.0, 0.5], [1.0, 0.375], [1.0, 0.25], [1.0, 0.125]]
+    assert embedding.equal(drawn["embedding.weight"]) and embedding.grad is None
+    assert state[head]["step"] == 2  # updated in every second step
+    tied = trainer.evaluate()  # in the state of the step that comes next
+    assert embedding.equal(head) and state[embedding]["exp_avg"].equal(state[head]["exp_avg"])
+    assert state[embedding]["step"] == 2 and model.ahead_weights is None
+    model.untied = False
+    assert trainer.evaluate() == tied
+    model.untied = True
+    rested = scalar.detach().clone()
+    trainer.step(4)
+    assert scalar.grad is None and head.grad is not None  # a frozen part's gradient is dropped, another's is kept
+    trainer.step(5)
+    assert not scalar.equal(rested) and not embedding.equal(head) and state[embedding]["step"] == 3
+    trainer.close()
+
+
+def test_a_run_whose_embedding_parts_is_the_same_on_two_ranks(tmp_path):
+    found = []
+    for world_size in (1, 2):
+        words = [*PARTING, "track=free", f"hardware.num_processes={world_size}", f"name=w{world_size}"]
+        folder = real_runs.run(tmp_path, *words)
+        assert [fault for fault in verification.report(folder)["rules"] if _is_fault(fault)] == []
+        rows = real_runs.steps(folder)
+        found.append([float(row["train_loss"]) for row in rows[1:]] + [float(rows[-1]["val_loss"])])
+    assert found[1] == pytest.approx(found[0], rel=2e-4)
 
 
 def test_the_warm_up_warms_every_stage_and_leaves_no_trace(monkeypatch):

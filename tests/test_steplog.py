@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from bench.instruments.base import Instrument
+from bench.instruments.instrument_set import InstrumentSet
 from bench.training.step_log import NonFiniteLoss, StepLog
 from bench.training.timers import HostMarks
 
@@ -103,3 +105,26 @@ def test_a_step_is_read_late_so_that_nothing_waits():
     log.on_step_start(5)
     log.on_step_end(5)
     assert [row["step"] for row in log.rows] == [1, 2, 3, 4, 5]
+
+
+def test_what_an_instrument_does_in_a_step_is_in_its_time():
+    """At each edge that the clock runs at: else a costly instrument would make a run look faster than it is."""
+    hand, log, seen = make()
+
+    class Costly(Instrument):
+        def on_step_start(self, step):
+            hand.ns += 1_000_000
+
+        def on_phase(self, name):
+            hand.ns += 20_000_000
+
+        def on_step_end(self, step):
+            hand.ns += 300_000_000
+
+    watch = InstrumentSet([Costly(context=None)], essential=log)
+    watch.on_step_start(0)
+    watch.on_phase("forward")
+    log.add_loss(0, torch.tensor(1.0))
+    watch.on_step_end(0)
+    watch.on_validation(1, 4.5, 0.321)
+    assert seen[-1]["step_ms"] == 321.0

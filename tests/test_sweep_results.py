@@ -123,6 +123,30 @@ def test_the_summary_names_the_best_the_means_what_failed_and_what_did_not_run(r
     assert shown.splitlines()[5].split()[:5] == ["0.003", "2", "2", "3.9000", "0.14142"]
 
 
+def test_the_table_says_what_all_runs_share_and_no_time_of_runs_beside_others(results):
+    folder = make(results)
+    facts = sweep.read(folder)
+    points = [["track=free", *words] for words in facts["points"]]
+    (folder / sweep.NAME).write_text(json.dumps(facts | {"points": points}))
+    shown = sweep_text.table(sweep_results.read(folder))
+    assert shown[2] == "in all of them: track=free" and "train_s_mean" in shown[4]
+    for path in results.glob("cpu_nano/*/run.json"):
+        run = json.loads(path.read_text())
+        beside = {"beside": {"num_slots": 2, "slowdown_pct": None}, "validity": "suspect", "validity_reasons": ["b"]}
+        path.write_text(json.dumps(run | beside))
+    shown = sweep_text.table(sweep_results.read(folder))
+    assert "val_loss_mean" in shown[4] and "train_s_mean" not in shown[4]
+
+
+def test_a_best_at_the_edge_and_a_setting_within_the_noise_are_said(results):
+    grid = {(0.001, 2, 0): (4.0, 1.0), (0.001, 2, 1): (4.4, 1.0), (0.002, 4, 0): (3.5, 1.0), (0.002, 4, 1): (3.9, 1.0)}
+    grid |= {(0.003, 2, 0): (3.0, 1.0), (0.003, 2, 1): (3.4, 1.0), (0.003, 4, 0): (3.1, 1.0), (0.003, 4, 1): (3.5, 1.0)}
+    why = sweep_text.why(sweep_results.read(make(results, grid)))
+    assert "optim.lr 0.9500 (best 0.003, the greatest that was tried: try beyond it)" in why  # 4.2 - 3.25
+    assert "model.num_layers 0.2000 (best 4)" in why  # 3.7 - 3.5
+    assert "sd 0.2828, more than model.num_layers made" in why  # 0.4 / sqrt(2)
+
+
 def test_a_point_that_failed_and_then_ran_is_not_lost(results):
     folder = make(results, **{str((0.003, 4, 0)): LOST})
     again = add(results, 40, 0.003, 4, 0, 4.5, 20.0)

@@ -1,7 +1,13 @@
 """A sweep's runs: side by side, stopped without hope, searched for, confirmed by a race."""
 
+import contextlib
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import claimed
 import pytest
@@ -10,9 +16,10 @@ import real_runs
 from bench.compare import eligibility
 from bench.config import multirun, schema
 from bench.launch import finish
+from bench.machine import run_processes
 from bench.record import failures, run_folder, step_files, sweep, validity
 from bench.record.rows import row_of
-from bench.sweep import objective, packing, search, stopping, winners
+from bench.sweep import at_work, objective, packing, search, stopping, winners
 
 FOUR_CORES = {0, 1, 2, 3}
 
@@ -207,9 +214,69 @@ def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, 
     done = real_runs.bench(tmp_path, "run", "-m", *real_runs.SHORT, *words, "--json", "--anyway")
     assert done.returncode == 0, done.stderr
     assert [run["status"] for run in json.loads(done.stdout)] == ["complete"] * 2
+    if package == "optuna":  # once for all trials
+        assert done.stderr.count("    plan  2 runs, how long is known after the first\n") == 1, done.stderr
+        assert "    plan  1 run" not in done.stderr and "     run  2 of 2: optim.lr=" in done.stderr
     (folder,) = sweep.folders(tmp_path)
     for run in map(real_runs.run_json, real_runs.folders(tmp_path)):
         assert run["sweep"]["sweep_id"] == folder.name and run["status"] == "complete"
+
+
+needs_joblib = pytest.mark.skipif(not has("joblib"), reason="joblib is not installed: docs/SWEEPS.md")
+
+
+@contextlib.contextmanager
+def sweep_by_joblib(results):
+    """-> the process of a sweep of three runs, two of which train."""
+    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", "hardware.num_threads=1", "--anyway"]
+    command = [sys.executable, "-m", "bench", "run", "-m", *real_runs.LONG, *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    env = real_runs.environment(results)
+    with subprocess.Popen(command, cwd=real_runs.REPO, env=env, start_new_session=True, **pipes) as process:
+        until_s = time.monotonic() + 120
+        while len(list(results.glob("*/*/.progress.tmp"))) < 2:
+            assert process.poll() is None and time.monotonic() < until_s
+            time.sleep(0.2)
+        yield process
+
+
+def ended_by_joblib(results):
+    """(status, kind of failure) of each run of that sweep, when nothing of it is alive."""
+    folders = real_runs.folders(results)
+    assert not any(run_processes.find(folder) for folder in folders)
+    (folder,) = sweep.folders(results)
+    assert not (folder / at_work.FOLDER).exists()
+    runs = map(real_runs.run_json, folders)
+    return [(run["status"], run["failure"]["kind"]) for run in runs]
+
+
+@pytest.mark.slow
+@needs_joblib
+@pytest.mark.parametrize("to_all", [False, True], ids=["SIGTERM to the sweep", "Ctrl-C to all in the terminal"])
+def test_a_signal_to_a_sweep_by_joblib_ends_each_run_with_its_record(to_all, tmp_path):
+    """joblib kills its workers and all that they started, the guards of runs too: each run must have ended before."""
+    with sweep_by_joblib(tmp_path) as process:
+        if to_all:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=90)
+    assert process.returncode == 1 and "1 not run, it was interrupted" in out, out
+    assert ended_by_joblib(tmp_path) == [("aborted", "interrupted")] * 2
+    (folder,) = sweep.folders(tmp_path)
+    assert len([point for point in sweep.points(folder) if point.folder]) == 2
+
+
+@pytest.mark.slow
+@needs_joblib
+def test_a_worker_of_joblib_that_is_killed_leaves_a_finished_record_and_a_sweep_to_go_on_with(tmp_path):
+    with sweep_by_joblib(tmp_path) as process:
+        (folder,) = sweep.folders(tmp_path)
+        os.kill(int(min(path.name for path in (folder / at_work.FOLDER).iterdir())), signal.SIGKILL)
+        out, _ = process.communicate(timeout=90)
+    assert process.returncode == 1 and "TerminatedWorkerError" in out, out
+    assert "1 not run, a job was lost: the same command goes on with them" in out, out
+    assert ended_by_joblib(tmp_path) == [("aborted", "launcher_killed")] * 2
 
 
 def test_a_budget_is_not_for_launchers_with_limits_of_their_own(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 import real_runs
 
 from bench import instruments
-from bench.instruments.base import Context, InstrumentSet
+from bench.instruments.base import Context
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.console import Bars
 from bench.launch.progress import Progress
 from bench.machine import peak_rates

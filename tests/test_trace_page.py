@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import traces
 from browser import Browser, needs_browser
@@ -11,7 +12,7 @@ from bench.cli import analyze
 from bench.report import run_page, trace_page, trace_panels
 from bench.trace import analysis, critical, diff, events, load, queues, skip, stamps, window
 from bench.trace.kernels import types
-from bench.web import lanes
+from bench.web import waterfall
 
 MAX_PAGE_BYTES = 3_000_000
 needs_shared = pytest.mark.skipif(not traces.SHARED.is_dir(), reason="needs the shared traces")
@@ -79,10 +80,12 @@ def test_the_depth_of_a_queue_over_time_by_hand(tmp_path):
 
 
 def test_a_waterfall_goes_from_one_total_to_the_other():
-    panel = lanes.waterfall("w", "t", "", "ms", (("A", 10.0), ("B", 9.0)), [("grew", 1.5), ("shrank", -2.5)])
-    ends = [(round(bar.start, 6), round(bar.end, 6), bar.colour) for lane in panel.lanes for bar in lane.bars]
-    assert panel.low == 6.5  # the smallest total, less the reach of the changes
-    assert ends == [(6.5, 10, "soft"), (10, 11.5, "series-1"), (9, 11.5, "series-0"), (6.5, 9, "soft")]
+    steps = [("grew", 1.5, ""), ("shrank", -2.5, "")]
+    drawn = waterfall.of_changes("t", "", (("A", 10.0), ("B", 9.0)), steps)
+    assert drawn.low == 6.5  # the smallest total, less the reach of the changes
+    ends = [(round(bar.begin, 6), round(bar.end, 6), bar.kind) for bar in drawn.bars]
+    assert ends == [(6.5, 10, "total"), (10, 11.5, "more"), (11.5, 9, "less"), (6.5, 9, "total")]
+    assert 'style="margin-left:70.00%;width:30.00%"' in drawn.markup, "from 10 to 11.5 of a scale from 6.5 to 11.5"
 
 
 def test_foreign_names_become_no_markup(tmp_path):
@@ -158,16 +161,23 @@ def test_the_page_of_eight_ranks_in_a_browser_wide_and_narrow_light_and_dark(tmp
 # ---- reading
 
 
+def rows_but_queries(rank, kinds):
+    is_query = rank.names_that(lambda name: name.startswith(skip.QUERIES))
+    return np.flatnonzero(rank.is_kind(*kinds) & ~(is_query[rank.name] & rank.is_kind(events.RUNTIME)))
+
+
 @needs_shared
 @pytest.mark.parametrize("name", SETS)
 def test_what_is_skipped_undecoded_is_what_nobody_wanted(name):
     kinds = (events.KERNEL, events.MEMCPY, events.MEMSET, events.RUNTIME, events.ANNOTATION)
     for path in load.find(traces.SHARED / "files" / name)[:2]:
         whole, few = load.load(path), load.load(path, kinds)
-        mine = whole.is_kind(*kinds)
+        mine, theirs = (rows_but_queries(rank, kinds) for rank in (whole, few))
+        queries = np.setdiff1d(np.flatnonzero(whole.is_kind(*kinds)), mine)
+        assert not np.isin(whole.correlation[queries], whole.correlation[whole.device_rows()]).any()
         for column in ("kind", "ts", "dur", "correlation", "external"):
-            assert (getattr(whole, column)[mine] == getattr(few, column)).all(), column
-        assert [whole.names[index] for index in whole.name[mine]] == [few.names[index] for index in few.name]
+            assert (getattr(whole, column)[mine] == getattr(few, column)[theirs]).all(), column
+        assert [whole.names[index] for index in whole.name[mine]] == [few.names[index] for index in few.name[theirs]]
         assert few.num_bad == whole.num_bad
 
 

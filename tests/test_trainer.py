@@ -8,7 +8,7 @@ import real_runs
 import torch
 
 from bench.data import shards
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.training import distributed
 from bench.training.step_log import StepLog

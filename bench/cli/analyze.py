@@ -117,8 +117,8 @@ def _diff(argv):
 def _page_of_diff(answer, args):
     from bench.report import trace_page
 
-    panel = trace_page.waterfall(answer, args.a, args.b)
-    return trace_page.diff_html(answer, args.a, args.b), (), [panel] if panel else []
+    drawn = trace_page.of_difference(answer, args.a, args.b)
+    return trace_page.diff_html(answer, args.a, args.b), (), [drawn] if drawn else []
 
 
 def _one_rank(word, number):

@@ -14,7 +14,7 @@ from bench.compare.effects import MIN_FLOOR_PCT
 from bench.config import groups
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import prepare
+from bench.launch.prepare import asked, prepare
 from bench.record import run_folder
 from bench.record.rows import row_of
 from bench.terminal import text_table
@@ -48,6 +48,11 @@ def main(argv):
     as_text = f"{text(found, 'github' if args.md else 'simple')}\n\n{_end(found, path)}"
     print(json.dumps(found | {"file": path and path.name}, indent=1) if args.json else as_text)
     return 0 if path else 1
+
+
+def check(argv):
+    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
+    asked(_n_and_overrides(_parser().parse_intermixed_args(argv).overrides)[1])
 
 
 def _end(found, path):
@@ -85,11 +90,11 @@ def _n_and_overrides(words):
 
 def _make_runs(n, overrides, anyway, command):
     """A discarded warm-up run, then 2 n runs with fresh seeds -> the runs, the last of them failed or 2 n + 1."""
-    asked = [word for word in overrides if word.startswith("seed=")]
-    overrides = [word for word in overrides if word not in asked]
-    if asked and not asked[-1][5:].isdigit():
-        raise ValueError(f"{asked[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
-    first_seed = int(asked[-1][5:]) if asked else 0
+    seeds = [word for word in overrides if word.startswith("seed=")]
+    overrides = [word for word in overrides if word not in seeds]
+    if seeds and not seeds[-1][5:].isdigit():
+        raise ValueError(f"{seeds[-1]}: the first of {2 * n} seeds: use a whole number, 0 or more")
+    first_seed = int(seeds[-1][5:]) if seeds else 0
     job = prepare([*overrides, f"seed={first_seed}"], say=lambda words: say("data", words))
     jobs = [job, *(job.with_seed(seed) for seed in range(first_seed, first_seed + 2 * n))]
     ready.agree(ready.checks(job), anyway, "the noise floor")

@@ -46,6 +46,11 @@ def main(argv):
     return 0 if fit else 1
 
 
+def check(argv):
+    """ValueError for words that are no settings: said before they are submitted (cluster=slurm), not in the job."""
+    compose.compose(_parser().parse_intermixed_args(argv).overrides)
+
+
 def passport(hardware, env, as_json):
     """Exit code 0, also where a GPU is slow: it says so; 1: it could not be measured."""
     earlier = kept.every()

@@ -18,11 +18,12 @@ from pathlib import Path
 from bench import atomic
 from bench.cli import arguments
 from bench.config import groups
-from bench.ladder import folders, forecast, page, request, staircase, text
+from bench.ladder import folders, forecast, page, request, rungs, sizes, staircase, text
 from bench.launch import console, ready
 from bench.launch.console import say
 from bench.paths import results_root, shown
 from bench.race import planning, runner
+from bench.race import request as race_request
 
 
 def main(argv):
@@ -45,6 +46,23 @@ def main(argv):
         say("race", shown(folder))
     _print(args, found, text.terminal)
     return 0
+
+
+def check(argv):
+    """ValueError for words that make no ladder: said before they are submitted (cluster=slurm), not in the job.
+
+    Which rungs fit is not asked: the machine of the job chooses the size, and to compose them all takes half a minute.
+    """
+    args = _parser().parse_intermixed_args(argv)
+    if args.resume is not None:
+        folders.unfinished(results_root().absolute(), args.resume)
+    own = [word for word in args.words if word.partition("=")[0] in request.OWN_WORDS]
+    for word in own:
+        sizes.named(word.partition("=")[2])
+    for word in args.words:
+        if "=" not in word:
+            rungs.of_name(word)
+    race_request.parse([word for word in args.words if "=" in word and word not in own])
 
 
 def _print(args, found, as_text):

@@ -9,11 +9,13 @@ One session, a fresh process group a run, a discarded warm-up run an arm, the or
 the first run.  What is measured stays hidden until the race has ended.  Interrupted: ./run.sh race --resume
 """
 
+import itertools
 import json
 
 from bench.cli import arguments
 from bench.config import groups
 from bench.launch import allocation, console, ready
+from bench.launch.prepare import asked
 from bench.paths import results_root, shown
 from bench.race import arm_process, planning, report, request, runner, state
 from bench.record import named
@@ -42,6 +44,30 @@ def main(argv):
     return 0 if all(one["comparable"] for one in found["result"]["against"].values()) else 2
 
 
+def check(argv):
+    """ValueError for words that make no race: said before they are submitted (cluster=slurm), not in the job.
+
+    The settings of an arm of another revision are for that revision's code to check.
+    """
+    args, results = _parser().parse_intermixed_args(argv), results_root().absolute()
+    if given := [word for word in (args.resume, args.look, args.abandon) if word is not None]:
+        _chosen(results, given[0])
+        return
+    wanted = request.parse(_words(args))
+    planning.check(wanted)
+    configs = {}
+    for name, arm in wanted["arms"].items():
+        try:
+            if arm["rev"] is None:
+                configs[name] = asked(arm["overrides"])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    for (one, config), (other, other_config) in itertools.combinations(configs.items(), 2):
+        if config == other_config and not args.anyway:
+            same = "are the same config: ./run.sh calibrate measures what noise does, --anyway races them"
+            raise ValueError(f"{one} and {other} {same}")
+
+
 def _say(folder, found, args):
     """How a race ended, and where it lies; quiet, the verdicts alone."""
     if args.quiet and not args.md:
@@ -59,15 +85,11 @@ def _raced(args, results):
             return folder, runner.finish(folder, results, "abandoned", "abandoned on request (--abandon)")
     if args.resume is not None:
         folder = _chosen(results, args.resume)
-    elif args.from_sweep is not None:
-        folder = planning.begin(request.parse(_of_sweep(args)), results, args.anyway)
-    elif (of_this_job := _requeued(results)) is not None:
+    elif args.from_sweep is None and (of_this_job := _requeued(results)) is not None:
         folder = of_this_job
         console.say("race", f"job requeued: {folder.name} goes on")
-    elif args.words:
-        folder = planning.begin(request.parse(args.words), results, args.anyway)
     else:
-        raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
+        folder = planning.begin(request.parse(_words(args)), results, args.anyway)
     return folder, runner.go(folder, results, args.show, args.anyway)
 
 
@@ -82,8 +104,12 @@ def _requeued(results):
     return None
 
 
-def _of_sweep(args):
-    """--from-sweep: the best points of the sweep as arms, and the words that were typed beside."""
+def _words(args):
+    """Of a race that is to begin; with --from-sweep the best points of the sweep as arms, and what is typed beside."""
+    if args.from_sweep is None:
+        if not args.words:
+            raise ValueError("no arms are given: write A=... B=..., for example ./run.sh race A= B='optim=muon' n=5")
+        return args.words
     folder = named.sweep_folder(args.from_sweep).absolute()
     given = [word for word in args.words if word[:1].isupper() and word[1:2] in ("=", ".")]
     if given:

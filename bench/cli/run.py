@@ -13,6 +13,7 @@ from bench.launch.nodes.member import Refused
 from bench.launch.of_nodes import OfNodes
 from bench.launch.prepare import asked, prepare, this_machine
 from bench.sweep import packing
+from bench.units import seconds_of
 
 ENDED_WELL = ("complete", "stopped")  # a sweep stops what has no hope
 
@@ -33,12 +34,7 @@ def main(argv):
         from bench.cli import sweeping
 
         return sweeping.beside(args)
-    mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
-    args.multirun = args.multirun or mode == "MULTIRUN"
-    if args.anyway and not args.multirun:
-        raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
-    if args.budget is not None and not args.multirun:
-        raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
+    stored = _is_sweep(args)
     if args.multirun:
         joining.refuse("run -m", args.overrides)
     started_by = None if args.multirun else joining.started_by("run")
@@ -56,17 +52,50 @@ def main(argv):
     return 0 if all(run["status"] in ENDED_WELL for run in runs) else 1
 
 
+def check(argv):
+    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
+    args = _parser().parse_intermixed_args(overrides.spelled(argv))
+    _is_sweep(args)
+    for point in _points(args) or ():
+        asked(point)
+
+
+def _is_sweep(args):
+    """Puts into args.multirun whether it is one, of options and of yamls -> the words of the sweep that is stored."""
+    mode, stored = (None, []) if args.multirun or args.race else multirun.stored(args.overrides)
+    args.multirun = args.multirun or mode == "MULTIRUN"
+    if args.anyway and not args.multirun:
+        raise ValueError("--anyway: one run warns of a busy machine and never asks: it is for sweeps (-m)")
+    if args.budget is not None and not args.multirun:
+        raise ValueError(f"--budget {args.budget}: it is for sweeps (-m); hardware.wall_timeout_s=SECONDS ends one run")
+    args.budget_s = _seconds_of_budget(args.budget)
+    return stored
+
+
+def _points(args):
+    """The words of every run; None: a search chooses them as it goes."""
+    return multirun.points(args.overrides, this_machine()) if args.multirun else [args.overrides]
+
+
 def _show_cfg(args):
     """--cfg: of our settings with their meanings; Hydra's own as Hydra prints them."""
     if args.cfg != "job":
         multirun.show_cfg(args.overrides, args.cfg, this_machine(), args.resolve)
         return
-    points = multirun.points(args.overrides, this_machine()) if args.multirun else [args.overrides]
+    points = _points(args)
     if points is None:
         raise ValueError("-m --cfg job: a search chooses its points as it goes; --cfg job of one shows what all share")
     for point in points:
         head = f"---\n# {' '.join(point)}\n" if args.multirun else ""
         print(head + explain.commented(asked(point), explain.Origins(point, this_machine())), end="")
+
+
+def _seconds_of_budget(words):
+    """--budget's value, None for None.  ValueError: it is no time."""
+    try:
+        return None if words is None else seconds_of(words)
+    except ValueError as error:
+        raise ValueError(f"--budget {error}") from None
 
 
 def _follow(started_by, overrides):

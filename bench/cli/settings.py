@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 
-from bench.config import cluster, compose, explain, schema
+from bench.config import cluster, compose, explain, schema, typed
 from bench.config.typed import MISSING
 from bench.launch.prepare import this_machine
 
@@ -57,7 +57,7 @@ class _Composition:
     def value(self, key):
         """MISSING for a setting that this run does not have."""
         try:
-            return schema.get(self.config, key)
+            return typed.get(self.config, key)
         except KeyError:
             return MISSING
 

@@ -12,7 +12,7 @@ from bench.config import groups
 from bench.config.overrides import spelled
 from bench.launch import console, launcher, ready, summary
 from bench.launch.console import say
-from bench.launch.prepare import prepare
+from bench.launch.prepare import asked, prepare
 from bench.machine import preflight
 from bench.paths import results_root
 from bench.record import run_folder
@@ -58,6 +58,11 @@ def main(argv):
         if judged and answer["passed"] is not None:  # nothing is claimed where there is nothing to reach
             say("judge", judged)
     return 1 if answer is None or answer["passed"] is False else 0
+
+
+def check(argv):
+    """ValueError for words that make no run: said before they are submitted (cluster=slurm), not in the job."""
+    asked(_parser().parse_intermixed_args(spelled(argv)).overrides)
 
 
 def _prepared(args):
@@ -114,9 +119,8 @@ def _judged(runs):
 
 def fresh_seeds(job, overrides):
     """A seed for each run, that no recorded run of this config has had, or from seed=N on if that is given."""
-    asked = [override for override in overrides if override.startswith("seed=")]
     first = job.config.seed
-    if not asked:
+    if not any(override.startswith("seed=") for override in overrides):
         folder = results_root() / job.config.track.name
         taken = [run["seed"] for run in run_folder.read_all([folder]) if run["config_id"] == job.config_id]
         first = max(taken, default=-1) + 1

@@ -16,12 +16,11 @@ from bench.report import sweep_page, sweep_results, sweep_text
 from bench.sweep import packing
 from bench.sweep.elsewhere import Unfinished
 from bench.sweep.points import Points, source_sha256
-from bench.units import seconds_of
 
 
 def go(args, argv):
     """Returns what --json prints: of every point its run, whose run_id is None where it was not begun."""
-    command, budget_s = ["run", *argv], None if args.budget is None else _budget_s(args.budget)
+    command, budget_s = ["run", *argv], args.budget_s
     known = multirun.points(args.overrides, this_machine()) or []  # a search chooses its points as it goes
     for point in known:
         asked(point)
@@ -65,13 +64,6 @@ def _end(folder, why):
     num_complete = sum(one["status"] == "complete" for one in answers)
     say("sweep", sweep_text.ended(found, folder, num_complete, len(answers)), always=True)
     return answers
-
-
-def _budget_s(words):
-    try:
-        return seconds_of(words)
-    except ValueError as error:
-        raise ValueError(f"--budget {error}") from None
 
 
 def beside(args) -> int:

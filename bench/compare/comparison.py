@@ -9,7 +9,7 @@ from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import versions
 from bench.diagnosis import between_runs
-from bench.record import run_folder
+from bench.record import certificates, run_folder
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
 MAX_TRAJECTORIES = 50  # runs of an arm whose losses are compared step by step
@@ -51,6 +51,11 @@ def _one(a, b, callings, diagnose, options):
     result["flags"] += ignored
     result["calibration"] = kept and {name: kept[name] for name in ("file", "floor_pct", "floor_n", "cv_pct", "exact")}
     result["code_change"] = _code_change(a, b)
+    replayed = [
+        certificates.of_several(certificates.outcome(folder) for folder in arm.folders if folder) for arm in (a, b)
+    ]
+    if any(replayed):
+        result["certificates"] = replayed
     if diagnose:
         shown = result["comparable"] or options.get("force")
         result["diagnosis"] = between_runs.of_runs(*((_with_steps(a), _with_steps(b)) if shown else ([], [])), names)

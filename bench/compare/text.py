@@ -88,11 +88,13 @@ def _bullets(sentences, is_md):
 def _head(result, is_md):
     (a, b), (about_a, about_b) = result["arms"], result["about"]
     lines = [f"## {text_table.line(f'{b} ({about_b}) against {a} ({about_a})', True)}", ""] if is_md else []
-    pairs = zip((a, b), (about_a, about_b), result["started"], result["time"]["n"], result["steps"], strict=True)
-    for name, about, started, timed, num_steps in pairs:
+    replayed = result.get("certificates") or (None, None)
+    of_arms = (result["started"], result["time"]["n"], result["steps"], replayed)
+    for name, about, started, timed, num_steps, certificate in zip((a, b), (about_a, about_b), *of_arms, strict=True):
         counts = text_table.counted(started, "run")
         counts += f", {timed} counted" * (result["comparable"] and timed != started)
         counts += "" if num_steps is None else f", {num_steps} steps"
+        counts += "" if certificate is None else f"; replayed: {certificate}"
         lines.append(text_table.line(f"{name}: {about} ({counts})", is_md) + "  " * is_md)
     lines.append(f"comparable: {'yes' if result['comparable'] else 'NO'}" + "  " * is_md)
     if result.get("kind_words"):  # an older race.json has none

@@ -18,7 +18,7 @@ DEPENDS = "verdict-depends-on-exclusions"
 class Comparison(TypedDict, total=False):
     """Of a candidate against a baseline, JSON as it stands; pairs are of baseline and candidate.
 
-    comparison.py adds about and the last three.
+    comparison.py adds about and the last four.
     """
 
     comparable: bool  # the times
@@ -44,6 +44,7 @@ class Comparison(TypedDict, total=False):
     calibration: dict | None  # of this session
     code_change: dict | None  # bench/diagnosis/code_diff.py
     diagnosis: dict  # bench/diagnosis/between_runs.py
+    certificates: list[str | None]  # what the replays of their runs showed; absent where no run has been replayed
 
 
 def adjusted(against: dict) -> dict:

@@ -209,11 +209,18 @@ def _of_track(name):
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
 
+def _own_rules(name):
+    """A track's section of its own file; what its file takes from another is not there."""
+    return filled(schema.TrackConfig, (_settings_of(path_of("track", name)) or {}).get("track") or {})
+
+
 def _check_track(track):
     """A track's rules are those of its file: all a run may choose is how often it is repeated."""
     name = track["name"]
     if name not in choices("track"):
         raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
+    if track | {"repeats": None} == _own_rules(name) | {"repeats": None}:
+        return  # as its file has them, for which nothing need be composed
     for key, rule in _of_track(name)["track"].items():
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"

@@ -24,3 +24,12 @@ Name = Annotated[
 def between(lowest: int, highest: int) -> Range:
     """A Range of whole numbers, both ends included."""
     return Range(lambda value: lowest <= value <= highest, f"from {lowest} to {highest}")
+
+
+def host_and_port(rendezvous: str | None) -> tuple[str, int]:
+    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
+    host, _, port = (rendezvous or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        remedy = "use HOST:PORT, an address of the node that makes the record and a free port there, 10.0.0.1:29600"
+        raise ValueError(f"hardware.rendezvous={rendezvous}: {remedy}")
+    return host.strip("[]"), int(port)

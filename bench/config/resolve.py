@@ -6,7 +6,7 @@ Every refusal is a ValueError that names the setting, its value and what to try.
 import re
 from pathlib import Path
 
-from bench.config import micro_batch, schema, stages
+from bench.config import micro_batch, ranges, schema, stages
 from bench.user_code import classes
 
 # what takes the setting; models/ladder/ has model.args.activations
@@ -94,7 +94,7 @@ def _resolve_ranks(hardware, machine, on_gpu):
         remedy = "it is where several nodes meet: give hardware.nodes=NUMBER"
         _refuse("hardware.rendezvous", hardware.rendezvous, remedy)
     if hardware.rendezvous is not None:
-        schema.rendezvous_of(hardware)
+        ranges.host_and_port(hardware.rendezvous)
 
 
 def _resolve_batch(config, gpu_memory_gib):

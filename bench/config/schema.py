@@ -245,21 +245,3 @@ def _config_id(values):
         values["optim"] = {**schedule, **values["optim"], "schedule": schedule["name"]}
     text = json.dumps(without_none(values), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:CONFIG_ID_CHARS]
-
-
-def rendezvous_of(hardware: HardwareConfig) -> tuple[str, int]:
-    """hardware.rendezvous -> (host, port).  ValueError where it is not HOST:PORT."""
-    host, _, port = (hardware.rendezvous or "").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        remedy = "use HOST:PORT, an address of the node that makes the record and a free port there, 10.0.0.1:29600"
-        raise ValueError(f"hardware.rendezvous={hardware.rendezvous}: {remedy}")
-    return host.strip("[]"), int(port)
-
-
-def get(config: Config | dict, dotted: str) -> Any:
-    """Value of a dotted key, of a Config or of its dict."""
-    for part in dotted.split("."):
-        if config is None:  # a group that the run does not have: script, or of a script model and optim
-            return None
-        config = config[part] if isinstance(config, dict) else getattr(config, part)
-    return config

@@ -6,7 +6,7 @@ A stage and what it means for optimizer and window: models/stages.py.
 import dataclasses
 from collections.abc import Callable
 
-from bench.config import schema
+from bench.config import schema, typed
 from models import stages
 from models.stages import Stage
 
@@ -21,8 +21,18 @@ INSTEAD_OF = {
     "lr_frac": "optim",
     "momenta": "optim",
     "update_every_steps": "optim",
+    "frozen_steps": "optim",
+    "ahead_weights": "model",
+    "end_ahead_weights": "model",
+    "untied": "model",
 }
 ALL_OR_NONE = ("window_tokens",)  # nothing says what a stage without it would go back to
+OF_PARTS = ("momenta", "update_every_steps", "frozen_steps")
+WITHOUT_REDUCER = {
+    "update_every_steps": "update_every_steps keeps gradients over steps",
+    "frozen_steps": "frozen_steps leaves gradients out",
+    "untied": "before it the embedding has no gradient",
+}
 
 
 def stages_of(config: schema.Config) -> list[Stage]:
@@ -89,6 +99,14 @@ def _fill(config, stage, where, micro_batch_of):
     if stage.window_rounding is not None and stage.first_window_tokens is None:
         remedy = "only a window that grows is rounded: give first_window_tokens, or remove it"
         raise ValueError(f"{where}.window_rounding={stage.window_rounding}: {remedy}")
+    if stage.end_ahead_weights is not None and len(stage.end_ahead_weights) != len(stage.ahead_weights or ()):
+        remedy = f"ahead_weights={stage.ahead_weights}: give as many of both"
+        raise ValueError(f"{where}.end_ahead_weights={stage.end_ahead_weights}: {remedy}")
+    if stage.ahead_weights is not None and not 0 < len(stage.ahead_weights) < stage.seq_len:
+        remedy = f"use 1 to {stage.seq_len - 1}, the next tokens of a sequence"
+        raise ValueError(f"{where}.ahead_weights={stage.ahead_weights}: {remedy}")
+    if not stage.untied:
+        stage.untied = None
     if stage.window_rounding == "down":
         stage.window_rounding = None  # given or not, the default is one config with one id
 
@@ -96,7 +114,7 @@ def _fill(config, stage, where, micro_batch_of):
 def _check_parts(config, stage, where):
     """Names of the optimizer's parts."""
     known = config.optim.part_names()
-    for setting in ("momenta", "update_every_steps"):
+    for setting in OF_PARTS:
         for name, value in (getattr(stage, setting) or {}).items():
             if name not in known:
                 has = f"has the parts {', '.join(known)}" if known else "is all one part"
@@ -104,9 +122,9 @@ def _check_parts(config, stage, where):
     if stage.update_every_steps and config.optim.grad_clip_norm is not None:
         remedy = "update_every_steps adds up gradients over steps, and each would clip the sum: use null"
         raise ValueError(f"optim.grad_clip_norm={config.optim.grad_clip_norm}: {remedy}")
-    if stage.update_every_steps and config.hardware.reducer is not None:
-        remedy = "update_every_steps keeps gradients over steps, which it does not expect: use null"
-        raise ValueError(f"hardware.reducer={config.hardware.reducer}: {remedy}")
+    for setting, words in WITHOUT_REDUCER.items():
+        if getattr(stage, setting) and config.hardware.reducer is not None:
+            raise ValueError(f"hardware.reducer={config.hardware.reducer}: {words}, which it does not expect: use null")
 
 
 def _check_together(config):
@@ -123,6 +141,9 @@ def _check_together(config):
             raise ValueError(f"{words}: only the last stage has the run's end: move it there")
         if stage.window_tokens is None or config.goal.val_window_tokens is not None:
             raise ValueError(f"{words}: give window_tokens too, and no goal.val_window_tokens")
+    for index, (before, stage) in enumerate(zip(config.stages, config.stages[1:], strict=False), start=1):
+        if before.untied and not stage.untied:
+            raise ValueError(f"stages[{index}].untied=null: the stage before has it: an embedding apart stays so")
     names = {name for stage in config.stages for name in stage.momenta or ()}
     for index, stage in enumerate(config.stages):
         for name in sorted(names - set(stage.momenta or ())):
@@ -135,6 +156,6 @@ def changed(config: schema.Config) -> dict[str, str]:
     for index, stage in enumerate(config.stages or ()):
         for field in dataclasses.fields(stage):
             key, value = INSTEAD_OF.get(field.name), getattr(stage, field.name)
-            if key is not None and value is not None and (key.count(".") == 0 or value != schema.get(config, key)):
+            if key is not None and value is not None and (key.count(".") == 0 or value != typed.get(config, key)):
                 found.setdefault(key, f"stages[{index}].{field.name}={value}")
     return found

@@ -60,6 +60,15 @@ def filled(cls, values):
     return whole
 
 
+def get(config: typing.Any, dotted: str) -> typing.Any:
+    """Value of a dotted key, of a dataclass with groups or of its dict; None of a group that is None."""
+    for part in dotted.split("."):
+        if config is None:  # a group that the run does not have: script, or of a script model and optim
+            return None
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
 def leaves(values: dict[str, typing.Any], path: str = "") -> Iterator[tuple[str, typing.Any]]:
     """A nested dict -> (dotted key, value) of each leaf; an empty dict is one."""
     for key, value in values.items():

@@ -15,6 +15,7 @@ from bench.explain import parts
 from bench.machine import peak_rates
 from bench.passport import figures
 from bench.trace import flops
+from bench.units import NS_PER_S
 
 MIN_SHARE = 0.02  # of all time with known FLOPs: an operator that took less shows no rate
 # Operators that read each tensor among their arguments once and write one result.
@@ -132,6 +133,13 @@ class Ceilings:
                     self._is_from(parts.WIRE, True)
                 return figures.bus_bytes(name, num_bytes, num_ranks) / rate if rate else None
         return None
+
+    def launch_ns(self) -> int:
+        """Of a launch that the device waits for, what it needs at least; 0 where that was not measured."""
+        found = self.measured and self.measured.launch_s
+        if found:
+            self._is_from(parts.LATENCY, True)
+        return round(found * NS_PER_S) if found else 0
 
     def _is_from(self, part, is_measured, precision=None):
         if is_measured:

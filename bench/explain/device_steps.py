@@ -98,7 +98,7 @@ def pieces(device, counted, ceilings):
         seen = set()
         for low, high, owner in owners(*columns, begin, end):
             if owner < 0:
-                _idle(device, threads, found, index, low, high)
+                _idle(device, threads, found, index, (low, high), ceilings)
                 continue
             _, _, layer, number, wait = ranges[owner]
             _running(device, known, found, index, (layer, number, wait), high - low, int(owner not in seen))
@@ -163,9 +163,9 @@ class _Threads:
         return self._main
 
 
-def _idle(device, threads, found, index, low, high):
-    """Nothing ran from low to high: until the next row was launched the host had the time, then its launch."""
-    rank = device.rank
+def _idle(device, threads, found, index, gap, ceilings):
+    """Nothing ran in the gap: until the next row was launched the host had the time, then its launch."""
+    rank, (low, high) = device.rank, gap
     number = int(np.searchsorted(rank.ts[device.rows], high))
     if number == len(device.rows) or rank.ts[device.rows[number]] != high:  # the step's end
         number = None
@@ -181,4 +181,7 @@ def _idle(device, threads, found, index, low, high):
     if called < high:
         is_short = high - low < KERNEL_WAIT_BELOW_NS
         part = parts.LAUNCH if called > low else parts.BETWEEN if is_short else parts.DEPENDENCY
-        found.add(index, parts.Piece(part, f"before {device.name(number)}", device.where[number]), high - called)
+        names = f"before {device.name(number)}", device.where[number]
+        needed_ns = min(ceilings.launch_ns(), high - called) if part == parts.LAUNCH else 0
+        found.add(index, parts.Piece(parts.LATENCY, *names), needed_ns)
+        found.add(index, parts.Piece(part, *names), high - called - needed_ns)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.explain import explained, from_record, parts, text
+from bench.explain import explained, from_record, parts, rungs, text
 from bench.terminal import text_table
 from bench.trace import load
 from bench.trace.source import NoTrace
 from bench.units import MIB, format_ms
-from bench.web import waterfall
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, join, page, section, soft, table, tag
+from bench.web.waterfall import CHANGES, Bar, Waterfall, of_changes
 
 TITLE = "Where a step's time goes"
 NUM_NEXT = 12
@@ -70,7 +70,7 @@ def _account(answer):
     late = text.lateness_lines(answer)
     return join(
         [
-            waterfall.plot("One step, ms.", about, _bars(answer), NAMES),
+            Waterfall("One step, ms:", about, _bars(answer), NAMES).markup,
             soft(f"{limit}{device}."),
             _next(answer),
             tag("h3", "Who delays whom, ms a step") if late else "",
@@ -88,9 +88,9 @@ def _bars(answer):
             "limit" if line["is_limit"] else "unknown" if line["part"] in (*parts.NO_BOUND, parts.UNKNOWN) else "above"
         )
         words = f"{line['ms']:.3f} ({line['pct']:.1f} %)"
-        bars.append(waterfall.Bar(line["part"], at_ms, at_ms + line["ms"], words, kind, line["meaning"]))
+        bars.append(Bar(line["part"], at_ms, at_ms + line["ms"], words, kind, line["meaning"]))
         at_ms += line["ms"]
-    return [*bars, waterfall.Bar("the step", 0.0, answer["step_ms"], f"{answer['step_ms']:.3f} (100 %)", "total")]
+    return [*bars, Bar("the step", 0.0, answer["step_ms"], f"{answer['step_ms']:.3f} (100 %)", "total")]
 
 
 def _next(answer):
@@ -99,28 +99,30 @@ def _next(answer):
         (others if line["part"] in parts.NO_BOUND else known).append(line)
     shown = [*known[:NUM_NEXT], *others[:NUM_NEXT]]
     hints = dict.fromkeys(f"{line['part']}: {line['advice']}" for line in shown)
-    ladder = dict.fromkeys(line["ladder"] for line in shown if line["ladder"])
     return join(
         [
             _ranked("Where the next millisecond is:", "what each could give at most, ms", known, "above"),
             _ranked(
                 "Whose bound is not known:", "the time of each, of which it could give a part, ms", others, "unknown"
             ),
-            details("What may help", bullets(hints), bullets(ladder, "a record of models/ladder gained there: "))
-            if shown
-            else "",
+            details("What may help", bullets(hints)) if shown else "",
+            details("What people did about it", _records(shown)) if rungs.legend(shown) else "",
         ]
     )
 
 
+def _records(lines):
+    said = soft("Records of models/ladder that gained at such a place; their names stand at the lines above.")
+    return join([said, bullets(rungs.legend(lines))])
+
+
 def _ranked(title, about, lines, kind):
-    bars = [
-        waterfall.Bar(
-            text.evidence(line), 0.0, line["gain_ms"], f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)", kind
-        )
-        for line in lines[:NUM_NEXT]
-    ]
-    return waterfall.plot(title, about, bars, has_sentences=True) if bars else ""
+    bars = []
+    for line in lines[:NUM_NEXT]:
+        records = f" ({', '.join(line['ladder'])})" if line["ladder"] else ""
+        words = f"{line['gain_ms']:.3f} ({line['gain_pct']:.1f} %)"
+        bars.append(Bar(text.evidence(line) + records, 0.0, line["gain_ms"], words, kind))
+    return Waterfall(title, about, bars, has_sentences=True).markup if bars else ""
 
 
 def _parts(answer):
@@ -143,15 +145,10 @@ def _ranks(answer):
 def of_difference(found: dict, title: str) -> Safe:
     """found: of difference.of()."""
     a, b = found["a"], found["b"]
-    bars, at_ms = [waterfall.Bar("step of A", 0.0, a["step_ms"], text.ms3(a["step_ms"]), "total")], a["step_ms"]
-    for row in found["parts"]:
-        kind = "less" if row["change_ns"] < 0 else "more"
-        end_ms = at_ms + row["change_ms"]
-        bars.append(waterfall.Bar(row["part"], at_ms, end_ms, f"{row['change_ms']:+.3f}", kind, row["meaning"]))
-        at_ms = end_ms
-    bars.append(waterfall.Bar("step of B", 0.0, b["step_ms"], text.ms3(b["step_ms"]), "total"))
+    ends = (("step of A", a["step_ms"]), ("step of B", b["step_ms"]))
+    steps = [(row["part"], row["change_ms"], row["meaning"]) for row in found["parts"]]
     lines = [
-        waterfall.Bar(
+        Bar(
             text.evidence(line),
             0.0,
             line["change_ms"],
@@ -161,11 +158,9 @@ def of_difference(found: dict, title: str) -> Safe:
         )
         for line in found["lines"]
     ]
-    names = (("less", "less than in A"), ("more", "more than in A"))
-    rest = f"{found['rest_ms']:+.3f} ms in all others together."
     return section(
         title,
-        waterfall.plot("From A's step to B's, ms.", f"by {text.OF[a['of']]}", bars, names),
-        waterfall.plot("What changed most:", "ms in A and in B", lines, has_sentences=True) if lines else "",
-        soft(rest),
+        of_changes("From A's step to B's, ms:", f"by {text.OF[a['of']]}", ends, steps).markup,
+        Waterfall("What changed most:", "ms in A and in B", lines, CHANGES, has_sentences=True).markup if lines else "",
+        soft(f"{found['rest_ms']:+.3f} ms in all others together."),
     )

@@ -8,20 +8,14 @@ may be needed.
 """
 
 import collections
-import re
 
-from bench.explain import parts
-from bench.trace import flops
+from bench.explain import parts, rungs
 from bench.units import ms_from_ns
-from models import ladder
 
 NUM_LINES = 15
-RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
 BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE, parts.COMPILATION)
-WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED}  # one line of the same name
+WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: parts.LAUNCH}  # one line of the same name
 NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
-TILE = 8  # a factor that is no multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
-SHAPES = re.compile(r"\[([\d, ]+)\]")
 ADVICE = {
     parts.SLOWER: "the same operator at its bound; one larger product in the place of small ones",
     parts.OPTIMIZER: "share it out among ranks, fuse it, or do less of it",
@@ -45,8 +39,8 @@ def of(accounts: dict, step_ms: float) -> list[dict]:
     """{rank: account} and the mean step -> [{"part", "what", "where", "rank", "gain_ms", "gain_pct", "count",
     "advice", "ladder"}], the largest gain first.
 
-    rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: what a record
-    gained there, or None.
+    rank: for whom it waits, or where alone it is, else None; count: how often a step, mean; ladder: the records
+    that gained at such a place (rungs.py).
     """
     found = {}
     for number, one in accounts.items():
@@ -89,7 +83,7 @@ def _line(key, origin, num_ranks, step_ms):
         "gain_pct": 100 * gain_ms / step_ms if step_ms else 0.0,
         "count": max(origin.counts.values()) / num_ranks,
         "advice": ADVICE[part],
-        "ladder": ladder_hint(part, what, num_ranks),
+        "ladder": rungs.of(part, what, num_ranks),
     }
 
 
@@ -101,24 +95,3 @@ def origin_of(piece: parts.Piece) -> tuple[str, str | None, int | None]:
     if part in BY_LINE and piece.where is not None and ".py(" in piece.where:
         return part, piece.where, None
     return part, piece.what, None
-
-
-def ladder_hint(part: str, what: str | None, num_ranks: int) -> str | None:
-    """What a rung of models/ladder/ gained at such a place, in the ladder's own words; None where none did."""
-    if part == parts.OPTIMIZER and num_ranks > 1:
-        return rungs().get("r06")
-    if part == parts.SLOWER and _is_unpadded(what or ""):
-        return rungs().get("r05")
-    return rungs().get("r10") if part == parts.SLOWER and (what or "").endswith("float32") else None
-
-
-def _is_unpadded(label):
-    if label.split(" ")[0].split("::")[-1] not in flops.PRODUCTS:
-        return False
-    sizes = [int(size) for dims in SHAPES.findall(label) for size in dims.split(",") if size.strip()]
-    return any(size > 4 * TILE and size % TILE for size in sizes)
-
-
-def rungs() -> dict[str, str]:
-    """{"r05": "r05 (15.2 min): padded vocabulary, ..."} as the ladder's own docstring lists them."""
-    return {name: f"{name} ({took}): {idea}" for name, took, idea in RUNG.findall(ladder.__doc__ or "")}

@@ -2,7 +2,7 @@
 
 import re
 
-from bench.explain import parts
+from bench.explain import parts, rungs
 from bench.terminal import text_table
 from bench.trace.text import plain, short, table
 from bench.units import format_ms
@@ -134,11 +134,14 @@ def _next(answer):
     yield ""
     hints = dict.fromkeys((line["part"], line["advice"]) for line in known + others)
     yield from (f"  {part}: {advice}" for part, advice in hints)
-    for hint in dict.fromkeys(line["ladder"] for line in known + others if line["ladder"]):
-        yield f"  a record of models/ladder gained there: {hint}"
+    if records := rungs.legend(known + others):
+        yield "\nWhat people did about it: records of models/ladder that gained at such a place\n"
+        yield from (f"  {record}" for record in records)
 
 
 def _ranked(lines):
     shown = [line | {"evidence": evidence(line)} for line in lines]
     columns = [("ms", "gain_ms", ms3), ("%", "gain_pct", _one), ("a step", "count", _one), ("what", "evidence", str)]
+    if any(line["ladder"] for line in lines):
+        columns.append(("records", "ladder", " ".join))
     return table(shown, columns)

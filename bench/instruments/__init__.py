@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.config import profiler_windows
-from bench.instruments import base
+from bench.instruments import base, instrument_set
 from bench.user_code import classes
 
 
@@ -83,7 +83,7 @@ def in_timed_region(chosen: Mapping[str, Mapping]) -> list[str]:
 
 
 def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Instrument], list[dict]]:
-    """{name: settings} -> (instruments in that order, warnings of those that could not be made: see base.warning()).
+    """{name: settings} -> (instruments in that order, of each that could not be made its instrument_set.warning()).
 
     Raises ValueError for a name that has no file.
     """
@@ -94,5 +94,5 @@ def load(chosen: dict[str, dict], context: base.Context) -> tuple[list[base.Inst
             made.append(made_of(context, **_without_class(settings)))
             made[-1].name = name
         except Exception as error:  # no sensor, no package, no permission: the run goes on without it
-            warnings.append(base.warning(name, "start", error))
+            warnings.append(instrument_set.warning(name, "start", error))
     return made, warnings

@@ -4,11 +4,10 @@ torch._dynamo's own callbacks enclose each compilation (a frame, a backward comp
 its counters know graph breaks, which happen only while it compiles.  A run that compiles nothing pays nothing.
 """
 
-import sys
 import time
 from pathlib import Path
 
-from bench import private
+from bench import lazy_dynamo, private
 from bench.instruments.base import Instrument
 from bench.paths import REPO
 
@@ -21,6 +20,7 @@ class Recompiles(Instrument):
     def __init__(self, context):
         super().__init__(context)
         self._handler = None
+        self._is_closed = False
         self._row = None
         self._began_ns = None
         self._new = []  # (began_ns, ns, row, trigger, compile id), not yet emitted
@@ -30,7 +30,10 @@ class Recompiles(Instrument):
         self._num_new_breaks = 0
 
     def on_run_start(self):
-        if "torch._dynamo" not in sys.modules:  # importing it takes a second, and nothing was compiled without it
+        lazy_dynamo.when_imported(self._listen)
+
+    def _listen(self):
+        if self._is_closed:
             return
         from torch._dynamo.callback import callback_handler
 
@@ -104,6 +107,7 @@ class Recompiles(Instrument):
         return [f"torch.compile worked {len(self._all)} time(s), {ms:.1f} ms, in the timed region: first {what}"]
 
     def close(self):
+        self._is_closed = True
         if self._handler is not None:
             self._handler.remove_start_callback(self._start)
             self._handler.remove_end_callback(self._end)

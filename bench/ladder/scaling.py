@@ -2,7 +2,7 @@
 
     tokens of a step     as the size's are to the record's 524,288: what takes three quarters of them does so here
     tokens in a row      sequences, windows and the blocks of a mask, as the size's are to the 1,024 of records 1 to 11
-    steps                stages[].until_step, as the size's steps are to the rung's own
+    steps                stages[].until_step and frozen_steps, as the size's steps are to the rung's own
 
 A sequence is never longer than a rank's part of a step, or of a validation.  Of an experiment that is no record the
 size's tokens are in proportion to its own.
@@ -69,6 +69,8 @@ def _stage(
             found[key] = round(found[key] * row_frac)
     if stage.until_step is not None:
         found["until_step"] = max(1, round(stage.until_step * steps_frac))
+    if stage.frozen_steps is not None:
+        found["frozen_steps"] = {part: max(1, round(num * steps_frac)) for part, num in stage.frozen_steps.items()}
     return found
 
 

@@ -6,6 +6,7 @@ anew, so that races, sweeps and speedruns span nodes as well.
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,16 @@ from bench.machine import processes
 from bench.paths import REPO
 
 END_S = 15.0
+ASK_S = 5.0  # for scontrol, while the job has KillWait to end, 30 s where nobody set it
+WHY = {  # by the state of a job that SLURM is ending, or while that is COMPLETING by its reason
+    "NODE_FAIL": "because a node of it failed",
+    "NodeDown": "because a node of it failed",
+    "TIMEOUT": "at its time limit",
+    "TimeLimit": "at its time limit",
+    "PREEMPTED": "for another one (preempted)",
+    "OUT_OF_MEMORY": "because it took more memory than it asked for",
+    "DEADLINE": "at its deadline",
+}
 GRACE_S = 20.0  # for srun to end its tasks after SIGTERM; it kills them itself before
 
 
@@ -40,6 +51,32 @@ def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
         return None
     num_nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     return Allocation(environ["SLURM_JOB_ID"], int(num_nodes), int(environ.get("SLURM_RESTART_COUNT", "0")))
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What SLURM says of a job that it is ending."""
+
+    is_requeued: bool  # it begins anew
+    words: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
+
+
+def ending(environ: Mapping[str, str] = os.environ) -> Ending:
+    """Of the job that this process runs in; outside of one nothing."""
+    job = found(environ)
+    if job is None:
+        return Ending(False, "")
+    try:
+        command = ["scontrol", "show", "job", "--oneliner", job.job_id]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return Ending(False, "")
+    facts = dict(re.findall(r"(JobState|Reason|Restarts)=(\S+)", said))
+    is_requeued = int(facts.get("Restarts", "0")) > job.num_restarts
+    if is_requeued:
+        return Ending(True, f": SLURM begins job {job.job_id} anew (a lost node, a preemption or scontrol requeue)")
+    why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", ""))
+    return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "")
 
 
 @contextlib.contextmanager

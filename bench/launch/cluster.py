@@ -36,6 +36,11 @@ ENDED = (
     "BOOT_FAIL",
     "DEADLINE",
 )
+REMEDIES = {
+    "TIMEOUT": ": give it more time, cluster.time_min=MINUTES",
+    "NODE_FAIL": ": a node of it failed; sinfo -R says which, cluster.requeue=true begins anew by itself",
+    "OUT_OF_MEMORY": ": ask for more memory, cluster.options='--mem=64G'",
+}
 PASSED_ON = ("SPEEDRUN_PYTHON", "SPEEDRUN_DATA", "SPEEDRUN_TORCH", "SPEEDRUN_CONFIG_DIR")
 SBATCH = {  # cluster.NAME: the option of sbatch
     "name": "job-name",
@@ -66,7 +71,10 @@ def asked(words: list[str]) -> Asked | None:
     options = [f"--{option}={value}" for option, value in given.items() if value is not None]
     if wanted.requeue is not None:
         options.append("--requeue" if wanted.requeue else "--no-requeue")
-    return Asked(rest, wanted.nodes or _num_nodes(rest), options + shlex.split(wanted.options or ""))
+    num_nodes = _num_nodes(rest)
+    if wanted.nodes and wanted.nodes < num_nodes:
+        raise ValueError(f"cluster.nodes={wanted.nodes}: a run of it has hardware.nodes={num_nodes}: give as many")
+    return Asked(rest, wanted.nodes or num_nodes, options + shlex.split(wanted.options or ""))
 
 
 def _num_nodes(words):
@@ -119,7 +127,8 @@ def go(verb: str, want: Asked) -> int:
         if (run.get("launched_by") or {}).get("job_id") == job_id:
             say("slurm", f"{run['status']}: {shown(found)}", always=True)
     if state != "COMPLETED":
-        say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}", always=True)
+        remedy = REMEDIES.get(state, "")
+        say("slurm", f"job {job_id} ended as {state}, exit code {exit_code}{remedy}", always=True)
     return exit_code or (0 if state == "COMPLETED" else 1)
 
 

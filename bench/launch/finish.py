@@ -47,8 +47,7 @@ def _finish(folder, run, exit_code, failure, clock):
     if failure is None and not result:
         failure = failures.failure("exception", "the workers ended well but left no result")
     if failure is None and result.get("stopped_at"):
-        why = "the profiler's window ended (profile.stop_after_window=true)"
-        failure = failures.failure("stopped", why, step=result["stopped_at"])
+        failure = failures.failure("stopped", failures.WINDOW_ENDED, step=result["stopped_at"])
     _merge(run, result, failure, clock)
     rows = step_files.read(folder)
     stalls = _diagnose(folder, run, rows)

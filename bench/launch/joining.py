@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import instruments
-from bench.config import schema
+from bench.config import ranges, schema
 from bench.launch import ranks
 from bench.launch.nodes import adopted, channel, fabric
 from bench.launch.nodes.adopted import Adopted
@@ -88,7 +88,7 @@ def lead_adopted(found: Adopted) -> Coordinator:
 def lead_nodes(job: Job) -> Coordinator | None:
     """The coordinator where this machine has the address of hardware.rendezvous; None: another node has it."""
     hardware = job.config.hardware
-    host, port = schema.rendezvous_of(hardware)
+    host, port = ranges.host_and_port(hardware.rendezvous)
     try:
         listener = channel.listen(host, [port])
     except OSError as error:
@@ -144,7 +144,7 @@ def follow_adopted(found: Adopted, prepared: Callable[[], Job]) -> int:
 def follow_nodes(job: Job) -> int:
     """A node that has not the address of hardware.rendezvous -> exit code."""
     hardware = job.config.hardware
-    host, port = schema.rendezvous_of(hardware)
+    host, port = ranges.host_and_port(hardware.rendezvous)
     hello = Hello(None, None, hardware.num_processes // hardware.nodes, 0, facts_of(job))
     timeout_s = hardware.rendezvous_timeout_s or RENDEZVOUS_S
     try:

@@ -15,6 +15,7 @@ from bench.data import sources
 from bench.exporters import dashboards
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
+from bench.launch.nodes import carried
 from bench.launch.of_nodes import OfNodes, of_allocation
 from bench.launch.prepare import Job
 from bench.launch.progress import Progress
@@ -22,6 +23,7 @@ from bench.launch.script import script
 from bench.launch.series import Series, earlier_s
 from bench.launch.stall import Stall
 from bench.machine import environment, run_processes
+from bench.machine.cpu_meter import CpuMeter
 from bench.machine.run_clock import RunClock
 from bench.machine.signals import Interrupted, held, raise_interrupted
 from bench.paths import results_root
@@ -63,7 +65,8 @@ def launch(
 
 def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
     clock = RunClock()
-    meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
+    carried.clear(results_root())
+    meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))  # with that of git, which it starts
     child_env = ranks.environment(job.config.hardware)
     if job.script:
         child_env = script.environment_of(job.script, child_env)
@@ -116,22 +119,25 @@ def launch_each(
     sweep_id: str | None = None,
     budget_s: float | None = None,
     stop_of: Callable[[Job], Callable | None] = lambda job: None,
+    series: Series | None = None,
 ) -> Iterator[dict]:
     """Runs that follow each other, with their bars: yields the record of each, to the last or to an interrupt.
 
     command, sweep_id: as of launch(); words: what each is, for the line that begins it; first_race: the first run's
     slot.  budget_s: no run begins that would end later than that after the first began, as far as that is known.
-    stop_of: of a run that begins, launch()'s stop.
+    stop_of: of a run that begins, launch()'s stop; series: an open one of which these runs are some, where one that
+    fails is made up for by another; None: they are all.
     """
     kinds = [job.config_id for job in jobs]
-    known_s = earlier_s({job.config.track.name for job in jobs}, kinds)
-    with Series(kinds, known_s, budget_s=budget_s) as series:
+    known_s = {} if series else earlier_s({job.config.track.name for job in jobs}, kinds)
+    is_part = series is not None
+    with contextlib.nullcontext(series) if is_part else Series(kinds, known_s, budget_s=budget_s) as series:
         for number, job in enumerate(jobs):
             if not series.fits():
                 return
             series.begin(words[number])
             run = launch(job, command, series, None if number else first_race, sweep_id, stop_of(job))
-            series.end()
+            series.end(not is_part or run["status"] in ("complete", "stopped"))
             say("run", summary.last_words(run), always=run["status"] != "complete")
             yield run
             if failures.is_interrupt(run["failure"]):
@@ -154,7 +160,10 @@ def _of_changed_data(folder, job, exit_code, failure):
 
 
 def _interrupted(folder, error):
-    return failures.failure("interrupted", f"the launcher got {error}", None, failures.last_step(folder), str(error))
+    name = str(error)
+    of_submitit = name in ("SIGUSR1", "SIGUSR2")
+    why = ", submitit's word for a time limit or a preemption" if of_submitit else allocation.ending().words
+    return failures.failure("interrupted", f"the launcher got {name}{why}", None, failures.last_step(folder), name)
 
 
 def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals):
@@ -182,6 +191,8 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
             signals.check()
             if watched:
                 watched.tick()
+                if watched.has_seen_its_windows():
+                    return None, failures.failure("stopped", failures.WINDOW_ENDED, step=watched.step)
             progress.show()
             if stop and len(progress.validations) > num_asked:
                 num_asked = len(progress.validations)

@@ -24,9 +24,11 @@ METHODS = {  # what a run calls: what it must do
     "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
     "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
     "set_window": "set_window(window_tokens): how far back it looks from now on, as the run's stages say",
+    "set_untied": "set_untied(untied): whether its embedding is apart from the head, as the run's stages say",
     "hidden_matrices": "hidden_matrices(): the 2-D weights that optim=muon and optim=groups may take",
 }
-SOMETIMES = ("hidden_matrices", "set_window")  # not in every run
+OF_STAGES = {"window_tokens": "set_window", "untied": "set_untied"}
+SOMETIMES = ("hidden_matrices", *OF_STAGES.values())  # not in every run
 INHERITED = {  # what LanguageModel's methods use: what it must be
     "logits": "logits(tokens_BT): [B, T, V], which LanguageModel.forward needs",
     "blocks": "self.blocks: an nn.ModuleList, whose 2-D weights are the hidden matrices",
@@ -42,9 +44,9 @@ REMEDY = (
 
 
 def check(config: schema.Config) -> None:
-    """Raises ValueError that names all that config.model's class lacks; of a model of models/ its args and windows."""
+    """Raises ValueError that names all that config.model's class lacks; of a model of models/ its args and stages."""
     model = config.model
-    if not classes.is_import_path(model.arch) and not model.args and not _has_windows(config):
+    if not classes.is_import_path(model.arch) and not model.args and not _of_stages(config):
         return
     (faults,) = faults_of_configs([config])
     if faults:
@@ -61,16 +63,17 @@ def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:
 
 
 def _question(config):
-    methods = ["set_window"] if _has_windows(config) else []
     return schema.to_dict(config.model) | {
         "seq_len": config.data.seq_len,
         "optim": config.optim.name,
-        "methods": methods,
+        "methods": _of_stages(config),
     }
 
 
-def _has_windows(config):
-    return any(stage.window_tokens is not None for stage in config.stages or ())
+def _of_stages(config):
+    """What the model must have for them."""
+    stages = config.stages or ()
+    return [name for key, name in OF_STAGES.items() if any(getattr(stage, key) is not None for stage in stages)]
 
 
 @functools.lru_cache(maxsize=256)  # a sweep asks for every point
@@ -123,7 +126,7 @@ def _faults_of_methods(model_class, optim, more):
 
 
 def _faults_of_arguments(model_class, arguments, args):
-    parameters = list(inspect.signature(model_class.__init__).parameters.values())[1:]
+    parameters = _parameters_of(model_class)
     named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
     needed = {one.name for one in parameters if one.name in named and one.default is one.empty}
@@ -136,6 +139,18 @@ def _faults_of_arguments(model_class, arguments, args):
         faults += [f"model.args.{name}: its __init__ takes {has}" for name in args if name not in named]
     unset = sorted(needed - arguments.keys() - args.keys())
     return faults + [f"its __init__ needs {name}: give model.args.{name}" for name in unset]
+
+
+def _parameters_of(model_class):
+    """Of its __init__, and where that hands on **options, of those of its bases up to the first that does not."""
+    found = []
+    for base in model_class.__mro__:
+        if "__init__" in vars(base):
+            found = [one for one in found if one.kind is not one.VAR_KEYWORD]
+            found += list(inspect.signature(base.__init__).parameters.values())[1:]
+            if not any(one.kind is one.VAR_KEYWORD for one in found):
+                break
+    return found
 
 
 def _faults_of_model(model_class, arguments, question, has_faults):

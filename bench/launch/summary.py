@@ -35,9 +35,11 @@ def first_words(job: Job, known_s: float | None) -> str:
 def last_words(run: dict) -> str:
     """The record that launch() returns -> how the run ended."""
     if run["status"] == "complete":
-        metrics = run["metrics"]
         doubt = "" if run["validity"] == "valid" else f", {run['validity']}: {'; '.join(run['validity_reasons'])}"
-        words = f"complete: val_loss {metrics['val_loss']:.4f}, {_times(run)}{doubt}"
+        times = f", {_times(run)}{doubt}"
+        if run.get("beside") and run["validity"] == "suspect":  # for its times, which do not count: its sweep said so
+            times = ""
+        words = f"complete: val_loss {run['metrics']['val_loss']:.4f}{times}"
     elif run["status"] == "stopped":
         words = f"stopped at step {run['failure']['step']}: {run['failure']['message']}"
     else:

@@ -6,8 +6,8 @@ import sysconfig
 import time
 from pathlib import Path
 
-from bench.machine import environment
 from bench.machine.check import Check
+from bench.machine.cpu_meter import CpuMeter
 from bench.units import GIB, format_gib, gib_from_bytes
 
 MIN_FREE_GIB = 0.0625  # 64 MiB: a thousand times a small record; below it the disk is as good as full
@@ -99,7 +99,7 @@ def quota(num_cpus, quota_cores):
 
 def sample_foreign_cores(sample_s: float = SAMPLE_S) -> float | None:
     """Cores that other programs use now, mean over sample_s seconds; None if unknown."""
-    meter = environment.CpuMeter()
+    meter = CpuMeter()
     time.sleep(sample_s)
     return meter.foreign_cpu_cores()
 

@@ -39,12 +39,14 @@ RACED = (
     "bench/launch/ranks.py",
     "bench/launch/script/output.py",
     "bench/launch/script/script_run.py",
+    "bench/machine/cpu_meter.py",
     "bench/machine/environment.py",
     "bench/machine/gpus.py",
     "bench/machine/processes.py",
     "bench/record/step_files.py",
     "bench/user_code/classes.py",
     "bench/units.py",
+    "bench/lazy_dynamo.py",
     "bench/__init__.py",
 )
 OTHER_SOURCES = classes.KERNELS

@@ -155,6 +155,21 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])  # fields[0] is field 3
 
 
+def identity(pid: int) -> dict:
+    """Of a process of this machine, for a file that it leaves: {"pid", "boot_id_hash", "start_ticks"}."""
+    return {"pid": pid, "boot_id_hash": boot_id_hash(), "start_ticks": start_ticks(pid)}
+
+
+def is_of_this_boot(found: object) -> bool:
+    """Whether an identity, as it was read, is of a process of this machine since it was started."""
+    return isinstance(found, dict) and found.get("boot_id_hash") == boot_id_hash() and isinstance(found.get("pid"), int)
+
+
+def is_there(found: object) -> bool:
+    """Whether the process of an identity, as it was read, runs on this machine."""
+    return is_of_this_boot(found) and found == identity(found["pid"]) and not has_ended(found["pid"], 0)
+
+
 def stat_fields(pid: int) -> list[str]:
     """Of /proc/PID/stat, from the third on, the state; the second, the name, may hold spaces.  OSError: it is gone."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

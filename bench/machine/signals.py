@@ -7,7 +7,7 @@ nothing is raised where signals are held(); and loops that wait call check(), wh
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OF_CALLERS = (signal.SIGUSR1, signal.SIGUSR2)  # where Python handles one: submitit's, at a job's limit or preemption
@@ -20,7 +20,9 @@ class Interrupted(BaseException):
 class Signals:
     """The first signal of a block, until it has been acted upon.  Calling it: all are ignored from now on."""
 
-    def __init__(self):
+    def __init__(self, first: Callable[[], object] = lambda: None):
+        """first(): called before the first raises, in the main thread, wherever it is."""
+        self._first = first
         self._name = None  # of the first
         self._num_held = 0
         self._are_ignored = False
@@ -36,6 +38,7 @@ class Signals:
     def _came(self, number, frame):
         if self._name is None:  # later ones say nothing new
             self._name = signal.Signals(number).name
+            self._first()
             self.check()
 
     @contextlib.contextmanager
@@ -52,13 +55,14 @@ _blocks: list[Signals] = []  # those that the main thread is in, the innermost l
 
 
 @contextlib.contextmanager
-def raise_interrupted() -> Iterator[Signals]:
+def raise_interrupted(first: Callable[[], object] = lambda: None) -> Iterator[Signals]:
     """In this block the first of them raises Interrupted, and later ones are ignored; as before afterwards.
 
+    first(): called before it is raised, for what must come before the block is left by it.
     A signal that this process was started to ignore, as nohup does, stays ignored.  Programs that are started
     here get none of it: a handler ends with exec, where SIG_IGN would stay.
     """
-    block = Signals()
+    block = Signals(first)
     before = {number: signal.getsignal(number) for number in (*ENDING, *OF_CALLERS)}
     before = {n: old for n, old in before.items() if callable(old) or n in ENDING and old == signal.SIG_DFL}
     _blocks.append(block)

@@ -29,13 +29,16 @@ def normalised(source):
 
 
 def _words(tree):
-    waiting = [tree]  # nodes, and words that are ready; the next one is last
-    while waiting:
-        item = waiting.pop()
-        if type(item) is str:
-            yield item
+    words, open_nodes = [], [iter((tree,))]  # of each node that is begun, the parts that are left
+    while open_nodes:
+        for part in open_nodes[-1]:
+            if type(part) is not str:
+                open_nodes.append(iter(_parts(part)))
+                break
+            words.append(part)
         else:
-            waiting.extend(reversed(_parts(item)))
+            open_nodes.pop()
+    return words
 
 
 def _parts(node):
@@ -64,6 +67,8 @@ def _part(value):
         return ascii(value)
     if type(value) is ast.Constant:
         return f"Constant({ascii(value.value)})"
+    if type(value) is ast.Name:  # every third node: written as _parts would
+        return f"Name(ctx={type(value.ctx).__name__}(),id={ascii(value.id)},)"
     return value if value._fields else f"{type(value).__name__}()"
 
 

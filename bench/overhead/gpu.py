@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import models
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.machine.gpus import num_visible, nvml_facts
 from bench.machine.peak_rates import peak_flops
 from bench.memory import recording

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from bench.data import shards
-from bench.instruments.base import InstrumentSet
+from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
 from bench.overhead import rounds
 from bench.paths import REPO
@@ -38,6 +38,7 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
         path = Path(folder) / "seconds.json"
         words = [str(path), str(world_size), str(max_rounds), str(most_s), *overrides]
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        torchrun += [f"--log-dir={folder}"]  # else it leaves one of its own in the temp directory
         command = [sys.executable, *torchrun, "-m", "bench.overhead.ranks", *words]
         done = subprocess.run(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
         if done.returncode or not path.exists():

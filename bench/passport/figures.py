@@ -1,7 +1,7 @@
 """One device's measured figures, and the ceilings that they give.
 
-A ceiling is a figure's "high": what the device sustained in the best tenth of its samples.  Where a size or a shape was
-not measured, the nearest by the sum of its factors' ratios, in powers of two, stands for it.
+A ceiling is a figure's "high", of a launch its "low": what the device sustained in the best tenth of its samples.
+Where a size or shape was not measured, the nearest by the sum of its factors' ratios, in powers of two, stands for it.
 """
 
 import math
@@ -18,6 +18,7 @@ Count = Annotated[int, msgspec.Meta(gt=0)]
 Kind = Literal["gemm", "copy", "collective", "launch", "clock"]
 UNIT = {"gemm": "TFLOP/s", "copy": "GiB/s", "collective": "GiB/s", "launch": "us", "clock": "MHz"}
 LOWER_IS_BETTER = ("launch",)
+HOST_LAUNCH = "kernel, host time"  # of one kernel among many, which nobody waits for
 MAX_DISTANCE = 3.0  # powers of two over m, k and n together: further away, the rate of a shape is not known
 
 
@@ -78,6 +79,11 @@ class Ceilings:
     def bytes_per_s(self, num_bytes: float) -> float | None:
         """Memory bandwidth of a copy of about so many bytes, read and written."""
         return self._nearest(self._of("copy"), num_bytes)
+
+    @property
+    def launch_s(self) -> float | None:
+        """The host's time of launching a kernel, in the best tenth of the samples; None where it was not measured."""
+        return next((1e-6 * figure["low"] for figure in self._of("launch") if figure.get("name") == HOST_LAUNCH), None)
 
     def bus_bytes_per_s(self, name: str, num_bytes: float, world_size: int) -> float | None:
         """Bus bandwidth of a collective of about so many bytes among so many ranks; None where it was not measured."""

@@ -19,10 +19,9 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     request: of request.parse(); "arms" is taken out of it.  anyway: also what can have no verdict, on a busy machine.
     ValueError: what cannot be raced, planned or written.
     """
+    commits = check(request)
     asked = request.pop("arms")
-    commits = {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
     settings = {"n": plan.N, **request}
-    plan.make({name: {} for name in asked}, made_at=utc.now(), **settings)  # refuse before any work
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
         folders = {name: paths.get(f"{prefix}{name}", REPO) for name in asked}
@@ -48,6 +47,14 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
         words = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
         raise ValueError(f"{results}: {words}") from None
     return folder
+
+
+def check(request: dict) -> dict[str, str]:
+    """What is refused before any work -> the commits of the arms that have a revision.  ValueError."""
+    asked = request["arms"]
+    settings = {key: value for key, value in request.items() if key != "arms"}
+    plan.make({name: {} for name in asked}, made_at=utc.now(), **{"n": plan.N, **settings})
+    return {name: worktrees.commit_of(REPO, arm["rev"]) for name, arm in asked.items() if arm["rev"] is not None}
 
 
 def _fresh_seed(arms, results):

@@ -48,6 +48,7 @@ HINTS = {  # what to do
     "exception": "read the traceback at the end of the rank's log",
 }
 BY_CHANGED_DATA = ("rank_crashed", "exception", "bad_setting", "non_finite_loss")  # kinds that changed data look like
+WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
 OUT_OF_MEMORY = re.compile(
@@ -181,14 +182,14 @@ def last_step(folder: Path) -> int | None:
     return run_folder.progress(folder).get("step")
 
 
-def write_launcher_killed(folder: Path | str) -> None:
+def write_launcher_killed(folder: Path | str, message: str = "the launcher ended before its workers") -> None:
     """Finish the record where the launcher is gone, and all that the run has started."""
     folder = Path(folder)
     run = run_folder.read_raw(folder)
     if run["status"] == "running":
         run["status"] = "aborted"
         run["ended_at"] = utc.now()
-        run["failure"] = failure("launcher_killed", "the launcher ended before its workers", step=last_step(folder))
+        run["failure"] = failure("launcher_killed", message, step=last_step(folder))
         run["validity"], run["validity_reasons"] = "invalid", ["the run did not complete"]
         atomic.release(folder)
         private.redact_logs(folder, REPO)

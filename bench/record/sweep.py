@@ -120,6 +120,12 @@ def axes(points: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
     return {key: list(by_text.values()) for key, by_text in found.items() if len(by_text) > 1}
 
 
+def its_own(words: Sequence[str], points: Iterable[Sequence[str]]) -> str:
+    """Those overrides of a point in which the points differ, for people; all where they differ in nothing."""
+    differing = axes([words, *points])
+    return " ".join([word for word in words if word.partition("=")[0] in differing] or words)
+
+
 def values(words: Iterable[str]) -> dict[str, Any]:
     """Overrides -> {key: value}, numbers as numbers."""
     return {key: words_of_config.value_of(text) for key, _, text in (word.partition("=") for word in words)}

@@ -81,6 +81,10 @@ def stages(run: dict) -> Safe:
         "times lr": "lr_frac",
         "momenta": "momenta",
         "updates every": "update_every_steps",
+        "frozen for": "frozen_steps",
+        "weights of next tokens": "ahead_weights",
+        "at its end": "end_ahead_weights",
+        "untied": "untied",
     }
     given = {head: key for head, key in columns.items() if any(row.get(key) is not None for row in rows)}
     lines = [[_words(row.get(key)) for key in given.values()] for row in rows]
@@ -88,6 +92,8 @@ def stages(run: dict) -> Safe:
 
 
 def _words(value):
+    if isinstance(value, list):
+        return ", ".join(f"{one:g}" for one in value)
     return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else value
 
 

@@ -11,10 +11,8 @@ from bench.terminal import text_table
 
 MAX_CONFIGS = 20  # of the table; ./run.sh table --sweep has all
 MAX_LOST = 10  # runs that failed or did not begin, by name
-NUMBERS = (
-    *("val_loss_mean", "val_loss_sd", "val_loss_change_nats", "val_loss_ci95_nats"),
-    *("train_s_mean", "train_s_sd", "step_avg_ms_mean"),
-)
+LOSSES = ("val_loss_mean", "val_loss_sd", "val_loss_change_nats", "val_loss_ci95_nats")
+TIMES = ("train_s_mean", "train_s_sd", "step_avg_ms_mean")
 
 
 def table(found: Results) -> list[str]:
@@ -26,20 +24,43 @@ def table(found: Results) -> list[str]:
     all_suspect = all(group["num_suspect"] == group["n"] for group in groups)
     shown = [group | {"num_suspect": 0} for group in groups] if all_suspect else groups  # said once, below
     about = f"{len(found.ranked)} configs, least mean val_loss first; val_loss_change_nats: above the first one's"
-    lines = ["", about, "", table_text.fit(shown, [*found.keys, "n", *NUMBERS, "config_id"], found.keys)]
+    times = () if all_suspect and _all_beside(found) else TIMES  # such times count for nothing
+    lines = [
+        "",
+        about,
+        *_common(found),
+        "",
+        table_text.fit(shown, [*found.keys, "n", *LOSSES, *times, "config_id"], found.keys),
+    ]
     if len(found.ranked) > MAX_CONFIGS:
         left = len(found.ranked) - MAX_CONFIGS
         lines.append(f"and {left} more: ./run.sh table --group --sweep {found.facts['sweep_id']}")
     return [*lines, *_suspect(found), *_effects(found), ""]
 
 
+def _all_beside(found):
+    return all(run_folder.read(found.folders[row["run_id"]]).get("beside") for row in _complete(found))
+
+
+def _common(found):
+    """What was typed for all runs: without it the table says nothing to whoever did not type it."""
+    of_each = [set(words) for words in found.facts["points"]]
+    common = set.intersection(*of_each) if of_each else set()
+    words = [word for word in found.facts["points"][0] if word in common] if of_each else []
+    return [f"in all of them: {' '.join(words)}"] if words else []
+
+
+def _complete(found):
+    return [row for row in found.rows if row["status"] == "complete"]
+
+
 def _suspect(found):
-    suspect = [row for row in found.rows if row["status"] == "complete" and row["validity"] == "suspect"]
+    suspect = [row for row in _complete(found) if row["validity"] == "suspect"]
     if not suspect:
         return []
     why = run_folder.read(found.folders[suspect[0]["run_id"]])["validity_reasons"][0]
-    num = sum(row["status"] == "complete" for row in found.rows)
-    return ["", f"{len(suspect)} of {num} complete runs are suspect ({why}): trust their losses, not their times"]
+    of_all = f"{len(suspect)} of {len(_complete(found))} complete runs are suspect"
+    return ["", f"{of_all} ({why}): trust their losses, not their times"]
 
 
 def _effects(found):
@@ -89,14 +110,26 @@ def why(found: Results) -> str:
     if not effects:
         return ""
     parts = [
-        f"{pivot.keys[0]} {number_words('val_loss', found.range_nats(pivot))} (best {value_words(pivot.best[0])})"
+        f"{pivot.keys[0]} {number_words('val_loss', found.range_nats(pivot))} (best {_best_value(pivot)})"
         for pivot in effects
     ]
-    sd = found.sd_of_repeats
-    noise = "" if sd is None else f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
+    sd, noise = found.sd_of_repeats, ""
+    if sd is not None:
+        less = [pivot.keys[0] for pivot in effects if found.range_nats(pivot) < sd]
+        noise = f"; repeats of one config differ by sd {number_words('val_loss', sd)}"
+        noise += f", more than {' and '.join(less)} made" * bool(less)
     uneven = any(len({cell.n for cell in pivot.cells.values()}) > 1 for pivot in effects)
     doubt = "; not every combination ran: the means are of unlike runs" if uneven else ""
     return f"nats between the best and the worst mean of each setting: {', '.join(parts)}{noise}{doubt}"
+
+
+def _best_value(pivot):
+    """With what lies beyond it, of three numbers or more: a best at the edge is seldom the best there is."""
+    best, values = pivot.best[0], pivot.values[0]
+    is_edge = best in (values[0], values[-1]) and len(values) > 2
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    edge = "least" if best == values[0] else "greatest"
+    return value_words(best) + f", the {edge} that was tried: try beyond it" * (is_edge and numbers)
 
 
 def confirm(found: Results) -> str:
@@ -120,6 +153,9 @@ def ended(found: Results, folder: Path, all_complete: int, all_asked: int) -> st
         why = found.facts["why"] or "it was interrupted"
         lines.append(f"          {len(found.not_run)} not run, {why}: the same command goes on with them")
         lines += _first([f"          not begun: {' '.join(words)}" for words in found.not_run])
+    elif found.lost:
+        why = f"{found.facts['why']}: " if found.facts["why"] else ""
+        lines.append(f"          {why}the same command runs again what did not complete")
     page = folder / "sweep.html"
     lines.append(f"          {shown(page)}; ./run.sh table --sweep {found.facts['sweep_id']}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from bench.record import certificates
 from bench.record.rows import Row
 
 GROUPED = (
@@ -15,7 +16,7 @@ GROUP_COLUMNS = (
     "track", "num_deviations", "name", "model", "size", "num_params", "optim", "world_size", "num_shards", "epochs",
     "device", "config_id", "n", "num_suspect", "num_invalid", "num_failed", "num_aborted", "num_stopped", "num_running",
     *(f"{name}_{what}" for name in GROUPED for what in ("mean", "sd")),
-    "source_sha256", "comparability_id", "run_ids",
+    "certificate", "source_sha256", "comparability_id", "run_ids",
 )
 
 
@@ -76,6 +77,7 @@ def _group(members):
     group["num_invalid"] = sum(row["validity"] == "invalid" for row in complete)
     for status in ("failed", "aborted", "stopped", "running"):
         group[f"num_{status}"] = sum(row["status"] == status for row in members)
+    group["certificate"] = certificates.of_several(row.get("certificate") for row in complete)
     for name in GROUPED:
         values = [row[name] for row in used if row[name] is not None]
         group[f"{name}_mean"] = stats.mean(values) if values else None

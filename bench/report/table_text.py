@@ -19,7 +19,7 @@ SHOWN = (
 )
 GROUP_SHOWN = (
     "config_id", "name", "track", "n", "val_loss_mean", "val_loss_sd", "train_s_mean", "train_s_sd",
-    "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd",
+    "step_avg_ms_mean", "step_avg_ms_sd", "tokens_per_s_mean", "tokens_per_s_sd", "certificate",
 )
 DECIMALS = {
     "val_loss": 4, "gap_nats": 4, "train_s": 2, "wall_s": 2, "compile_s": 2, "step_avg_ms": 2, "step_ms_p50": 2,

@@ -7,7 +7,7 @@ from bench import atomic
 from bench.report import trace_panels
 from bench.trace.analysis_text import caveats
 from bench.trace.text import plain, short
-from bench.web import lanes
+from bench.web import lanes, waterfall
 from bench.web.page import REPORT_STYLES, Safe, bullets, details, figure, join, page, section, soft, table, tag, tiles
 
 NUM_LINES = 20  # of a table
@@ -147,26 +147,26 @@ def _ms(us):
 # ---- the difference of two traces
 
 
-def waterfall(difference: dict, a: str, b: str) -> lanes.Panel | None:
+def of_difference(difference: dict, a: str, b: str) -> waterfall.Waterfall | None:
     """From A's step to B's: the changes that are largest, the rest of them, idle time, overlap.  None without times."""
     if difference["change_ms"] is None:
         return None
     changed = [line for line in difference["lines"] if line["change_ms"]]
-    steps = [(short(line["what"], 80), line["change_ms"]) for line in changed[:NUM_CHANGES]]
+    steps = [(short(line["what"], 80), line["change_ms"], line["status"]) for line in changed[:NUM_CHANGES]]
     if others := changed[NUM_CHANGES:]:
-        steps.append((f"{len(others)} other {difference['by']}s", sum(line["change_ms"] for line in others)))
-    steps += [("nothing of it running", difference["idle_change_ms"])]
-    steps += [("several at once", -difference["overlap_change_ms"])]
+        steps.append((f"{len(others)} other {difference['by']}s", sum(line["change_ms"] for line in others), ""))
+    steps += [("nothing of it running", difference["idle_change_ms"], "")]
+    steps += [("several at once", -difference["overlap_change_ms"], "")]
     of = difference["of"]
     what = "a step" if of == "step_ms" else "the span"
     ends = [(plain(name, 60), total) for name, total in zip((a, b), difference[of])]
     about = f"{difference['change_ms']:+.3f} ms, by {difference['by']}s; the steps add up to it"
-    return lanes.waterfall("difference", f"What changed in {what}", about, "ms", tuple(ends), steps)
+    return waterfall.of_changes(f"What changed in {what}, ms:", about, tuple(ends), steps, "difference")
 
 
 def diff_html(difference: dict, a: str, b: str) -> str:
     """diff.compare() with "by", and the names of the two traces -> the page."""
-    panel = waterfall(difference, a, b)
+    drawn = of_difference(difference, a, b)
     head = ("what", "", "change, ms a step", "A, ms", "B, ms", "A count", "B count")
     lines = [
         [short(line["what"], 90), line["status"], *(_three(line[key]) for key in _NUMBERS)]
@@ -179,7 +179,7 @@ def diff_html(difference: dict, a: str, b: str) -> str:
     ]
     body = [
         tag("h1", f"{plain(a, 80)} against {plain(b, 80)}"),
-        panel.markup if panel else soft("There is no time to compare: one of the two has no steps and no rows."),
+        drawn.markup if drawn else soft("There is no time to compare: one of the two has no steps and no rows."),
         table(("kernels by what they do", "change, ms", "A, ms", "B, ms"), categories) if categories else "",
         table(head, lines[:MAX_KERNELS], caption=f"{len(lines)} lines changed, the largest first"),
     ]

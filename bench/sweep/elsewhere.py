@@ -1,7 +1,7 @@
 """Runs of a sweep that a launcher of somebody else's starts, as the sweep's own process sees them.
 
-Each is said when it has ended.  A signal ends submitit's jobs with the sweep, which waits for their records; a job that
-is lost does not end the others.
+Each is said when it has ended.  A signal ends the runs under way with the sweep, which waits for their records; a job
+of submitit's that is lost does not end the others.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.launch import summary
@@ -20,9 +20,13 @@ from bench.launch.console import say
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.paths import shown
 from bench.record import run_folder, sweep
+from bench.sweep import at_work
 
 LOOK_EVERY_S = 2.0
 END_WITHIN_S = 120.0  # SLURM's KillWait, 30 s where nobody set it, and the record's last words
+LOST_AFTER_S = 15.0  # between two looks for jobs without a result
+LOST = "SLURM has ended it, and it left no result"
+MAX_WORDS = 300  # of an error, which may hold a whole log
 SUBMITTED = "_submitted.pkl"  # submitit's file of a job, after its id
 
 
@@ -39,26 +43,47 @@ def followed(folder: Path, launcher: str, settings: Mapping, refusals: type[Exce
     """
     say("sweep", f"hydra/launcher={launcher} starts the runs; what it writes: {shown(folder)}")
     jobs = Jobs(settings)
-    with _said_as_they_end(folder), raise_interrupted() as signals:
+
+    def end_runs():
+        """Before the launcher's own code sees the signal: joblib's kills its workers, and all that they started."""
+        sweep.end(folder, "it was interrupted")  # a run that would begin only now is not made
+        if not jobs.are_of_submitit:
+            at_work.end(folder, END_WITHIN_S)
+
+    at_work.clear(folder)  # of a call of this sweep that was killed
+    with _watched(folder, jobs), raise_interrupted(end_runs) as signals:
         try:
-            try:
-                yield
-            except (ValueError, refusals, Unfinished):
-                raise
-            except Exception as error:
-                why = f"hydra/launcher={launcher}: {type(error).__name__}: {' '.join(str(error).split())}"
-                if not jobs.ids():
-                    raise ValueError(why) from None
-                say("sweep", f"{why}; waiting for the other jobs", always=True)
-                while jobs.alive():
-                    signals.check()
-                    time.sleep(LOOK_EVERY_S)
-                raise Unfinished("a job was lost") from None
+            yield
+        except (ValueError, refusals, Unfinished):
+            raise
         except Interrupted:
             signals()
-            sweep.end(folder, "it was interrupted")  # a job that begins only now makes no run
             jobs.cancel()
             raise
+        except Exception as error:
+            words = " ".join(str(error).split())[:MAX_WORDS]
+            why = f"job {' '.join(jobs.lost)}: {LOST}" if jobs.lost else f"{type(error).__name__}: {words}"
+            if not jobs.ids() and not (folder / at_work.FOLDER).exists():  # no run has begun
+                raise ValueError(f"hydra/launcher={launcher}: {why}") from None
+            waiting = "; waiting for the other jobs" if jobs.ids() else ""
+            say("sweep", f"hydra/launcher={launcher}: {why}{waiting}", always=True)
+            _wait(jobs, signals)
+            raise Unfinished("a job was lost") from None
+        finally:
+            jobs.finish_lost(folder)
+            at_work.clear(folder)
+
+
+def _wait(jobs, signals):
+    """Until all have ended; a signal ends them."""
+    try:
+        while jobs.alive():
+            signals.check()
+            time.sleep(LOOK_EVERY_S)
+    except Interrupted:
+        signals()
+        jobs.cancel()
+        raise
 
 
 class Jobs:
@@ -67,29 +92,34 @@ class Jobs:
     def __init__(self, settings: Mapping):
         """settings: hydra.launcher.*"""
         self._pattern = None
-        if "submitit_folder" in settings:
+        self.are_of_submitit = "submitit_folder" in settings
+        if self.are_of_submitit:
             import submitit  # noqa: F401  it sets up its logging when it is imported
 
             logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where sacct has no accounts
             self._pattern = f"{glob.escape(settings['submitit_folder']).replace('%j', '*')}/*{SUBMITTED}"
         self._are_of_slurm = "Slurm" in settings["_target_"]
+        self._num_tasks = (settings.get("nodes") or 1) * (settings.get("tasks_per_node") or 1)
         self._before = set(self._found())
+        self._suspects, self._looked_s = set(), time.monotonic()
+        self.lost = []  # ids of those that SLURM has ended without a result
 
-    def _found(self) -> Iterable[str]:
-        found = glob.glob(self._pattern) if self._pattern else ()
-        return sorted(Path(path).name.removesuffix(SUBMITTED) for path in found)
+    def _found(self) -> dict[str, Path]:
+        """{id: the job's folder}."""
+        found = map(Path, sorted(glob.glob(self._pattern)) if self._pattern else ())
+        return {path.name.removesuffix(SUBMITTED): path.parent for path in found}
 
     def ids(self) -> list[str]:
         """As SLURM names them, 5_0 of an array; of submitit_local pids."""
         return [job_id for job_id in self._found() if job_id not in self._before]
 
     def alive(self) -> list[str]:
-        """The ids of those that have not ended."""
+        """The ids of those that have not ended, all where SLURM does not answer."""
         ids = self.ids()
         if not ids or not self._are_of_slurm:
             return [job_id for job_id in ids if _is_alive(int(job_id))]
-        words = ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={','.join(ids)}"]
-        return subprocess.run(words, capture_output=True, text=True).stdout.split()  # it forgets what has ended
+        known = _in_queue("%i")
+        return [job_id for job_id in ids if known is None or job_id in known]
 
     def cancel(self) -> None:
         """End them, and wait until they have ended."""
@@ -108,6 +138,46 @@ class Jobs:
         if ids:
             say("sweep", f"not ended in {END_WITHIN_S:.0f} s: {' '.join(ids)}", always=True)
 
+    def give_up_lost(self) -> None:
+        """Where SLURM has ended a job that left no result, write one for it, in which submitit finds an error.
+
+        By itself submitit asks every ten minutes, and waits for ever where SLURM keeps no accounts (sacct).
+        """
+        if not self._are_of_slurm or time.monotonic() - self._looked_s < LOST_AFTER_S:
+            return
+        from submitit.core.utils import cloudpickle_dump
+
+        self._looked_s, alive = time.monotonic(), self.alive()
+        gone = {}
+        for job_id, folder in self._found().items():
+            paths = [folder / f"{job_id}_{task}_result.pkl" for task in range(self._num_tasks)]
+            if job_id not in self._before and job_id not in alive:
+                gone[job_id] = [path for path in paths if not path.exists()]
+        gone = {job_id: paths for job_id, paths in gone.items() if paths}
+        for job_id in sorted(gone.keys() & self._suspects):  # at two looks: files of another node may come late
+            self.lost.append(job_id)
+            for path in gone[job_id]:
+                cloudpickle_dump(("error", LOST), path)
+        self._suspects = set(gone)
+
+    def finish_lost(self, folder: Path) -> None:
+        """The records of the sweep that say running, of jobs that SLURM has ended."""
+        known = _in_queue("%A") if self._are_of_slurm else None
+
+        def is_gone(run):
+            job_id = (run.get("launched_by") or {}).get("job_id")
+            return job_id is not None and job_id not in known
+
+        if known is not None:
+            at_work.finish(folder, is_gone, "SLURM has ended its job, with all that could finish this record")
+
+
+def _in_queue(what: str) -> set[str] | None:
+    """squeue's field of this user's jobs, by task; None: no answer.  It forgets what has ended."""
+    words = ["squeue", "--noheader", "--array", f"--format={what}", f"--user={os.getuid()}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return None if done.returncode else set(done.stdout.split())
+
 
 def _is_alive(pid):
     with contextlib.suppress(ChildProcessError):
@@ -116,21 +186,21 @@ def _is_alive(pid):
 
 
 @contextlib.contextmanager
-def _said_as_they_end(folder):
-    """A line for each point that gets a record meanwhile."""
+def _watched(folder, jobs):
+    """Meanwhile a line for each point that gets a record, and an end for lost jobs."""
     before, over = _ended(folder), threading.Event()
-    axes = sweep.axes(sweep.read(folder)["points"])
+    asked = sweep.read(folder)["points"]
 
     def watch():
         known, is_over = before, False
         while not is_over:
             is_over = over.wait(LOOK_EVERY_S)
+            jobs.give_up_lost()
             now = _ended(folder)
             for words, path in now.items():
                 if known.get(words) != path:
                     run = run_folder.read(path) | {"folder": str(path)}
-                    its_own = [word for word in words if word.partition("=")[0] in axes] or words
-                    say("run", f"{' '.join(its_own)}: {summary.last_words(run)}")
+                    say("run", f"{sweep.its_own(words, asked)}: {summary.last_words(run)}")
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)

@@ -20,6 +20,7 @@ from bench.launch.console import say
 from bench.machine import gpus, processes
 from bench.machine.signals import raise_interrupted
 from bench.paths import REPO, working_folder
+from bench.record import sweep
 from bench.units import format_about_s
 
 TICK_S = 0.2
@@ -139,15 +140,17 @@ class Budget:
 
 
 def run_all(
-    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, budget: Budget
+    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, budget: Budget, is_all: bool
 ) -> Iterator[tuple[int, str | None, str]]:
     """Run every point, as many at a time as there are places; yields (index, record's folder or None, end of output).
 
-    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place;
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place; is_all:
+    whether these are all runs of the sweep, and how long they take is to be said.
     Raises Interrupted after the runs under way have ended.
     """
-    say("plan", budget.plan(len(points), len(where)))
-    was_known = budget.run_s is not None
+    if is_all:
+        say("plan", budget.plan(len(points), len(where)))
+    was_known = budget.run_s is not None or not is_all
     logs.mkdir(parents=True, exist_ok=True)
     todo, free, running = list(points), list(where), []
 
@@ -159,7 +162,8 @@ def run_all(
             signals.check()
             while free and may_begin():
                 number, place = todo.pop(0), free.pop(0)
-                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {' '.join(points[number])}")
+                words = sweep.its_own(points[number], points.values())
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {words}")
                 stack = all_of_them.enter_context(contextlib.ExitStack())
                 paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
                 out = stack.enter_context(open(paths[0], "wb"))

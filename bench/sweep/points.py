@@ -9,18 +9,18 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.launch import launcher, ready, summary
+from bench.launch import allocation, launcher, ready, summary
 from bench.launch.console import say
 from bench.launch.prepare import Job, asked, prepare, this_machine
 from bench.launch.script import script
-from bench.launch.series import earlier_s
+from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted, raise_interrupted
 from bench.record import failures, run_folder, sweep
-from bench.sweep import earlier, elsewhere, objective, packing, stopping
+from bench.sweep import at_work, earlier, elsewhere, objective, packing, stopping
 from bench.sweep.elsewhere import Unfinished
 
 
@@ -34,6 +34,7 @@ class Points:
     budget_s: float | None = None  # no run begins that would end later than that after the first began
     objective: str = objective.DEFAULT
     stops: dict[tuple, Callable] = field(default_factory=dict)  # of a search, by the words of a point
+    _series: Series | None = None  # of a search: all of its trials
     _began_s: float | None = None
     _slowdown_pct: float | None = None  # of runs side by side; None: not measured yet
 
@@ -47,6 +48,16 @@ class Points:
         """Around a launcher of somebody else's, which calls one() in processes whose output this one does not see."""
         return elsewhere.followed(self.folder, launcher, settings, refusals)
 
+    @contextlib.contextmanager
+    def searching(self, num_trials: int) -> Iterator[None]:
+        """Around a search by our launcher: one plan and one bar for all its trials, which take about equally long."""
+        runs = self.records()
+        known_s = earlier_s({run["track"] for run in runs}, {run["config_id"] for run in runs})
+        of_one = {"trial": statistics.mean(known_s.values())} if known_s else {}
+        with Series(["trial"] * num_trials, of_one, budget_s=self.budget_s) as self._series:
+            yield
+        self._series = None
+
     def one(self, words: list[str], number: int) -> float | None:
         """A run in a process of somebody else's launcher -> its objective.  words: its overrides.
 
@@ -56,7 +67,7 @@ class Points:
             return None  # the first task of a job makes its run, over all nodes with hardware.nodes=N
         run = None
         try:
-            with raise_interrupted():
+            with raise_interrupted(), at_work.here(self.folder):
                 if why := sweep.read(self.folder)["why"]:
                     say("sweep", f"not begun: the sweep has ended: {why}", always=True)
                     return None
@@ -66,6 +77,8 @@ class Points:
             say("sweep", f"not begun: {ended_by}", always=True)
         else:
             ended_by = run["failure"]["signal"] if failures.is_interrupt(run["failure"]) else None
+        if ended_by == "SIGTERM" and allocation.ending().is_requeued:
+            os.kill(os.getpid(), signal.SIGKILL)  # else submitit has a result, and the sweep ends before the job has
         if ended_by in ("SIGUSR1", "SIGUSR2"):  # the record is honest: now submitit may requeue the job, or give it up
             os.kill(os.getpid(), signal.Signals[ended_by])
         return objective.of(run, self.objective)
@@ -122,7 +135,8 @@ class Points:
         if where and len(todo) > 1:
             yield from self._side_by_side({number: points[number] for number in todo}, where, jobs)
             return
-        words = [" ".join(points[number]) for number in todo]
+        known = [*points, *(point.overrides for point in sweep.points(self.folder))]  # a search's earlier trials
+        words = [sweep.its_own(points[number], known) for number in todo]
         its_words = {_kind(jobs[number]): tuple(points[number]) for number in todo}
 
         def stop_of(job):
@@ -137,6 +151,7 @@ class Points:
             sweep_id=self.sweep_id,
             budget_s=self.left_s(),
             stop_of=stop_of,
+            series=self._series,
         )
         yield from zip(todo, runs)
 
@@ -169,11 +184,11 @@ class Points:
         known_s = earlier_s({job.config.track.name for job in jobs}, [jobs[number].config_id for number in points])
         run_s = statistics.mean(known_s.values()) if known_s else None
         facts = {"folder": str(self.folder), "command": self.command}
-        for number, folder, tail in packing.run_all(
-            points, where, self.folder / "logs", facts, packing.Budget(self.left_s(), run_s)
-        ):
+        budget, is_all = packing.Budget(self.left_s(), run_s), self._series is None
+        for number, folder, tail in packing.run_all(points, where, self.folder / "logs", facts, budget, is_all):
             run = None if folder is None else _read(folder)
-            say("run", summary.last_words(run) if run else f"left no record:\n{tail}", always=not run)
+            how = summary.last_words(run) if run else f"left no record:\n{tail}"
+            say("run", f"{sweep.its_own(points[number], points.values())}: {how}", always=not run)
             if run:
                 yield number, run
 

@@ -1,5 +1,7 @@
 """Ranks of one job -> everything that is said about them: the --json answer of ./run.sh analyze."""
 
+import pickle
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -59,13 +61,21 @@ def of_files(
     this project say of which window they are; the others are one, None.
     """
     windows = {}
-    for digest in load.over_files(_digest_file, paths, rules, include_last_step):
-        windows.setdefault(load.window_of(digest.rank), []).append(digest)
+    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+        files = list(load.over_files(_digest_file, paths, rules, include_last_step, folder))
+        for file in files:
+            with open(file, "rb") as opened:
+                digest = pickle.load(opened)
+            windows.setdefault(load.window_of(digest.rank), []).append(digest)
     return {name: _of_job(digests) for name, digests in load.earliest_first(windows, lambda digest: digest.rank)}
 
 
-def _digest_file(path, num_parts, rules, include_last_step):
-    return _digest(load.load(path, num_parts=num_parts), rules, include_last_step)
+def _digest_file(path, num_parts, rules, include_last_step, folder):
+    """-> a file in folder that holds the Digest: no process has those of the others beside the file that it reads."""
+    digest = _digest(load.load(path, num_parts=num_parts), rules, include_last_step)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        pickle.dump(digest, file)
+    return file.name
 
 
 def _digest(rank, rules, include_last_step):

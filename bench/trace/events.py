@@ -83,7 +83,7 @@ class Collector:
 
     tracks: (pid, tid) of host rows, (device, stream) of device rows.  extras: distinct facts of rows that have some, as
     (bytes, dims, types, collective, nelems, group, device type, group size, dtype).  kinds: the ones to keep, None:
-    all; without PYTHON and CPU_OP it takes half the time and memory.
+    all.  Those that are not wanted are skipped undecoded (skip.py), which takes half the time and memory.
     """
 
     def __init__(self, kinds=None):

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import gc
-import itertools
 import multiprocessing
 import os
 import tempfile
@@ -77,13 +76,20 @@ def earliest_first(windows, rank_of=lambda one: one):
 def over_files(work: Callable, paths: Sequence[str | Path], *given) -> Iterator:
     """Yields work(path, num_parts, *given) of each file in order, on all cores where they are large.
 
-    work is a function of a module; num_parts: as load() has it.
+    work is a function of a module; num_parts: as load() has it.  This process has its share of the files too: another
+    one would cost a start and the memory of its modules.
     """
     if len(paths) == 1 or processes() == 1 or sum(map(num_bytes, paths)) < PARALLEL_BYTES:
         yield from (work(path, None, *given) for path in paths)
         return
-    with _pool(min(processes(), len(paths))) as pool:
-        yield from pool.map(work, paths, *(itertools.repeat(value) for value in (1, *given)))
+    num = min(processes(), len(paths))
+    largest_first = sorted(range(len(paths)), key=lambda index: -num_bytes(paths[index]))
+    own = set(largest_first[num - 1 :: num])  # the smallest of every num
+    with _pool(num - 1) as pool:
+        others = {index: pool.submit(work, path, 1, *given) for index, path in enumerate(paths) if index not in own}
+        done = {index: work(paths[index], 1, *given) for index in own}
+        for index in range(len(paths)):
+            yield others.pop(index).result() if index in others else done.pop(index)
 
 
 def num_bytes(path: str | Path) -> int:

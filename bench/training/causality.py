@@ -9,7 +9,6 @@ Legend: T tokens, V vocabulary, N rows of logits: T, or a multiple where a pass 
 """
 
 import contextlib
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -17,6 +16,8 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
+
+from bench import lazy_dynamo
 
 NOISE_STD = 0.02  # onto every weight: a projection that starts at zero would hide what comes through it
 SEED = 0
@@ -65,7 +66,7 @@ def check(
 
 def _not_compiled():
     """What a model compiles by itself runs as it is written too: dynamo would compile it anew for _Watch."""
-    if "torch._dynamo" not in sys.modules:  # importing it takes a second, and nothing was compiled without it
+    if not lazy_dynamo.is_imported():
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
 

@@ -1,8 +1,9 @@
-"""Which of torch's own kernels a run may use: precision of float32 products on a GPU, backends of attention."""
+"""Which of torch's own kernels a run may use: deterministic ones, the precision of float32 products, attention's."""
 
 import torch
 from torch.backends import cuda
 
+from bench import lazy_dynamo
 from bench.config.schema import HardwareConfig
 
 SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
@@ -15,6 +16,11 @@ SDPA = {  # hardware.sdpa: (how it is switched, how it is asked)
 
 def choose(hardware: HardwareConfig) -> None:
     """Set what hardware asks for, for this process; null leaves torch's own choice."""
+    if hardware.compile:
+        torch.use_deterministic_algorithms(hardware.deterministic)  # imports the compiler, to tell it too
+    else:
+        lazy_dynamo.install()
+        torch.set_deterministic_debug_mode("error" if hardware.deterministic else "default")
     if hardware.tf32 is not None:
         torch.set_float32_matmul_precision("high" if hardware.tf32 else "highest")
     if hardware.sdpa is not None:

@@ -74,6 +74,12 @@ class Ddp(Alone):
 
     def __init__(self, config: Config, model: torch.nn.Module, optimizer, ranks: Ranks):
         super().__init__(config, model, optimizer)
+        self._world_size, names = ranks.world_size, getattr(model, "late_parameters", ())
+        self._late = [model.get_parameter(name) for name in names]
+        late = {id(tensor) for tensor in self._late}
+        names = [name for name, tensor in self.forward.named_parameters() if id(tensor) in late]
+        # the one way that torch has to leave to us what is in no loss at first
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.forward, names)
         self.forward = DistributedDataParallel(
             self.forward,
             device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
@@ -83,6 +89,12 @@ class Ddp(Alone):
 
     def micro_step(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.forward.no_sync()
+
+    def clip(self, most_norm: float | None) -> None:
+        for tensor in self._late:
+            if tensor.grad is not None:
+                distributed.all_sum(tensor.grad).div_(self._world_size)
+        super().clip(most_norm)
 
 
 def _buffers_argument():

@@ -12,8 +12,9 @@ import torch
 
 from bench.config.stages import mean_batch_tokens
 from bench.instruments import last_step, load
-from bench.instruments.base import Context, InstrumentSet, warning
-from bench.machine.environment import CpuMeter
+from bench.instruments.base import Context
+from bench.instruments.instrument_set import InstrumentSet, warning
+from bench.machine.cpu_meter import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
 from bench.training import distributed, gather_result, inputs, kernels, loop, staging, weights
@@ -41,7 +42,6 @@ class Run:
         self.config = inputs.read_config(folder)
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
-        torch.use_deterministic_algorithms(hardware.deterministic)
         kernels.choose(hardware)
         self.ranks = distributed.start(
             hardware.device, max(hardware.collective_timeout_s, distributed.WARMUP_TIMEOUT_S), hardware.num_processes

@@ -71,8 +71,10 @@ class Profiler:
                 self._end()
         elif self._waiting and torch is not None and following >= self._waiting[0]["begin_step"] and step > 0:
             window = self._waiting.pop(0)
-            if following <= window["first_step"]:  # else it printed no line in time
+            if following <= window["first_step"]:
                 self._begin(torch, window, following)
+            else:  # it printed no line in time
+                self._note(window)
 
     def _begin(self, torch, window, following):
         actions = torch.profiler.ProfilerAction
@@ -102,8 +104,11 @@ class Profiler:
     def _end(self):
         self._window["disturbed"][1] = self._window["now"]  # the trace was written in the step that has begun
         self._profile.stop()
-        self._done.append(self._window)
-        self._profile = self._window = None
+        window, self._profile, self._window = self._window, None, None
+        self._note(window)
+
+    def _note(self, window):
+        self._done.append(window)
         path = os.path.join(self._folder, f".rank{self._rank}.profiled.tmp")
         with contextlib.suppress(OSError), open(path, "w") as file:
             json.dump(self._done, file)

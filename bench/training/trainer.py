@@ -43,17 +43,18 @@ class Trainer:
         self._instruments = self._log = None
         self._checks = ()
         self._is_warming_up = False
-        self._steps_done, self._window_tokens = 0, None
-        self._set_window(self.timeline.window_after(0))
+        self._steps_done = 0
+        self._staged = staging.StagedModel(self.model, self.optimizer, self.timeline)
+        self._staged.at(0)
 
     def flops_per_token(self) -> list[tuple[int, int]]:
         """Of each of timeline.portions, in its window, and the same without masked pairs of tokens."""
         found = []
         for portion in self.timeline.portions:
-            self._set_window(portion.window_tokens)
+            self._staged.set_window(portion.window_tokens)
             seq_len = portion.stage.seq_len
             found.append((self.model.flops_per_token(seq_len), self.model.flops_per_token_causal(seq_len)))
-        self._set_window(self.timeline.window_after(self._steps_done))
+        self._staged.at(self._steps_done)
         return found
 
     def attach(self, instruments, log: StepLog, checks: Sequence[Callable[[], None]] = ()) -> None:
@@ -66,9 +67,8 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """Optimizer step number step: all its micro-steps, gradients synchronised in the last one only."""
-        portion = self.timeline.at(step)
-        self._set_window(portion.window_tokens)
-        num_parts = num_micro_steps(self.config, portion.stage)
+        self._staged.at(step)
+        num_parts = num_micro_steps(self.config, self.timeline.at(step).stage)
         for micro_step in range(num_parts):
             self._instruments.on_phase("data")
             tokens_BT, targets_BT = self.loader.next()
@@ -89,19 +89,21 @@ class Trainer:
     def update(self, step: int) -> None:
         """The optimizer's part of a step: clip, set what changes with the step, update, drop the gradients.
 
-        Parts that the stage updates every so many steps keep theirs till then; the warm-up updates all.
+        Parts that the stage updates every so many steps keep theirs till then, frozen ones drop them; the warm-up
+        updates all.
         """
         self.reducer.clip(self.config.optim.grad_clip_norm)
         stage = self.timeline.at(step).stage
         self.config.optim.set_step(self.optimizer, step, self.config.goal.num_steps)
         stage.apply(self.optimizer)
-        if stage.update_every_steps is None or self._is_warming_up:
+        if self._is_warming_up or not (stage.update_every_steps or stage.frozen_steps):
             self.reducer.step()
             self.optimizer.zero_grad(set_to_none=True)
         else:
-            due = [name for name in self.optimizer.parts if stage.is_due(name, step)]
+            frozen = [name for name in self.optimizer.parts if self.timeline.is_frozen(name, step)]
+            due = [name for name in self.optimizer.parts if stage.is_due(name, step) and name not in frozen]
             self.reducer.step(due)
-            self.optimizer.zero_grad(set_to_none=True, names=due)
+            self.optimizer.zero_grad(set_to_none=True, names=[*due, *frozen])
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's, by the names that build_model() gives them."""
@@ -112,11 +114,12 @@ class Trainer:
 
         In the window of goal.val_window_tokens, or in that of the step that comes next.
         """
-        next_window_tokens = self.timeline.window_after(self._steps_done)
-        self._set_window(self.config.goal.val_window_tokens or next_window_tokens)
+        self._staged.at(self._steps_done)
+        if self.config.goal.val_window_tokens is not None:
+            self._staged.set_window(self.config.goal.val_window_tokens)
         batches, forward = self._val_batches(max_batches), self.reducer.evaluated
         nats = evaluation.evaluate(forward, batches, self.autocast, distributed.all_sum, self.ranks.device)
-        self._set_window(next_window_tokens)
+        self._staged.at(self._steps_done)
         return nats
 
     def lr_frac(self, step: int) -> float:
@@ -127,7 +130,8 @@ class Trainer:
     def warm_up(self) -> dict[str, float | str | list[str] | None]:
         """Run every graph of the run on real batches, see that the model is causal, restore all state bit for bit.
 
-        That is two steps, and a validation before each, of every shape that the stages have.
+        That is two steps, and a validation before each, of every shape that the stages have; of windows that are no
+        graph of their own only the first and the widest of each shape.
 
         Returns {"warmup_s", "compile_s", "compile_cache"} and what causality.check() found; compile_s is what the first
         call of each graph took longer than the second, compile_cache "warm" where inductor had every graph already;
@@ -136,7 +140,7 @@ class Trainer:
         started = time.perf_counter()
         saved = self._save()
         self._is_warming_up, first_s, second_s = True, 0.0, 0.0
-        for portion in self.timeline.distinct:
+        for portion in self._distinct():
             first_s += self._warm_up_step(portion.first_step)
             second_s += self._warm_up_step(portion.first_step + (portion.num_steps > 1))
         self._warm_up_last_window()
@@ -179,12 +183,6 @@ class Trainer:
         distributed.sync(self.ranks.device)
         return time.perf_counter() - started
 
-    def _set_window(self, window_tokens):
-        """The model's, where it is another one from now on; None: the model has none, or its own."""
-        if window_tokens != self._window_tokens:
-            self.model.set_window(window_tokens)
-            self._window_tokens = window_tokens
-
     def _save(self):
         on_gpu = self.ranks.device.type == "cuda"
         return {
@@ -200,14 +198,17 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.loader.load_state_dict(saved["loader"])
         self._steps_done = 0
-        self._set_window(self.timeline.window_after(0))
+        self._staged.at(0)
         torch.set_rng_state(saved["rng"])
         if saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.ranks.device)
 
+    def _distinct(self):
+        return self.timeline.distinct(every_window=not getattr(self.model, "windows_are_data", False))
+
     def _allow_graphs(self):
         """Dynamo gives up on a function of which it has made more graphs than its limit, 8 in torch 2.13."""
-        num_graphs = 2 * len(self.timeline.distinct) + 2  # with and without gradients
+        num_graphs = 2 * len(self._distinct()) + 2  # with and without gradients
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, num_graphs)
 
     def _val_batches(self, max_batches):

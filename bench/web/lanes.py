@@ -1,4 +1,4 @@
-"""Bars on one axis, a lane each below its words: shares of a time, a waterfall, a timeline.  No script is needed.
+"""Bars on one axis, a lane each below its words: shares of a time, a timeline.  No script is needed.
 
 Words are HTML and wrap, bars are an SVG as wide as the page that is stretched along the axis alone, so that a drawing
 reads at any width.  Colours come from the page's CSS; what a bar is also stands in its words, its row or its hint.
@@ -41,7 +41,7 @@ class Lane:
 @dataclass(frozen=True)
 class Panel:
     """id: of its picture's file.  names: [(colour, words)] of the legend; end: of the axis, None: where the last bar
-    ends; low: where it begins; marks: [(place, words)], a line through all lanes each; num_rows: of a lane; is_wide:
+    ends; marks: [(place, words)], a line through all lanes each; num_rows: of a lane; is_wide:
     over the whole width of a page.
     """
 
@@ -54,7 +54,6 @@ class Panel:
     end: float | None = None
     marks: Sequence[tuple[float, str]] = ()
     num_rows: int = 1
-    low: float = 0.0
     is_wide: bool = False
 
     @property
@@ -70,7 +69,7 @@ class Panel:
 def plot(panel: Panel) -> Safe:
     """Panel -> markup."""
     high = panel.end if panel.end is not None else max((bar.end for one in panel.lanes for bar in one.bars), default=0)
-    span = (high - panel.low) or 1.0
+    span = high or 1.0
     legend = [
         tag("span", " ", tag("i", class_="swatch", style=f"background: var(--{colour})"), words)
         for colour, words in panel.names
@@ -78,7 +77,7 @@ def plot(panel: Panel) -> Safe:
     caption = tag("figcaption", tag("b", panel.title), " ", tag("span", panel.about), tag("div", *legend))
     drawn = [_lane(one, panel, span) for one in panel.lanes]
     marks = [tag("p", words, class_="soft mark") for _, words in panel.marks if words]
-    return tag("figure", caption, *marks, *drawn, _axis(panel.low, high, panel.unit), class_="lanes")
+    return tag("figure", caption, *marks, *drawn, _axis(high, panel.unit), class_="lanes")
 
 
 def _lane(one, panel, span):
@@ -86,7 +85,7 @@ def _lane(one, panel, span):
     size = panel.num_rows * (ROW_PX + GAP_PX)
     shapes, paths = [], {}
     for bar in one.bars:
-        x, width = _x(bar.start, panel.low, span), max(0.4, WIDTH * (bar.end - bar.start) / span)
+        x, width = WIDTH * bar.start / span, max(0.4, WIDTH * (bar.end - bar.start) / span)
         y = bar.row * (ROW_PX + GAP_PX)
         if width >= HINT_FROM * WIDTH and bar.hint:
             place = {"x": f"{x:.6g}", "y": y, "width": f"{width:.4g}", "height": ROW_PX}
@@ -97,24 +96,19 @@ def _lane(one, panel, span):
     thin = [tag("path", d="".join(path), style=f"fill: var(--{colour})") for colour, path in paths.items()]
     lines = []
     for at, _ in panel.marks:
-        x = f"{_x(at, panel.low, span):.5g}"
+        x = f"{WIDTH * at / span:.5g}"
         lines.append(tag("line", x1=x, x2=x, y1=0, y2=size, class_="at", vector_effect="non-scaling-stroke"))
     box = {"viewBox": f"0 0 {WIDTH} {size}", "preserveAspectRatio": "none", "style": f"height: {size}px"}
     track = tag("svg", *thin, *shapes, *lines, **box, role="img", aria_label=f"{one.label}: {one.words}")
     return tag("div", words, track, class_="lane")
 
 
-def _axis(low, high, unit):
-    if not high > low:
+def _axis(high, unit):
+    if not high > 0:
         return Safe("")
-    ticks = [value for value in forest.ticks(low, high) if (value - low) / (high - low) < 0.9]  # the unit has the end
-    span = high - low
-    marks = [tag("span", f"{value:,.6g}", style=f"left: {100 * (value - low) / span:.2f}%") for value in ticks]
+    ticks = [value for value in forest.ticks(0.0, high) if value / high < 0.9]  # the unit has the end
+    marks = [tag("span", f"{value:,.6g}", style=f"left: {100 * value / high:.2f}%") for value in ticks]
     return tag("div", *marks, tag("span", unit, class_="unit"), class_="lane-axis", aria_hidden="true")
-
-
-def _x(value, low, span):
-    return WIDTH * (value - low) / span
 
 
 def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
@@ -125,35 +119,6 @@ def stacked(parts: Sequence[tuple[float, str, str]]) -> list[Bar]:
             bars.append(Bar(at, at + size, colour, hint))
             at += size
     return bars
-
-
-def waterfall(
-    id: str,
-    title: str,
-    about: str,
-    unit: str,
-    ends: tuple[tuple[str, float], tuple[str, float]],
-    steps: Sequence[tuple],
-) -> Panel:
-    """From one total to another: ends: (words, total) of both; steps: [(label, change)] in between.
-
-    The axis begins near the smallest total on the way, so that small changes of a large one are seen.
-    """
-    (first, start), (last, end) = ends
-    totals, at = [start], start
-    for _, change in steps:
-        at += change
-        totals.append(at)
-    reach = max(totals + [end]) - min(totals + [end])
-    low = max(0.0, min(totals + [end]) - reach) if min(totals + [end]) >= 0 else min(totals)
-    lanes = [Lane(first, f"{start:,.3f} {unit}", [Bar(low, start, "soft", first)])]
-    for (label, change), before in zip(steps, totals):
-        colour = "series-1" if change > 0 else "series-0"
-        bar = Bar(min(before, before + change), max(before, before + change), colour, f"{label}: {change:+.3f} {unit}")
-        lanes.append(Lane(label, f"{change:+,.3f} {unit}", [bar]))
-    lanes.append(Lane(last, f"{end:,.3f} {unit}", [Bar(low, end, "soft", last)]))
-    names = [("series-1", "longer"), ("series-0", "shorter"), ("soft", "in all")]
-    return Panel(id, title, about, unit, lanes, names, low=low)
 
 
 def several(panels: Sequence[Panel]) -> Safe:

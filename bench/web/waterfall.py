@@ -10,7 +10,9 @@ from typing import Literal
 from bench.web.page import Safe, tag
 
 MIN_PCT = 0.3  # of the width: what is smaller is still seen
+HEAD_PX, ROW_PX = 90, 27  # of a picture, about
 Kind = Literal["limit", "above", "unknown", "total", "less", "more"]
+CHANGES = (("less", "less than in A"), ("more", "more than in A"))
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,60 @@ class Bar:
     about: str = ""
 
 
-def plot(
-    title: str, about: str, bars: Sequence[Bar], names: Sequence[tuple[Kind, str]] = (), has_sentences: bool = False
-) -> Safe:
-    """The scale goes from 0, or the least begin, to the largest end.  names: a legend, (kind, what it stands for).
+@dataclass(frozen=True)
+class Waterfall:
+    """The scale goes from low, or the least begin, to the largest end.  names: a legend, (kind, what it stands for).
 
-    has_sentences: labels are long, and get most of the width.
+    has_sentences: labels are long, and get most of the width.  id: of its picture's file.
     """
-    low = min([0.0, *(min(bar.begin, bar.end) for bar in bars)])
-    span = max(max(bar.begin, bar.end) for bar in bars) - low or 1.0
-    rows = [_row(bar, low, span) for bar in bars]
-    keys = [tag("span", tag("i", class_=kind), words) for kind, words in names]
-    legend = tag("p", *keys, class_="keys") if keys else ""
-    caption = tag("figcaption", tag("b", title), " ", tag("span", about))
-    return tag(
-        "figure",
-        caption,
-        legend,
-        tag("div", *rows, class_="bars", role="list"),
-        class_=f"waterfall{' sentences' if has_sentences else ''}",
-    )
+
+    title: str
+    about: str
+    bars: Sequence[Bar]
+    names: Sequence[tuple[Kind, str]] = ()
+    has_sentences: bool = False
+    low: float = 0.0
+    id: str = ""
+
+    @property
+    def markup(self) -> Safe:
+        low = min(self.low, *(min(bar.begin, bar.end) for bar in self.bars))
+        span = max(max(bar.begin, bar.end) for bar in self.bars) - low or 1.0
+        rows = [_row(bar, low, span) for bar in self.bars]
+        keys = [tag("span", tag("i", class_=kind), words) for kind, words in self.names]
+        legend = tag("p", *keys, class_="keys") if keys else ""
+        caption = tag("figcaption", tag("b", self.title), " ", tag("span", self.about))
+        bars = tag("div", *rows, class_="bars", role="list")
+        return tag("figure", caption, legend, bars, class_=f"waterfall{' sentences' if self.has_sentences else ''}")
+
+    @property
+    def height_px(self) -> int:
+        """Of a picture."""
+        return HEAD_PX + len(self.bars) * ROW_PX
+
+
+def of_changes(
+    title: str,
+    about: str,
+    ends: tuple[tuple[str, float], tuple[str, float]],
+    steps: Sequence[tuple[str, float, str]],
+    id: str = "",
+) -> Waterfall:
+    """From one total to another, ms: ends: (label, total) of both; steps: (label, change, what it is) in between.
+
+    The scale begins near the smallest total on the way, so that small changes of a large one are seen.
+    """
+    (first, start), (last, end) = ends
+    totals = [start]
+    for _, change, _ in steps:
+        totals.append(totals[-1] + change)
+    least, most = min(*totals, end), max(*totals, end)
+    low = max(0.0, 2 * least - most) if least >= 0 else least
+    bars = [Bar(first, low, start, f"{start:,.3f}", "total")]
+    for (label, change, about_it), before, after in zip(steps, totals, totals[1:]):
+        bars.append(Bar(label, before, after, f"{change:+,.3f}", "less" if change < 0 else "more", about_it))
+    bars.append(Bar(last, low, end, f"{end:,.3f}", "total"))
+    return Waterfall(title, about, bars, CHANGES, low=low, id=id)
 
 
 def _row(bar, low, span):

@@ -40,6 +40,12 @@ gradients and optimizer steps of all but r01 against numbers that the record's o
   r43      2.3 min  cautious weight decay
   r45      2.2 min  one skip instead of five (record 44: communication)
   r46      2.2 min  the batch grows in three stages, and the learning rate with it
+  r48      2.2 min  learnt scalars on weights, NorMuon along rows (record 47: the same numbers)
+  r49      2.1 min  keys with a part of the token before
+  r50      2.1 min  cautious weight decay of what Adam moves
+  r51      2.1 min  embedding and head are one matrix again
+  r52      2.0 min  learnt scalars that move evenly and rest where batch or window changes
+  r53      2.0 min  several tokens ahead; embedding and head part at two thirds
   simple            the portable trainer of track 3
 
 Times are the records' own, on 8x H100.  experiment=r09 is the record; `model.args.softcap=15` and the like take a
@@ -47,5 +53,5 @@ single idea out of it or change it.
 
 From r12 on a token sees its own document and a window (models/masked_attention.py): FlexAttention where
 hardware.compile compiles for a GPU, else the same through a mask.  set_window() changes the window, a multiple of
-window_block, as the stages of conf/experiment/r12.yaml to r46.yaml say (docs/STAGES.md).
+window_block, as the stages of conf/experiment/r12.yaml to r53.yaml say (docs/STAGES.md).
 """

@@ -38,8 +38,8 @@ class Block(r02.Block):
 class R05(r02.R02):
     Block, norm = Block, staticmethod(rms_norm)
 
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width)
+    def __init__(self, **shape):
+        super().__init__(**shape)
         self.rotary.to(torch.bfloat16)
 
     def init_weights(self, generator: torch.Generator) -> None:

@@ -11,9 +11,9 @@ from models.ladder.r06 import R06
 
 
 class R08(R06):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width)
-        self.head = Linear(width, vocab_size)
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        self.head = Linear(*reversed(self.embedding.weight.shape))
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Every parameter anew, from a CPU generator, and the rotary table."""

@@ -47,17 +47,9 @@ class R09(R08):
     Block = Block
 
     def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        softcap: float | None = 30.0,
-        value_residual: bool = True,
-        embedding_skip: bool = True,
+        self, *, softcap: float | None = 30.0, value_residual: bool = True, embedding_skip: bool = True, **shape
     ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width)
+        super().__init__(**shape)
         self.softcap = softcap
         for block in self.blocks:
             block.attention.value_mix = block.attention.value_mix if value_residual else None

@@ -18,17 +18,8 @@ def without_autocast(tensor):
 
 
 class R10(R09):
-    def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        activations: str = "bfloat16",
-        **ideas,
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, *, activations: str = "bfloat16", **options):
+        super().__init__(**options)
         self.dtype = getattr(torch, activations)
         matrices = {id(matrix) for matrix in (*self.hidden_matrices(), self.head.weight)}
         for parameter in self.parameters():

@@ -12,8 +12,9 @@ from models.ladder.r10 import R10
 
 
 class R11(R10):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, **options):
+        super().__init__(**options)
+        num_layers = len(self.blocks)
         if num_layers % 2:
             raise ValueError(f"model.num_layers={num_layers}: every skip joins two blocks: use an even number")
         self.skip_weights = nn.Parameter(torch.ones(num_layers // 2, dtype=self.dtype))

@@ -18,19 +18,10 @@ from models.masked_attention import BLOCK_TOKENS, NO_LIMIT, Visible
 
 
 class R12(R11):
-    def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        eos_token: int | None = None,
-        window: int = 1024,
-        block: int = BLOCK_TOKENS,
-        **ideas,
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    windows_are_data = True  # they are in buffers
+
+    def __init__(self, *, eos_token: int | None = None, window: int = 1024, block: int = BLOCK_TOKENS, **options):
+        super().__init__(**options)
         self.eos_token, self.block = eos_token, block
         for name in ("near_tokens", "near_blocks"):
             self.register_buffer(name, torch.empty((), dtype=torch.int32), persistent=False)

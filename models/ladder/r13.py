@@ -9,10 +9,8 @@ from models.ladder.r12 import R12
 
 
 class R13(R12):
-    def __init__(
-        self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, window: int = 1792, **ideas
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, window=window, **ideas)
+    def __init__(self, *, window: int = 1792, **options):
+        super().__init__(window=window, **options)
 
 
 MODEL = R13

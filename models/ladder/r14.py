@@ -55,11 +55,11 @@ class Block(r09.Block):
 class R14(R13):
     Block = Block
 
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
-        self.rotary = self.make_rotary(seq_len)
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.rotary = self.make_rotary(len(self.rotary.cos_TK))
         mixes_values = self.blocks[0].attention.value_mix is not None
-        self.value_embeddings = self.make_value_embeddings(vocab_size, width) if mixes_values else None
+        self.value_embeddings = self.make_value_embeddings(*self.embedding.weight.shape) if mixes_values else None
 
     def make_rotary(self, seq_len):
         rotary = Rotary(self.head_dim, seq_len).to(self.dtype)

@@ -27,9 +27,9 @@ class Block(r15.Block):
 class R17(R16):
     Block = Block
 
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
-        self.blocks[num_layers * 7 // 12].attention = None
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.blocks[len(self.blocks) * 7 // 12].attention = None
 
     def make_rotary(self, seq_len):
         return simple.Rotary(self.head_dim, seq_len).to(self.dtype)

@@ -8,17 +8,8 @@ from models.ladder.r17 import R17
 
 
 class R18(R17):
-    def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        softcap: float | None = 15.0,
-        **ideas,
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, softcap=softcap, **ideas)
+    def __init__(self, *, softcap: float | None = 15.0, **options):
+        super().__init__(softcap=softcap, **options)
         for parameter in self.parameters():
             if parameter.ndim < 2:
                 parameter.data = parameter.data.float()

@@ -19,17 +19,8 @@ class R19(R18):
     WEIGHT_SCALE = 2.0**5
     GRAD_SCALE = 2.0**13  # times the tokens of a pass, over which the loss is a mean: 2**29 for the record's 64K
 
-    def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        fp8_head: bool | None = None,
-        **ideas,
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, *, fp8_head: bool | None = None, **options):
+        super().__init__(**options)
         self.fp8_head = fp8_head
 
     def init_weights(self, generator: torch.Generator) -> None:

@@ -18,19 +18,31 @@ from models.masked_attention import Visible
 class Attention(r17.Attention):
     def forward(self, x_BTD, rotary, value_BTD, mix):
         """value_BTD: value embeddings of the tokens, None in the inner layers."""
-        weights = torch.cat((self.query.weight, self.key.weight, self.value.weight))
-        q_BTD, k_BTD, v_BTD = F.linear(x_BTD, weights.type_as(x_BTD)).chunk(3, dim=-1)
+        q_BTD, k_BTD, v_BTD = F.linear(x_BTD, self.merged_weights(x_BTD)).chunk(3, dim=-1)
         q_BHTK, k_BHTK, v_BHTK = (split_heads(one, self.num_heads) for one in (q_BTD, k_BTD, v_BTD))
-        if self.value_mix is not None and value_BTD is not None:
-            v_BHTK = self.mixed_values(v_BHTK, split_heads(value_BTD, self.num_heads))
-        elif self.value_mix is not None:
-            v_BHTK = self.value_mix[0] * v_BHTK
-        mixed_BHTK = mix(self.positioned(q_BHTK, rotary), self.positioned(k_BHTK, rotary), v_BHTK)
+        v_BHTK = self.with_embedded(v_BHTK, None if value_BTD is None else split_heads(value_BTD, self.num_heads))
+        mixed_BHTK = mix(self.positioned(q_BHTK, rotary), self.positioned_keys(k_BHTK, rotary), v_BHTK)
         return self.output(mixed_BHTK, x_BTD)
+
+    def merged_weights(self, x_BTD):
+        """[3 * D, D], of q, k and v, in x's dtype."""
+        return torch.cat((self.query.weight, self.key.weight, self.value.weight)).type_as(x_BTD)
+
+    def with_embedded(self, v_BHTK, embedded_BHTK):
+        """Values with their value embeddings, None in the inner layers."""
+        if self.value_mix is None:
+            return v_BHTK
+        return self.value_mix[0] * v_BHTK if embedded_BHTK is None else self.mixed_values(v_BHTK, embedded_BHTK)
+
+    def positioned_keys(self, k_BHTK, rotary):
+        return self.positioned(k_BHTK, rotary)
 
     def output(self, mixed_BHTK, x_BTD):
         """The layer's, of what its heads have mixed; x_BTD: what it was given."""
-        return self.proj(merge_heads(mixed_BHTK))
+        return self.projected(merge_heads(mixed_BHTK))
+
+    def projected(self, mixed_BTD):
+        return self.proj(mixed_BTD)
 
 
 class Block(r17.Block):
@@ -40,18 +52,8 @@ class Block(r17.Block):
 class R20(R19):
     Block = Block
 
-    def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        attention_scale: float | None = 0.12,
-        long_short: bool = True,
-        **ideas,
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, *, attention_scale: float | None = 0.12, long_short: bool = True, **options):
+        super().__init__(**options)
         self.attention_scale, self.long_short = attention_scale, long_short
 
     def has_long_window(self, index: int) -> bool:

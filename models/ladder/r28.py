@@ -39,7 +39,7 @@ class Attention(r20.Attention):
     def output(self, mixed_BHTK, x_BTD):
         """The layer's, of what its heads have mixed; x_BTD: what it was given."""
         gate_BHT1 = torch.sigmoid(self.gate(x_BTD[..., :GATE_INPUTS])).transpose(1, 2)[..., None]
-        return self.proj(merge_heads(mixed_BHTK * gate_BHT1))
+        return self.projected(merge_heads(mixed_BHTK * gate_BHT1))
 
 
 class MLP(r05.MLP):

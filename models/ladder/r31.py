@@ -34,18 +34,8 @@ class Yarn(simple.Rotary):
 
 
 class R31(R30):
-    def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        num_layers: int,
-        num_heads: int,
-        width: int,
-        attention_scale: float = 0.1,
-        yarn_blocks: tuple[int, ...] = (3, 7, 11, 13),
-        **ideas,
-    ):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, attention_scale=attention_scale, **ideas)
+    def __init__(self, *, attention_scale: float = 0.1, yarn_blocks: tuple[int, ...] = (3, 7, 11, 13), **options):
+        super().__init__(attention_scale=attention_scale, **options)
         self.first_scale, self.yarn_blocks = attention_scale, yarn_blocks
         del self.attention_scale  # a number would ask for a graph of its own for each window
         self.register_buffer("attention_scale", torch.empty(()), persistent=False)

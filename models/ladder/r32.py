@@ -24,8 +24,8 @@ class Rotary(r31.Yarn):
 
 
 class R32(R31):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, **options):
+        super().__init__(**options)
         for name, parameter in self.named_parameters():
             if name.endswith(("gate.weight", "head.weight")):
                 parameter.data = parameter.data.to(self.dtype)

@@ -15,8 +15,8 @@ from models.ladder.r33 import R33
 
 
 class R34(R33):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, **options):
+        super().__init__(**options)
         self.smear_gate = r02.Linear(GATE_INPUTS, 1).to(self.dtype)
         self.smear_weight = nn.Parameter(torch.tensor(0.0))
 
@@ -25,8 +25,12 @@ class R34(R33):
         super().init_weights(generator)
         constant_(self.smear_weight, 0.0)
 
+    def looked_up(self, tokens_BT):
+        """[B, T, D], of each token its row of the table."""
+        return self.embedding(tokens_BT)
+
     def embed(self, tokens_BT):
-        x_BTD = self.embedding(tokens_BT)
+        x_BTD = self.looked_up(tokens_BT)
         gate_BT1 = self.smear_weight * torch.sigmoid(self.smear_gate(x_BTD[:, 1:, :GATE_INPUTS]))
         return self.norm(torch.cat((x_BTD[:, :1], x_BTD[:, 1:] + gate_BT1 * x_BTD[:, :-1]), dim=1))
 

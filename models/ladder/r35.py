@@ -9,10 +9,10 @@ from models.ladder.r34 import R34
 
 
 class R35(R34):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, **options):
+        super().__init__(**options)
         self.blocks[0].attention = self.blocks[0].stream_mix = None
-        self.skip_weights.data = self.skip_weights.data[: num_layers // 2 - 1]
+        self.skip_weights.data = self.skip_weights.data[: len(self.blocks) // 2 - 1]
 
     def reaches_far(self, index: int) -> bool:
         """Whether block number index sees more than the schedule's last window where there is more."""

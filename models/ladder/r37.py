@@ -15,9 +15,8 @@ class R37(R35):
         logits_BTV = self.capped(self.uncapped(x_BTD))
         return logits_BTV if self.training else logits_BTV.float()
 
-    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def loss(self, logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean nats per token, float32."""
-        logits_BTV = self.logits(tokens_BT)
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").float().mean()
 
 

@@ -12,8 +12,8 @@ from models.ladder.r39 import R39
 
 
 class R40(R39):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, **options):
+        super().__init__(**options)
         self.backout_weight = nn.Parameter(torch.tensor(0.5))
 
     def init_weights(self, generator: torch.Generator) -> None:

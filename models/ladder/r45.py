@@ -11,8 +11,9 @@ from models.ladder.r43 import R43
 
 
 class R45(R43):
-    def __init__(self, vocab_size: int, seq_len: int, num_layers: int, num_heads: int, width: int, **ideas):
-        super().__init__(vocab_size, seq_len, num_layers, num_heads, width, **ideas)
+    def __init__(self, **options):
+        super().__init__(**options)
+        num_layers = len(self.blocks)
         if num_layers < 4:
             raise ValueError(f"model.num_layers={num_layers}: the skip begins after the first layer: use 4 or more")
         self.skip_weights.data = self.skip_weights.data[:1]
@@ -20,8 +21,9 @@ class R45(R43):
     def init_weights(self, generator: torch.Generator) -> None:
         """Every parameter anew, from a CPU generator, and the rotary table."""
         super().init_weights(generator)
-        for block in list(self.blocks)[1:]:
-            constant_(block.stream_mix[0], 1.1)
+        for block in self.blocks:
+            if block.stream_mix is not None:
+                constant_(block.stream_mix[0], 1.1)
 
     def entered(self, index: int, x_BTD, outputs):
         """The stream as block number index takes it; outputs: of the blocks before it, None of the first."""

@@ -6,13 +6,18 @@ with node 0 or not, the files travel over the connection, and one process writes
 
 import contextlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from bench import atomic
+from bench.machine import processes, run_processes
 from bench.record import artifacts, run_folder
 
+OWNER = ".owner.tmp"  # the process that made a node's folder and removes it
+ABANDONED_S = 86400.0  # one of another machine's that nobody has touched for so long
 FOLDER = ".nodes"  # in a results folder; what searches one skips a name with a dot
 KEPT = ("config.yaml", "run.json", "environment.json")  # of the record, which node 0 writes itself
 
@@ -28,6 +33,7 @@ def make(folder: Path, texts: dict[str, str], launch: dict) -> None:
     (folder / "logs").mkdir(parents=True)
     for name in ("config.yaml", "run.json"):
         (folder / name).write_text(texts[name])
+    atomic.write_json(folder / OWNER, processes.identity(os.getpid()), durable=False)
     atomic.write_json(folder / run_folder.LAUNCH, launch | {"folder": str(folder.resolve())}, durable=False)
 
 
@@ -36,6 +42,36 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
+
+
+def clear(results: Path) -> None:
+    """Remove the folders of nodes whose process was killed, and end what it left alive."""
+    for folder in (results / FOLDER).glob("*"):
+        owner = atomic.read_json(folder / OWNER)
+        if processes.is_of_this_boot(owner):
+            if not processes.is_there(owner):
+                run_processes.end(folder)
+                remove(folder)
+        elif time.time() - _touched_s(folder) > ABANDONED_S:
+            remove(folder)
+
+
+def _touched_s(folder):
+    """When a file of it was written last, by the clock of its disk."""
+    with contextlib.suppress(OSError):  # another process removes it
+        return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    return time.time()
+
+
+def rescue(folders: Iterable[Path], record: Path) -> None:
+    """The logs of lost nodes into the record, where this machine sees those nodes' folders."""
+    logs = [
+        (folder, name) for folder in folders if folder.is_dir() for name in names(folder) if name.startswith("logs/")
+    ]
+    for folder, name in logs:
+        if not (record / name).exists():
+            with contextlib.suppress(OSError):
+                shutil.copyfile(folder / name, record / name)
 
 
 def names(folder: Path) -> Iterator[str]:

@@ -183,6 +183,7 @@ class Coordinator:
         until_s = time.monotonic() + COLLECT_S
         while any(peer.clock_at_end is None and not peer.is_gone for peer in leaders) and time.monotonic() < until_s:
             self._take_one(self._take)
+        carried.rescue([Path(peer.folder) for peer in self.peers if peer.is_gone and peer.folder], self._folder)
         for peer in leaders:
             for rank in range(peer.first_rank, peer.first_rank + peer.num_ranks):
                 carried.on_own_clock(self._folder, rank, (peer.clock or {}).get("offset_ns", 0) / 1e9)

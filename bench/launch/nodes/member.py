@@ -61,6 +61,7 @@ class Member:
                 if self._is_leader:
                     inputs = self._wait_for("inputs")
                     clock = self._measured()
+                    carried.clear(self._results)
                     folder = carried.folder_of(self._results, inputs["run_id"], inputs["node"])
                     carried.make(folder, inputs["texts"], launch(inputs | {"t_offset_ns": clock["offset_ns"]}))
                     self._channel.send("ready", folder=str(folder.resolve()), clock=clock)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench import atomic
 from bench.importers import dialects
-from bench.launch.script import outcome, work_folder
+from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
-from bench.machine import environment
+from bench.machine.cpu_meter import CpuMeter
 from bench.paths import REPO
 from bench.record import failures, printed_times, run_folder, step_files
 from bench.telemetry import join, samples, throttling
@@ -40,7 +40,7 @@ class Watched:
     def watching(self):
         """Around the agent."""
         step_files.write(self._folder, [], step_files.RUN_COLUMNS)
-        self._meter = environment.CpuMeter(own_s=lambda: sum(os.times()[:4]))
+        self._meter = CpuMeter(own_s=lambda: sum(os.times()[:4]))
         try:
             with self._output:
                 yield
@@ -88,6 +88,18 @@ class Watched:
                 self._last |= row
             self._write_progress()
 
+    @property
+    def step(self) -> int | None:
+        """The last that it has printed."""
+        return self._last.get("step")
+
+    def has_seen_its_windows(self) -> bool:
+        """Whether the run may end now: profile.stop_after_window, and every rank has written the last of its traces."""
+        config = self._job.config
+        return config.profile.stop_after_window and trace_files.are_done(
+            self._folder, config.instruments, config.hardware.num_processes
+        )
+
     def _write_progress(self):
         step, time_ms = self._last["step"], self._last.get("train_time_ms")
         progress = {"step": step, "num_steps": self._last.get("total") or self._job.config.goal.num_steps}
@@ -109,7 +121,7 @@ class Watched:
             words = f"what the script printed cannot be read: {type(error).__name__}: {error}"
             found = failures.failure("exception", words)
         if failure and failure["step"] is None:
-            failure["step"] = self._last.get("step")
+            failure["step"] = self.step
         return failure or found
 
     def _telemetry(self):

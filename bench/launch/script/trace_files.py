@@ -33,9 +33,7 @@ class Noted(TypedDict):
 
 def asked(chosen: Mapping[str, dict], dialect: str | None) -> dict | None:
     """What bench/training/script_profiler.py reads of the launch file; None without a window."""
-    windows = [
-        window for name in NAMES if name in chosen for window in instruments.kind(name).profiler_windows(chosen[name])
-    ]
+    windows = _windows(chosen)
     if not windows:
         return None
     edges = (
@@ -61,7 +59,7 @@ class _Written:
 def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: list[dict]) -> dict:
     """The traces into traces/, and in place the flag of every row that was disturbed.  Returns instrument summaries."""
     summaries = {}
-    recorded = [_recorded(folder / f".rank{rank}.profiled.tmp") for rank in range(num_ranks)]
+    recorded = [_recorded(_noted(folder, rank)) for rank in range(num_ranks)]
     for name in NAMES:
         for window in instruments.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
             facts = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
@@ -77,6 +75,26 @@ def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: lis
                         row["flags"] = ";".join(filter(None, [row.get("flags"), profiler_windows.FLAG]))
             summaries.setdefault(name, {})[window.name] = facts
     return summaries
+
+
+def are_done(folder: Path, chosen: Mapping[str, dict], num_ranks: int) -> bool:
+    """Whether every rank has recorded, or missed, each window that it has."""
+    windows = _windows(chosen)
+    for rank in range(num_ranks):
+        mine = {window.name for window in windows if window.ranks is None or rank in window.ranks}
+        if mine and not mine <= set(_recorded(_noted(folder, rank))):
+            return False
+    return True
+
+
+def _windows(chosen):
+    return [
+        window for name in NAMES if name in chosen for window in instruments.kind(name).profiler_windows(chosen[name])
+    ]
+
+
+def _noted(folder, rank):
+    return folder / f".rank{rank}.profiled.tmp"
 
 
 def _recorded(path):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.passport.figures import Kind
+from bench.passport import figures
 from bench.units import GIB, KIB, MIB, format_bytes
 
 GPU_PRECISIONS = ("bfloat16", "tf32", "float16", "float32", "float8")
@@ -22,14 +22,14 @@ GPU_COPIES, CPU_COPIES = (2 * GIB, 256 * MIB, 32 * MIB, 2 * MIB), (256 * MIB, 32
 GPU_MESSAGES = (GIB // 4, 64 * MIB, 16 * MIB, MIB, 64 * KIB, 4 * KIB)
 CPU_MESSAGES = (16 * MIB, MIB, 64 * KIB, 4 * KIB)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-LAUNCHES = {"cuda": ("kernel, host time", "kernel, until it is done"), "cpu": ("thread wake-up",)}
+LAUNCHES = {"cuda": (figures.HOST_LAUNCH, "kernel, until it is done"), "cpu": ("thread wake-up",)}
 
 
 @dataclass(frozen=True)
 class Case:
     """One figure to be.  name: of a collective or a launch; the other fields as of figures.Figure, None: has none."""
 
-    kind: Kind
+    kind: figures.Kind
     name: str | None = None
     precision: str | None = None
     shape: tuple[int, int, int] | None = None

@@ -4,6 +4,7 @@ Not hydra-optuna-sweeper: its release for Hydra 1.3 wants optuna below 3, shows 
 can be pruned, and begins its trials anew when it is started again.  Where it is installed it keeps the name.
 """
 
+import contextlib
 import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,9 +59,10 @@ class Optuna(Sweeper):
         search = Search(settings, space, fixed, self.runner.folder.parent)
         search.introduce()
         number = 0
-        while search.num_left:
-            trials = [search.propose() for _ in range(min(settings.n_jobs, search.num_left))]
-            number = self._run(search, trials, number)
+        with self.runner.searching(search.num_left) if is_ours and search.num_left else contextlib.nullcontext():
+            while search.num_left:
+                trials = [search.propose() for _ in range(min(settings.n_jobs, search.num_left))]
+                number = self._run(search, trials, number)
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.create(search.results()), folder / "optimization_results.yaml")

@@ -61,7 +61,7 @@
   function width(spec, low, high) { // the x axis
     if (spec.x[0] === spec.x[spec.x.length - 1]) low = high = spec.x[0]; // uPlot takes years around a lonely date
     if (low == null) return [0, 1];
-    if (spec.log_x) return low === high ? [low / 2, low * 2] : [low, high];
+    if (spec.log_x) return low === high ? [low / 2, low * 2] : [low * (low / high) ** 0.02, high * (high / low) ** 0.02];
     const dots = spec.series.some((one) => ["points", "bars", "stepped"].includes(one.kind));
     const least = spec.dates ? HOUR_S : 0, share = dots || low === high ? 0.04 : 0.01;
     const pad = Math.max((high - low) * share, (least - (high - low)) / 2, low === high ? (spec.dates ? 12 * HOUR_S : 1) : 0);
@@ -69,6 +69,7 @@
   }
 
   function nice(u, axis, low, high) { // ticks of a logarithmic axis that spans less than two powers of ten
+    if (high > 8 * low) return [-1, 0, 1, 2].flatMap((power) => [1, 2, 5].map((digit) => +(digit * 10 ** (Math.floor(Math.log10(low)) + power)).toPrecision(1))).filter((one) => one >= low && one <= high);
     const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((digit) => digit * power).find((one) => one >= 0.7 * rough);
     return Array.from({ length: Math.floor(high / step) - Math.ceil(low / step) + 1 }, (_, number) => (Math.ceil(low / step) + number) * step);

@@ -1,0 +1,49 @@
+"""How much of the cores that we may use other programs take while something of ours runs."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.units import s_from_ns
+
+
+class CpuMeter:
+    """How much other programs use the cores that we may use.
+
+    foreign = busy time of those cores in /proc/stat, minus our own CPU time, over wall time.  /proc/stat counts in
+    ticks of 10 ms a core, so below a second or so it is coarse.  Time stolen by a hypervisor counts as foreign.
+    """
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+        read_busy_s: Callable[[], float | None] | None = None,
+        own_s: Callable[[], float] = time.process_time,
+    ):
+        self._now_ns, self._read_busy_s, self._own_s = now_ns, read_busy_s or _busy_cpu_s, own_s
+        self._start = (now_ns(), self._read_busy_s(), own_s())
+
+    def own_cpu_s(self) -> float:
+        """CPU seconds of this process, all threads, since the meter was made."""
+        return self._own_s() - self._start[2]
+
+    def foreign_cpu_cores(self, own_cpu_s: float | None = None) -> float | None:
+        """Cores, mean since the meter was made; own_cpu_s: of all our processes together.  None without /proc."""
+        wall_s, busy_s = s_from_ns(self._now_ns() - self._start[0]), self._read_busy_s()
+        if busy_s is None or self._start[1] is None or wall_s <= 0:
+            return None
+        own_cpu_s = self.own_cpu_s() if own_cpu_s is None else own_cpu_s
+        return max(0.0, busy_s - self._start[1] - own_cpu_s) / wall_s
+
+
+def _busy_cpu_s():
+    """Busy seconds since boot of the cores we may use: user, nice, system, irq, softirq and steal (man proc_stat)."""
+    try:
+        text = Path("/proc/stat").read_text()
+    except OSError:
+        return None
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = [line.split() for line in text.splitlines()]
+    ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7, 8))
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,20 @@
+"""Adam with cautious weight decay (models/adam_update.py)."""
+
+from dataclasses import dataclass
+
+from models.updates import adamw
+
+
+@dataclass(kw_only=True)
+class Config(adamw.Config):
+    """weight_decay: times the square of the learning rate, where the step makes the weight smaller."""
+
+    decays_still: bool = False  # a weight that a step does not move decays as well, as that of a token not yet seen
+
+    def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
+        """Every rank does the same update."""
+        from models.adam_update import CautiousAdam
+
+        row = {"params": tensors, "peak_lr": lr}
+        betas = self.beta1, self.beta2
+        return CautiousAdam([row], lr, betas, self.eps, self.weight_decay, self.decays_still)
