@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,6 +57,14 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
         _write_once(Path(path), text, durable)
 
 
+def write_own(path: Path | str, text: str) -> None:
+    """As write_text, not durable: a file of which reading.is_own() is true, whatever the umask."""
+    with replacing(Path(path), durable=False) as file:
+        with contextlib.suppress(OSError):  # a file system without modes: it is not believed then
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+        file.write(text.encode())
+
+
 def _write_once(path, text, durable):
     with replacing(path, durable) as file:
         file.write(text.encode())
@@ -63,7 +72,10 @@ def _write_once(path, text, durable):
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all."""
+    """with replacing(path) as file: ...  Its bytes appear under path when the block ends well, or not at all.
+
+    An OSError names path, whichever operation on the temporary file beside it failed.
+    """
     # beside it: a rename is atomic in one file system; not by the process' number alone, which another node has too
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
@@ -73,15 +85,25 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # what failed before is what happened
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if durable:
+        _sync_folder(path)
+
+
+def _sync_folder(path):
+    try:
         folder_fd = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder_fd)
         finally:
             os.close(folder_fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def without_nan(obj: Any) -> Any:

@@ -5,12 +5,12 @@
         shop.fault(RUN, 17, "enospc")       -> Outcome: .wrong is [] or sentences
         shop.kill(RUN, chance)              -> the same with SIGKILL of one of its processes at a random moment
 
-Every place gets a project of its own: results/ with one complete run, which publish copies.  disk_faults.c says what an
-operation is and how it fails; each process of a command inherits it, and they share one counter.
+Every place gets a project of its own: results/ with one complete run, which publish copies, and for `resume` a race
+that was interrupted before its last run.  disk_faults.c says what an operation is and how it fails; each process of a
+command inherits it, and they share one counter.  disk_faults_judge.py says what is wrong.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -23,50 +23,16 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import disk_faults_judge
+import fork_server
 import real_runs
+from disk_faults_scenarios import LIMIT_S, LOG, OF_RACE, RACE, RESUME, SCRIPT, TINY
 
-from bench.record import artifacts, failures, ledger, run_folder, verification
+from bench.record import ledger, run_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
 KINDS = ("enospc", "full", "eio", "short", "crash", "torn")
-TINY = [
-    "track=free",
-    "model.num_layers=1",
-    "model.width=32",
-    "model.num_heads=1",
-    "goal.val_tokens=4096",
-    "hardware=cpu",
-]
-TINY += ["goal.num_steps=6", "goal.val_every_steps=3", "hardware.num_threads=1", "hardware.stall_timeout_s=30"]
-LOG = "".join(f"iter {step}: loss {5 - step / 9:.4f}, time 12.00ms, mfu 1.00%\n" for step in range(9))
-LIMIT_S = 600.0  # of a command on a busy machine, where a race of six tiny runs took 300: beyond it, it hangs
-GONE_S = 45.0
-SAID_COMPLETE = re.compile(r"^\s+run  complete:", re.M)
-FROM_OUTSIDE = ("launcher_killed", "agent_killed", "rank_killed", "interrupted")  # kinds of failure by a SIGKILL
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A command, and the one that a user types next."""
-
-    name: str
-    words: tuple[str, ...]
-    again: tuple[str, ...]
-    num_runs: int = 0  # that it trains
-    quick: tuple[str, ...] | None = None  # in the place of `again` at three places of four: it trains nothing
-
-
-OF_SWEEP, OF_IMPORT = ("run", "-m", *TINY, "seed=0,1", "--anyway"), ("import", "nanogpt", "nanogpt.log")
-OF_RACE = ("race", "A=", "B=optim.beta2=0.9", "n=2", *TINY, "--anyway")
-RUN = Scenario("run", ("run", *TINY), ("run", *TINY, "seed=7"), 1, OF_IMPORT)
-SWEEP = Scenario("sweep", OF_SWEEP, OF_SWEEP, 2)
-RACE = Scenario("race", OF_RACE, ("race", "--resume", "--anyway"), 6)
-IMPORT = Scenario("import", OF_IMPORT, OF_IMPORT)
-PUBLISH = Scenario(
-    "publish", ("publish", "results/free", "--name", "mine"), ("publish", "results/free", "--name", "again")
-)
-SCENARIOS = {one.name: one for one in (RUN, SWEEP, RACE, IMPORT, PUBLISH)}
 
 
 @dataclass
@@ -86,24 +52,40 @@ def compiler():
     return shutil.which("cc") or shutil.which("gcc")
 
 
+def library(folder):
+    """disk_faults.c, made there."""
+    path = Path(folder) / "disk_faults.so"
+    subprocess.run([compiler(), "-shared", "-fPIC", "-O2", "-o", str(path), str(SOURCE), "-ldl"], check=True)
+    return path
+
+
+def operations(state):
+    """The operations that a command's log names: [(number, process, what, path)]"""
+    path = Path(f"{state}.log")
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    found = [line.split("\t") for line in lines]
+    return [(int(number), _short(who), what, where) for number, who, what, where in found]
+
+
 class Workshop:
     """A folder with the shim, data, and a project that every place copies."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        self.library, self.state = self.folder / "disk_faults.so", self.folder / "state"
+        self.library, self.state = library(self.folder), self.folder / "state"
         self.base, self.project = self.folder / "base", self.folder / "project"
-        self._num_judged = 0
+        self._before_last = self.folder / "before_last"  # of a race that was interrupted there
+        self.num_judged = 0
+        self.statuses_before = {}  # run folder's name: status, of the project that the last command found
         self.lasts_s = {}  # command: seconds that it takes undisturbed
 
     def __enter__(self):
-        words = [compiler(), "-shared", "-fPIC", "-O2", "-o", str(self.library), str(SOURCE), "-ldl"]
-        subprocess.run(words, check=True)
         (self.base / "conf").mkdir(parents=True)
         (self.base / "conf" / "speedrun.yaml").write_text("# a project\n")
         (self.base / "nanogpt.log").write_text(LOG)
+        (self.base / "train.py").write_text(SCRIPT)
         (self.base / "results").mkdir()
-        done = self._command(self.base, ("run", *TINY, "seed=3"))
+        done = self.command(self.base, ("run", *TINY, "seed=3"))
         assert done.returncode == 0, done.stdout
         return self
 
@@ -116,28 +98,28 @@ class Workshop:
 
     def count(self, scenario):
         """The operations of a command that nothing disturbs; .lasts_s says how long it took."""
-        self._begin()
+        self._begin(scenario)
         began_s = time.monotonic()
-        done = self._command(self.project, scenario.words, self._faulty(0, ""))
+        done = self._ended(self._start(self.project, scenario.words, self._faulty(0, "")))
         assert done.returncode == 0, done.stdout
         self.lasts_s[scenario.name] = time.monotonic() - began_s
-        return self._log()
+        return operations(self.state)
 
     def fault(self, scenario, number, kind):
         """The command with its operation `number` failed in this way, and everything that is wrong afterwards."""
-        self._begin()
-        done = self._command(self.project, scenario.words, self._faulty(number, kind))
-        hits = [line for line in self._log() if line[0] == number]
+        self._begin(scenario)
+        done = self._ended(self._start(self.project, scenario.words, self._faulty(number, kind)))
+        hits = [line for line in operations(self.state) if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
         outcome.hit = bool(hits)
-        return self._judged(scenario, outcome, is_kill=kind in ("crash", "torn"))
+        return disk_faults_judge.judged(self, scenario, outcome, is_kill=kind in ("crash", "torn"))
 
     def kill(self, scenario, chance):
         """The command with SIGKILL to one of its processes, drawn, at a moment, drawn."""
         if scenario.name not in self.lasts_s:
             self.count(scenario)
-        self._begin()
+        self._begin(scenario)
         process = self._start(self.project, scenario.words, self._faulty(0, ""))
         moment_s = chance.uniform(0, self.lasts_s[scenario.name])
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,13 +128,13 @@ class Workshop:
         what = "was over"
         if victims:
             victim = chance.choice(victims)
-            what = _words_of(victim)
+            what = self.words_of(victim)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         done = self._ended(process)
         outcome = Outcome(f"{scenario.name}, SIGKILL after {moment_s:.1f} s: {what}", done.returncode, done.stdout)
         outcome.hit = bool(victims)
-        return self._judged(scenario, outcome, is_kill=True)
+        return disk_faults_judge.judged(self, scenario, outcome, is_kill=True)
 
     def alive(self):
         """Process ids of all that a command started and that has not ended."""
@@ -164,33 +146,62 @@ class Workshop:
                     found.append(int(path.parent.name))
         return sorted(found)
 
-    def _begin(self):
+    def words_of(self, pid):
+        """What a process is, in a word."""
+        try:
+            return _short(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
+        except OSError:
+            return "a process that has just ended"
+
+    def _begin(self, scenario):
+        if scenario is RESUME and not self._before_last.exists():
+            self._race_to_its_last_run()
         shutil.rmtree(self.project, ignore_errors=True)
-        shutil.copytree(self.base, self.project)
+        shutil.copytree(self._before_last if scenario is RESUME else self.base, self.project)
+        found = {one.name: run_folder.read(one)["status"] for one in real_runs.folders(self.project / "results")}
+        self.statuses_before = found
         self.state.write_bytes(bytes(16))
         Path(f"{self.state}.log").unlink(missing_ok=True)
+
+    def _race_to_its_last_run(self):
+        self._begin(RACE)
+        process = self._start(self.project, OF_RACE)
+        while self._num_ends() < RACE.num_runs and process.poll() is None:  # with that of the base
+            time.sleep(0.01)
+        process.terminate()
+        done = self._ended(process)
+        assert done.returncode == 1, done.stdout
+        shutil.copytree(self.project, self._before_last)
+
+    def _num_ends(self):
+        return sum(line["event"] == "end" for line in ledger.read(self.project / "results").lines)
 
     def _faulty(self, number, kind):
         below = {"DISK_FAULT_BELOW": str(self.project / "results"), "DISK_FAULT_STATE": str(self.state)}
         return below | {"LD_PRELOAD": str(self.library), "DISK_FAULT_AT": str(number), "DISK_FAULT_KIND": kind}
 
-    def _start(self, project, words, more=None):
-        env = os.environ | {"SPEEDRUN_CWD": str(project), "SPEEDRUN_DATA": str(self.folder / "data")} | (more or {})
+    def _environment(self, project):
+        env = os.environ | {"SPEEDRUN_CWD": str(project), "SPEEDRUN_DATA": str(self.folder / "data")}
         env.pop("SPEEDRUN_RESULTS", None)
-        env["OMP_WAIT_POLICY"] = "PASSIVE"
+        return env | {"OMP_WAIT_POLICY": "PASSIVE"}
+
+    def _start(self, project, words, more=None):
         with open(self.folder / "out", "wb") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "bench", *words],
                 cwd=real_runs.REPO,
-                env=env,
+                env=self._environment(project) | (more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def _command(self, project, words, more=None):
-        return self._ended(self._start(project, words, more))
+    def command(self, project, words):
+        """One that nothing disturbs: output and errors together."""
+        done = fork_server.call(words, self._environment(project), LIMIT_S)
+        done.stdout += done.stderr
+        return done
 
     def _ended(self, process):
         try:
@@ -200,132 +211,6 @@ class Workshop:
             process.wait()
         out = (self.folder / "out").read_text(errors="replace")
         return subprocess.CompletedProcess(process.args, process.returncode, out)
-
-    def _log(self):
-        path = Path(f"{self.state}.log")
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        found = [line.split("\t") for line in lines]
-        return [(int(number), _short(who), what, where) for number, who, what, where in found]
-
-    # ---- what may never be so
-
-    def _judged(self, scenario, outcome, is_kill):
-        results = self.project / "results"
-        outcome.wrong += self._of_the_command(outcome, is_kill)
-        before = _records(results, outcome.wrong)
-        outcome.num_records = len(before)
-        outcome.wrong += _of_records(before, outcome, scenario, is_kill)
-        outcome.wrong += [
-            f"ledger: {fault}" for fault in ledger.read(results).faults if "the last, is damaged" not in fault
-        ]
-        outcome.wrong += self._of_the_next(scenario, results, before)
-        return outcome
-
-    def _of_the_command(self, outcome, is_kill):
-        if outcome.code == -signal.SIGABRT:
-            yield f"not back after {LIMIT_S:.0f} s"
-        elif outcome.code not in ((0, 1, 2, -9) if is_kill else (0, 1, 2)):
-            yield f"exit code {outcome.code}"
-        if "Traceback (most recent call last)" in outcome.out:
-            yield f"a traceback: {outcome.out[-600:]}"
-        until_s = time.monotonic() + GONE_S
-        while (left := self.alive()) and time.monotonic() < until_s:
-            time.sleep(0.1)
-        if left:
-            yield f"still alive after {GONE_S:.0f} s: {', '.join(map(_words_of, left))}"
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _of_the_next(self, scenario, results, before):
-        """The command that a user types next works, changes no record, and makes the ledger whole."""
-        files = {folder: _hashes(folder) for folder, run in before.items() if run["status"] == "complete"}
-        self._num_judged += 1
-        again = scenario.quick if scenario.quick and self._num_judged % 4 else scenario.again
-        if scenario is RACE:
-            plans = list(results.glob("races/*/plan.json"))
-            is_open = plans and not any("race_end" in line["event"] for line in ledger.read(results).lines)
-            again = again if is_open else RUN.quick
-        ledger.append(results, "look", race_id="none", started=0, planned=True)  # what a run does first
-        done = self._command(self.project, again)
-        if done.returncode:
-            yield f"then {' '.join(again[:3])}: exit code {done.returncode}: {done.stdout[-600:]}"
-        after_ = []
-        after = _records(results, after_)
-        yield from after_
-        yield from (f"ledger afterwards: {fault}" for fault in ledger.read(results).faults)
-        for folder, known in files.items():  # pages that are made of a record may come
-            now = _hashes(folder) if folder in after else {}
-            if changed := [path.name for path, sha256 in known.items() if now.get(path) != sha256]:
-                yield f"{folder.name}: was complete, and the next command changed {', '.join(changed)}"
-        table = self._command(self.project, ("table", str(results)))
-        if table.returncode or "excluded" in table.stdout or "Traceback" in table.stdout:
-            yield f"then table: exit code {table.returncode}: {table.stdout[-400:]}"
-
-
-def _records(results, wrong):
-    """{folder: record as it is shown}; what cannot be read is wrong."""
-    found = {}
-    for folder in real_runs.folders(results) + real_runs.folders(results / "published" / "mine"):
-        try:
-            found[folder] = run_folder.read(folder)
-        except ValueError as error:
-            wrong.append(f"unreadable: {error}")
-    return found
-
-
-def _of_records(records, outcome, scenario, is_kill):
-    """Statuses are honest, and what was called complete is."""
-    known = {line.get("run") for line in ledger.read(next(iter(records)).parents[1]).lines} if records else set()
-    for folder, run in records.items():
-        name = f"{folder.name} ({run['status']})"
-        if run.get("provenance") == "imported":
-            continue
-        if f"{folder.parent.name}/{folder.name}" not in known:
-            yield f"{name}: the ledger does not know it"
-        if run["status"] == "running":
-            yield f"{name}: is shown as running, and nothing is alive"
-        elif run["status"] == "complete":
-            failed = [rule for rule in verification.report(folder)["rules"] if not rule["passed"]]
-            yield from (f"{name}: {rule['rule']}: {rule['evidence']}" for rule in failed)
-        else:
-            yield from _of_a_failure(folder, run, name, is_kill)
-    num_complete = sum(run["status"] == "complete" and run.get("provenance") != "imported" for run in records.values())
-    reported = len(SAID_COMPLETE.findall(outcome.out)) if scenario.num_runs else 0
-    promised = scenario.num_runs if scenario.num_runs and outcome.code == 0 and scenario is not RACE else reported
-    if num_complete - 1 < promised:
-        yield f"{promised} runs were reported as complete, {num_complete - 1} are: a result was lost"
-    if scenario is IMPORT and outcome.code == 0 and len(records) != 2:
-        yield "import said that it wrote a record, which is not there"
-
-
-def _of_a_failure(folder, run, name, is_kill):
-    failure = run["failure"]
-    if failure is None or failure["kind"] not in failures.HINTS or run["validity"] != "invalid":
-        yield f"{name}: does not say what happened: {failure}"
-    elif failure["kind"] in FROM_OUTSIDE and not is_kill:
-        yield f"{name}: {failure['kind']}, and nobody killed anything: {failure['message']}"
-    elif failure["kind"] in ("bad_setting", "bad_data", "not_causal", "out_of_memory", "interrupted"):
-        yield f"{name}: {failure['kind']} is not what happened: {failure['message']}"
-    written = real_runs.run_json(folder)
-    if written["status"] == "running":
-        return  # nobody was left to finish it
-    if artifacts.listed(folder) != written["artifacts"]:
-        yield f"{name}: its files are not those that it lists"
-    if left := [path.name for path in folder.iterdir() if path.name.startswith(".")]:
-        yield f"{name}: temporary files stayed: {left}"
-
-
-def _hashes(folder):
-    paths = [folder / "run.json", *(folder / name for name in artifacts.files(folder))]
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-
-
-def _words_of(pid):
-    try:
-        return _short(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
-    except OSError:
-        return "a process that has just ended"
 
 
 def _short(words):

@@ -1,4 +1,8 @@
-"""Damaged records, one after the other, through the verbs, in one process: python fuzzing.py RESULTS PART NUM_PARTS
+"""Damaged records, one after the other, through the verbs, in one process.
+
+    python fuzzing.py RESULTS PART NUM_PARTS [SEED]
+
+SEED draws the values, and six of the verbs a case; beside 0, the tests', with it every case goes through every verb.
 
 Prints JSON {"calls": number, "faults": [[case, verb, what]]}: tracebacks, hangs, good neighbours that are not shown,
 and control characters on the terminal.  Memory is bounded to 1 GiB beyond what is imported.
@@ -18,6 +22,7 @@ import traceback
 from pathlib import Path
 
 import kept_records
+import yaml
 
 GIB = 2**30
 MAX_S = 10
@@ -35,6 +40,7 @@ YAML = ("", "7", "[" * 50_000, "- " * 50_000, BOMB, MERGED, "a: !!python/object/
 YAML += ("a: " + "1:" * 9999, f"a: {NINES}")
 CSV = ("", "step\n", "step,step_ms,val_loss\n" + "9" * 25 + ",1e400,1\n", 'step,"\n' * 9, "\0\n\0\n", "a" * 2_000_000)
 CSV += (f"step,t_ns\n1,{NINES}\n",)
+CELLS = ("", "x", NINES, "1e400", "nan", "-1", "\x1b]0;owned\x07", "true", "[1]")
 JSONL = ("7\n", "[" * 50_000 + "\n", '{"event": 7}\n', '{"event": "stall"}\n', "{}\n", '"' + '\\"' * 20_000)
 JSONL += ('{"event": "run_start", "t_ns": "x"}\n', f'{{"event": "run_start", "t_ns": {NINES}}}\n')
 FILES = dict.fromkeys(("config.yaml", "overrides.yaml"), YAML)
@@ -74,6 +80,43 @@ def of_fields(chance):
             )
 
 
+def of_other_fields(chance):
+    """The same of every other file of a record: each field of its objects and events, each column of its tables."""
+    for name in ("environment.json", "code/commit.json", "config.yaml", "overrides.yaml"):
+        text = (kept_records.COMPLETE / name).read_text()
+        load, dump = (json.loads, json.dumps) if name.endswith("json") else (yaml.safe_load, yaml.safe_dump)
+        found = load(text)
+        for path in paths_of(found):
+            for value in chance.sample(WRONG, 2):
+                words = f"{name} {'.'.join(map(str, path))} = {str(value)[:20]}"
+                text = dump(with_value(found, path, value))
+                yield words, lambda folder, n=name, t=text: (folder / n).write_text(t)
+    lines = [json.loads(line) for line in (kept_records.COMPLETE / "events.jsonl").read_text().splitlines()]
+    for number, event in enumerate(lines):
+        for key in event:
+            for value in chance.sample(WRONG, 2):
+                changed = [*lines[:number], event | {key: value}, *lines[number + 1 :]]
+                text = "".join(json.dumps(one) + "\n" for one in changed)
+                words = f"events.jsonl {number}.{key} = {str(value)[:20]}"
+                yield words, lambda folder, t=text: (folder / "events.jsonl").write_text(t)
+    head, *rows = [line.split(",") for line in (kept_records.COMPLETE / "steps.csv").read_text().splitlines()]
+    for column, name in enumerate(head):
+        for cell in chance.sample(CELLS, 3):
+            changed = [[*row[:column], cell, *row[column + 1 :]] for row in rows]
+            text = "".join(",".join(row) + "\n" for row in [head, *changed])
+            yield f"steps.csv {name} = {cell[:20]!r}", lambda folder, t=text: (folder / "steps.csv").write_text(t)
+
+
+def with_value(found, path, value):
+    """A copy of nested dicts and lists with another value at one place."""
+    found = json.loads(json.dumps(found, default=str))
+    inside = found
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    return found
+
+
 def paths_of(value, path=()):
     """Every place in nested dicts and lists, of lists the first."""
     for key in value if isinstance(value, dict) else range(min(1, len(value))):
@@ -88,11 +131,7 @@ def put(folder, run, path, value):
         changed.setdefault(key, run[key])
         if changed[key] is None or key in ("costs", "race", "warnings", "doubts", "instrument_summaries", "sweep"):
             changed[key] = json.loads(json.dumps(run[key]))
-    inside = changed
-    for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
-    (folder / "run.json").write_text(json.dumps(changed))
+    (folder / "run.json").write_text(json.dumps(with_value(changed, path, value)))
 
 
 def of_files(_chance):
@@ -154,15 +193,15 @@ def call(words):
     return code, out.getvalue(), "what a record says reaches the terminal raw" if raw else None
 
 
-def main(results, part, num_parts):
+def main(results, part, num_parts, seed=0):
     signal.signal(signal.SIGALRM, _hang)
-    chance, num_calls, faults = random.Random(0), 0, []
-    for seed in (1, 2, 3):
-        kept_records.add(results, seed)
+    chance, num_calls, faults = random.Random(seed), 0, []
+    for good in (1, 2, 3):
+        kept_records.add(results, good)
     bounded()
-    cases = [*of_fields(chance), *of_files(chance)]
+    cases = [*of_fields(chance), *of_other_fields(chance), *of_files(chance)]
     for number, (what, damage) in enumerate(cases):
-        chosen = chance.sample(range(15), 6)
+        chosen = range(15) if seed else chance.sample(range(15), 6)
         if number % num_parts != part:
             continue
         bad = kept_records.add(results, 9)
@@ -208,4 +247,4 @@ def remove(path):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -42,20 +42,29 @@ def cases(race, claim, chance):
         for field in fuzzing.paths_of(found):
             for value in chance.sample(fuzzing.WRONG, NUM_VALUES):
                 words = f"{path.name} {'.'.join(map(str, field))} = {str(value)[:20]}"
-                yield words, lambda p=path, d=dumped, f=found, k=field, v=value: p.write_text(d(changed(f, k, v))), path
+                text = dumped(fuzzing.with_value(found, field, value))
+                yield words, lambda p=path, t=text: p.write_text(t), path
         for text in fuzzing.YAML if is_yaml else fuzzing.JSON:
             yield f"{path.name} {text[:25]!r}", lambda p=path, t=text: p.write_text(t), path
         for what, make in fuzzing.MAKERS:
             yield f"{path.name} is a {what}", lambda p=path, m=make: fuzzing.replaced(p, m), path
 
 
-def changed(found, field, value):
-    found = json.loads(json.dumps(found))
-    inside = found
-    for key in field[:-1]:
-        inside = inside[key]
-    inside[field[-1]] = value
-    return found
+def of_the_ledger(results, chance):
+    """A wrong value for every field of every line of a race's ledger."""
+    path = results / "ledger.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    seen = set()
+    for number, line in enumerate(lines):
+        for key in line:
+            if (line["event"], key) in seen:
+                continue
+            seen.add((line["event"], key))
+            for value in chance.sample(fuzzing.WRONG, NUM_VALUES):
+                changed = [*lines[:number], line | {key: value}, *lines[number + 1 :]]
+                text = "".join(json.dumps(one) + "\n" for one in changed)
+                words = f"ledger.jsonl {line['event']} {key} = {str(value)[:20]}"
+                yield words, lambda t=text: path.write_text(t), path
 
 
 def verbs(race, claim, results):
@@ -72,14 +81,14 @@ def verbs(race, claim, results):
     }
 
 
-def main(results, part, num_parts):
+def main(results, part, num_parts, seed=0):
     signal.signal(signal.SIGALRM, fuzzing._hang)
-    chance, num_calls, faults = random.Random(0), 0, []
+    chance, num_calls, faults = random.Random(seed), 0, []
     race, claim = made(results)
     fuzzing.bounded()
-    listed = list(cases(race, claim, chance))
+    listed = [*cases(race, claim, chance), *of_the_ledger(results, chance)]
     for number, (what, damage, path) in enumerate(listed):
-        chosen = chance.sample(range(9), 4)
+        chosen = range(9) if seed else chance.sample(range(9), 4)
         if number % num_parts != part:
             continue
         before = path.read_bytes()
@@ -100,4 +109,4 @@ def main(results, part, num_parts):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

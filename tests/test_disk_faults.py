@@ -5,6 +5,7 @@ A sample; SPEEDRUN_FAULTS_SEED=WORD draws another, and .venv/bin/python tests/be
 
 import disk_faults
 import pytest
+from disk_faults_scenarios import IMPORT, RUN, SCENARIOS
 
 NUM_PLACES = {"import": 2, "publish": 3, "run": 3}
 NUM_KILLS = 2
@@ -20,7 +21,7 @@ def shop(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NUM_PLACES)
 def test_a_file_operation_that_fails_loses_no_record_and_falsifies_none(shop, name):
-    scenario, chance = disk_faults.SCENARIOS[name], disk_faults.sample()
+    scenario, chance = SCENARIOS[name], disk_faults.sample()
     operations = shop.count(scenario)
     for number, kind in disk_faults.places(operations, chance, NUM_PLACES[name]):
         outcome = shop.fault(scenario, number, kind)
@@ -30,20 +31,20 @@ def test_a_file_operation_that_fails_loses_no_record_and_falsifies_none(shop, na
 def test_a_killed_process_loses_no_record_and_falsifies_none(shop):
     chance = disk_faults.sample()
     for _ in range(NUM_KILLS):
-        outcome = shop.kill(disk_faults.RUN, chance)
+        outcome = shop.kill(RUN, chance)
         assert outcome.wrong == [], outcome.place
 
 
 @pytest.mark.slow
 def test_a_file_operation_that_fails_loses_nothing_of_several_runs(shop):
-    scenario, chance = disk_faults.SCENARIOS["sweep"], disk_faults.sample()
+    scenario, chance = SCENARIOS["sweep"], disk_faults.sample()
     ((number, kind),) = disk_faults.places(shop.count(scenario), chance, 1)
     outcome = shop.fault(scenario, number, kind)
     assert outcome.wrong == [], outcome.place
 
 
 def test_the_harness_sees_a_write_that_is_lost(shop):
-    operations = shop.count(disk_faults.IMPORT)
+    operations = shop.count(IMPORT)
     (number,) = [number for number, _, what, path in operations if what == "write" and ".run.json." in path]
-    outcome = shop.fault(disk_faults.IMPORT, number, "lost")
+    outcome = shop.fault(IMPORT, number, "lost")
     assert any("unreadable" in one for one in outcome.wrong), outcome

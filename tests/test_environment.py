@@ -114,7 +114,8 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
         "CUDA_VISIBLE_DEVICES": "GPU-aaaa1111-2222-3333-4444-555566667777,1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "HYDRA_FULL_ERROR": "1",
-        "TORCH_HOME": f"{home}/models",
+        "TORCH_HOME": f"{home}/cache",
+        "NCCL_SOCKET_IFNAME": "^docker0,hunter2",
         "SPEEDRUN_HUB_TOKEN": "hf_secret",
         "TORCH_API_KEY": "secret",
         "USER": "ada",
@@ -126,9 +127,10 @@ def test_only_variables_that_matter_are_kept_without_secrets_homes_and_serials()
         "CUDA_VISIBLE_DEVICES": f"GPU#{private.salted_hash('GPU-aaaa1111-2222-3333-4444-555566667777')},1",
         "HYDRA_FULL_ERROR": "1",
         "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": f"^docker0,#{private.salted_hash('hunter2')}",
         "OMP_NUM_THREADS": "2",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TORCH_HOME": "~/models" if len(home) > 1 else f"{home}/models",
+        "TORCH_HOME": "~/cache" if len(home) > 1 else f"{home}/cache",
     }
 
 

@@ -37,6 +37,17 @@ def test_mllog_lines_are_json_with_the_keys_of_mlperf():
     assert stop["time_ms"] - start["time_ms"] == 220 and stop["metadata"]["status"] == "success"
 
 
+def test_a_log_says_nothing_that_a_terminal_obeys(tmp_path):
+    shutil.copytree(COMPLETE, tmp_path / "run")
+    run = json.loads((COMPLETE / "run.json").read_text())
+    run["environment"]["cpu_model"] = "\x1b]0;owned\x07"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(run))
+    (tmp_path / "run" / "code" / "diff.patch").write_text("+\tlr = 1\x07\n")
+    found = modded_nanogpt_log.text(tmp_path / "run")
+    assert "\x1b" not in found and "\x07" not in found and "\\x1b]0;owned\\x07" in found
+    assert "# +\tlr = 1\\x07\n" in found
+
+
 def test_mllog_has_the_times_of_the_events(capsys):
     assert export.main([str(COMPLETE), "--to", "mllog"]) == 0
     found = [json.loads(line.removeprefix(":::MLLOG ")) for line in capsys.readouterr().out.splitlines()]

@@ -29,6 +29,7 @@ NOT_RACED = {
     "bench/record/artifacts.py": "lists and removes the files of records",
     "bench/record/failures.py": "records how a rank failed",
     "bench/private.py": "hides private words in records",
+    "bench/machine/env_values.py": "hides in records what of a variable is no known setting",
     "bench/paths.py": "finds folders",
     "bench/machine/signals.py": "how a launcher is interrupted",
     "bench/machine/run_processes.py": "finds and ends what a run has left",

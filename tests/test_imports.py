@@ -26,7 +26,7 @@ TABLE = {
     "private": "reading atomic units",
     "data": "reading atomic",
     "config": "reading user_code paths",
-    "data.sources": "atomic data user_code paths units",
+    "data.sources": "reading atomic data user_code paths units",
     "machine": "atomic user_code paths private terminal units",
     "trace": "reading machine terminal units",
     "telemetry": "reading machine paths units",

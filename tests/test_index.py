@@ -53,6 +53,44 @@ def reads(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize("whose", ["anybody's to write", "a group's to write", "another user's"])
+def test_an_index_that_somebody_else_may_have_forged_is_not_believed_and_made_anew(results, whose):
+    true = read_by_name(results)
+    path = index_file(results)
+    index_ = json.loads(path.read_text())
+    index_["rows"]["val_loss"] = {"values": [0.001] * NUM_RUNS}
+    path.write_text(json.dumps(index_))
+    index._parsed.cache_clear()
+    assert {row["val_loss"] for row in read_by_name(results).values()} == {0.001}  # it is well-formed, and believed
+    if whose == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(path, 12345, -1)
+    else:
+        path.chmod(0o666 if "anybody" in whose else 0o664)
+    assert read_by_name(results) == true
+    assert path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o022 == 0  # rebuilt
+    index._parsed.cache_clear()
+    assert read_by_name(results) == true
+
+
+def test_a_list_where_one_value_belongs_excludes_its_record_alone(results):
+    bad = write(results, a_run("A", 10.0, 70) | {"instrument_summaries": {"telemetry": {"energy_j": [None, {}]}}})
+    said = []
+    rows = read_by_name(results, said.append)
+    assert bad.name not in rows and len(rows) == NUM_RUNS
+    assert len(said) == 1 and said[0].startswith(f"{bad}: energy_j=[None, {{}}] is not one value")
+
+
+def test_an_index_is_its_users_alone_whatever_the_umask(results):
+    before = os.umask(0o002)
+    try:
+        read_by_name(results)
+    finally:
+        os.umask(before)
+    assert index_file(results).stat().st_mode & 0o777 == 0o644
+
+
 def test_rows_from_the_index_are_the_rows_of_the_records(results, monkeypatch):
     folder = sorted((results / "cpu_nano").glob("2026*"))[5]
     write(folder.parent.parent, a_run("A", 10.0, 70, val_loss=4))  # an int among floats, and equal to some

@@ -20,7 +20,7 @@ from bench.launch.progress import Progress
 from bench.machine import peak_rates
 from bench.record import metrics
 from bench.report import run_charts
-from bench.telemetry import host, join, samples, throttling
+from bench.telemetry import host, join, samples, sampling, throttling
 from bench.telemetry.fields import FIELDS, line
 from bench.telemetry.sampler import num_foreign
 from bench.training.timers import HostMarks
@@ -640,6 +640,17 @@ def test_a_run_is_the_same_to_the_bit_with_telemetry_and_without(tmp_path, libra
     assert run["metrics"]["energy_j"] is None and not any(
         one["instrument"] == "telemetry" for one in run.get("warnings", ())
     )
+
+
+def test_a_killed_sampler_is_a_warning_and_closing_it_is_no_error(tmp_path):
+    settings = {"interval_ms": 100, "host_interval_ms": 100}
+    one = sampling.Sampling(tmp_path / "telemetry.csv", settings, [], 0, os.getpid())
+    one.wait()
+    one.start()
+    one._process.kill()
+    one._process.wait()
+    assert one.stop()["report"]["warnings"]
+    one.close()  # the word that nobody took is gone: it fails no second time
 
 
 @pytest.mark.slow

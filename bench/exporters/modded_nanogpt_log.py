@@ -36,7 +36,13 @@ def text(folder: Path) -> str:
     peaks_gib = (run["measured"].get("peak_mem_gib_by_rank") or {}).get("allocated") or ()
     if peaks := [gib for gib in peaks_gib if gib is not None]:
         lines.append(f"peak memory allocated: {max(peaks) * 1024:.0f} MiB")
-    return "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
+    whole = "\n".join([*code, RULE, *_environment(run), RULE, *lines]) + "\n"
+    return whole if whole.replace("\n", "").replace("\t", "").isprintable() else _harmless(whole)
+
+
+def _harmless(text):
+    """Without what a terminal would obey."""
+    return "\n".join("\t".join(map(reading.one_line, line.split("\t"))) for line in text.split("\n"))
 
 
 def _environment(run):

@@ -103,8 +103,7 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
             of_nodes.complete(run)
         if watched:
             failure = watched.conclude(run, exit_code, failure)
-        if failure is None and exit_code == 0 and (changed := sources.changed(job.dataset)):
-            failure = failures.failure("bad_data", "; ".join(changed))
+        failure = _of_changed_data(folder, job, exit_code, failure)
         finish.finish(folder, run, exit_code, failure, clock)
     if run["status"] != "aborted":
         dashboards.after_run(folder, job.config.exporters)
@@ -149,6 +148,15 @@ def _watched(folder, job):
     from bench.launch.script import script_run  # numpy, which a launcher of our own runs does not need
 
     return script_run.Watched(folder, job)
+
+
+def _of_changed_data(folder, job, exit_code, failure):
+    """-> failure: of a run that ended well, or in a way that data may have caused, by the data if they changed."""
+    failure = failure or failures.classify(folder, exit_code)
+    may_be = failure is None or failure["kind"] in failures.BY_CHANGED_DATA
+    if may_be and (changed := sources.changed(job.dataset, gone_too=failure is not None)):
+        return failures.of_data(changed, failure)
+    return failure
 
 
 def _interrupted(folder, error):

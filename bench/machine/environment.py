@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import private
-from bench.machine import gpus, processes
+from bench.machine import env_values, gpus, processes
 from bench.paths import REPO
 from bench.units import GIB, KIB, gib_from_bytes
 
@@ -27,7 +27,6 @@ ENV_PREFIXES = (
 # fmt: on
 ENV_NAMES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC")
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
-SERIAL = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.I)
 
 
 def environment() -> dict:
@@ -195,13 +194,9 @@ def _name_and_version(dist):
 
 
 def env_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change how torch, NCCL, OpenMP or this harness run; no secret, home or serial number."""
+    """The variables that change how torch, NCCL, OpenMP or this harness run; what is no setting in them as a hash."""
     names = [name for name in sorted(environ) if name.startswith(ENV_PREFIXES) or name in ENV_NAMES]
-
-    def shown(value):
-        return SERIAL.sub(lambda serial: "GPU#" + private.salted_hash(serial[0]), private.redact(value, REPO))
-
-    return {name: shown(environ[name]) for name in names if not SECRET.search(name)}
+    return {name: env_values.shown(private.redact(environ[name], REPO)) for name in names if not SECRET.search(name)}
 
 
 def _read(path):

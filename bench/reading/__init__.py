@@ -70,6 +70,15 @@ def _open_now(path, flags):
     raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
 
 
+def is_own(file: BinaryIO) -> bool:
+    """Whether nobody but this user (and root) can have written an open file: it is theirs, and nobody else's to write.
+
+    For what is believed: caches beside data and records that others may write beside, too.
+    """
+    found = os.fstat(file.fileno())
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def content(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file.  Missing, Damaged: as opened()."""
     with opened(path, max_bytes, buffering=0) as file:

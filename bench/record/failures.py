@@ -47,6 +47,7 @@ HINTS = {  # what to do
     "docs/SCRIPTS.md",
     "exception": "read the traceback at the end of the rank's log",
 }
+BY_CHANGED_DATA = ("rank_crashed", "exception", "bad_setting", "non_finite_loss")  # kinds that changed data look like
 WINDOW_ENDED = "the profiler's window ended (profile.stop_after_window=true)"
 OWN_KINDS = {"NonFiniteLoss": "non_finite_loss", "NotCausal": "not_causal"}  # of the trainer's exceptions
 KILL_SEEN_WITHIN_S = 5.0  # the agent looks ten times a second and stamps whole seconds
@@ -64,6 +65,15 @@ FOLLOWS_ANOTHER = re.compile(r"connection (reset|closed|refused)|broken pipe|pee
 def failure(kind: str, message: str, *where: int | str | None, **more: int | str | None) -> dict:
     """run_folder.failure() with the hint of its kind."""
     return run_folder.failure(kind, message, HINTS[kind], *where, **more)
+
+
+def of_data(changed: list[str], found: dict | None) -> dict:
+    """changed: sentences; found: the failure that the changed data led to, None: the run ended well -> its failure."""
+    words = "; ".join(changed)
+    if found is None:
+        return failure("bad_data", words)
+    more = {"kind": "bad_data", "message": f"{words}; then: {found['message']}", "hint": HINTS["bad_data"]}
+    return found | more
 
 
 def is_interrupt(found: dict | None) -> bool:

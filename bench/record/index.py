@@ -1,10 +1,11 @@
 """Run folders -> rows, fast: what was read before is kept beside the runs, in .index.json of the folder they lie in.
 
 The index is a copy and never an authority.  An entry counts only while its run.json has the same size, inode, time of
-change and time of status change, and while the code that made it is the same; a deleted, damaged or foreign index is
-ignored.  config.yaml is written before its run.json and never again, so that run.json's signature stands for both.  A
-run that still runs, or whose run.json changed in the last seconds before it was read (file systems count time in coarse
-ticks), is read again every time.  Where the index cannot be written, everything still works.
+change and time of status change, and while the code that made it is the same; an index that is deleted, damaged, of
+another user or writable by one is ignored.  config.yaml is written before its run.json and never again, so that
+run.json's signature stands for both.  A run that still runs, or whose run.json changed in the last seconds before it
+was read (file systems count time in coarse ticks), is read again every time.  Where the index cannot be written,
+everything still works.
 """
 
 import contextlib
@@ -122,7 +123,9 @@ def _load(parent):
     path = Path(parent, NAME)
     try:
         with reading.of_record(path):
-            return _parsed(path, *_signature(path.stat()))
+            with reading.opened(path) as file:
+                is_own = reading.is_own(file)  # what somebody else may have written is no copy of these runs
+            return _parsed(path, *_signature(path.stat())) if is_own else {}
     except reading.Damaged:
         return {}
 
@@ -155,7 +158,7 @@ def _save(parent, known, changed):
                 column: PACK.get(column, _packed)(values) for column, values in zip(COLUMNS, columns, strict=False)
             },
         }
-        atomic.write_text(Path(parent, NAME), encoded(index), durable=False)
+        atomic.write_own(Path(parent, NAME), encoded(index))
 
 
 def _packed(values):

@@ -88,10 +88,10 @@ def append(results: Path | str, event: str, **facts: object) -> dict:
         text = _text(line).encode() + b"\n"
         try:
             _write(file, text if last is None or last.endswith(b"\n") else b"\n" + text)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 file.truncate(size)  # no half lines
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
     return line
 
 

@@ -104,10 +104,12 @@ METRICS, SHOWN, COLUMNS = (tuple(kind.__annotations__) for kind in (Metrics, Sho
 # Instruments that watch the machine, not the code: what they doubt may exclude a run from a comparison, for both arms.
 # A recompile or a stall of the code's own making may not: that is part of how fast the code is.
 MACHINE_INSTRUMENTS = ("telemetry", "host")
+PLAIN = frozenset((str, int, float, bool, type(None)))  # what a column holds, but for
+OF_SEVERAL = ("config", "machine_doubts")
 
 
 def row_of(run: dict, config: configs.Config = ()) -> Row:
-    """A record and what configs.read() found beside it -> its row."""
+    """A record and what configs.read() found beside it -> its row.  ValueError: it has several values in one column."""
     complete = run["status"] == "complete"
     env, measured, code = run["environment"], run["measured"], run["code"]
     gpus, race = env.get("gpus") or (), run.get("race") or {}
@@ -131,6 +133,9 @@ def row_of(run: dict, config: configs.Config = ()) -> Row:
     row = {column: run.get(column) for column in SHOWN} | facts | metrics | _size(run, config, complete)
     row |= _counted(run, complete) | {"config": config}
     assert tuple(row) == COLUMNS  # the index keeps the values in this order
+    for column, value in row.items():
+        if type(value) not in PLAIN and column not in OF_SEVERAL:
+            raise ValueError(f"{column}={value!r:.40} is not one value: the file was damaged, restore it")
     return row
 
 

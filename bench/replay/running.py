@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.machine import env_values
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
 from bench.paths import results_root
@@ -33,7 +34,7 @@ def environment(own: Path, variables: Mapping[str, str] | None) -> dict[str, str
     if variables is None:
         return env
     env = {name: value for name, value in env.items() if not name.startswith(VARIABLES)}
-    kept = {name: value for name, value in variables.items() if name not in OWN_VARIABLES}
+    kept = {n: value for n, value in variables.items() if n not in OWN_VARIABLES and env_values.is_whole(value)}
     return env | kept
 
 

@@ -29,6 +29,7 @@ class Sampling:
             [sys.executable, "-m", "bench.telemetry.sampler", json.dumps(job | {"root_pid": root_pid})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # or a word that a dead sampler did not take fails once more when the pipe is closed
             cwd=REPO,
             env=os.environ | run_processes.mark(path.parent),
         )
@@ -52,7 +53,6 @@ class Sampling:
 
     def _ask(self, word):
         self._process.stdin.write(f"{word}\n".encode())
-        self._process.stdin.flush()
         return self._answer(ANSWER_S)
 
     def _answer(self, timeout_s):

@@ -2,9 +2,10 @@
 
     .venv/bin/python tests/benchmarks faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]]
 
-NUM_PLACES: of all commands together, drawn by SEED; "all" (the default) takes hours.  NUM_KILLS: 200, of runs and of
-races.  Each place that leaves something wrong is printed as JSON when it is found (tests/disk_faults.py says what may
-never be so).
+NUM_PLACES: of all commands together, drawn by SEED; "all" (the default) takes hours, "each" tries one kind of fault at
+every operation.  NUM_KILLS: 200, of runs, of scripts' runs and of the last run of races.  COMMAND: run, script (a run
+of one), sweep, race, resume (the last run of a race, and its end), import, publish.  Each place that leaves something
+wrong is printed as JSON when it is found (tests/disk_faults_judge.py says what may never be so).
 """
 
 import random
@@ -13,21 +14,22 @@ import tempfile
 import time
 
 import disk_faults
+from disk_faults_scenarios import SCENARIOS
 
 NUM_KILLS = 200
-KILLED = ("run",) * 7 + ("race",)  # in turn: a race lasts six runs
-SHARES = {"run": 9, "sweep": 3, "race": 3, "import": 2, "publish": 3}  # of the places, where not all are tried
+KILLED = ("run", "script", "script", "resume", "script")  # in turn
+SHARES = {"run": 9, "script": 2, "sweep": 3, "race": 1, "resume": 3, "import": 2, "publish": 3}  # of some places
 
 
-def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands="run,sweep,race,import,publish"):
+def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands=""):
     """[(what, number, sign, target)]"""
-    chance, outcomes, commands = random.Random(seed), [], commands.split(",")
+    chance, outcomes, commands = random.Random(seed), [], commands.split(",") if commands else list(SHARES)
     with tempfile.TemporaryDirectory() as folder, disk_faults.Workshop(folder) as shop:
         for name in commands:
             outcomes += _places(shop, name, chance, num_places, sum(SHARES[one] for one in commands))
         killed = [name for name in KILLED if name in commands]
         for number in range(int(num_kills) if killed else 0):
-            outcomes.append(_shown(shop.kill(disk_faults.SCENARIOS[killed[number % len(killed)]], chance)))
+            outcomes.append(_shown(shop.kill(SCENARIOS[killed[number % len(killed)]], chance)))
     hits = [one for one in outcomes if one.hit]
     wrong = [one for one in hits if one.wrong]
     return [
@@ -38,16 +40,17 @@ def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands="run,sweep
 
 
 def _places(shop, name, chance, num_places, of_shares):
-    scenario = disk_faults.SCENARIOS[name]
     if num_places == "0":
         return
-    operations = shop.count(scenario)
+    operations = shop.count(SCENARIOS[name])
+    print(f"{name}: {len(operations)} operations", file=sys.stderr, flush=True)
     if num_places == "all":
         chosen = [place for one in operations for place in disk_faults.every_place(one)]
     else:
-        chosen = disk_faults.places(operations, chance, round(int(num_places) * SHARES[name] / of_shares))
+        wanted = len(operations) if num_places == "each" else round(int(num_places) * SHARES[name] / of_shares)
+        chosen = disk_faults.places(operations, chance, wanted)
     for number, kind in chosen:
-        yield _shown(shop.fault(scenario, number, kind))
+        yield _shown(shop.fault(SCENARIOS[name], number, kind))
 
 
 def _shown(outcome):

@@ -113,13 +113,16 @@ def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
         raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
 
 
-def changed(dataset: Dataset) -> list[str]:
+def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
     """Sentences: the files that hold other bytes than when they were checked.
 
-    Only what was written to or replaced since is read again; a file that is gone may have been read before.
+    Only what was written to or replaced since is read again; a file that is gone may have been read before, and counts
+    with gone_too, for a run that failed.
     """
     found = []
     for file in dataset.train + dataset.val:
+        if gone_too and not file.path.exists():
+            found.append(f"{file.path.name}: was removed while the run lasted")
         with contextlib.suppress(OSError):
             if file.stamp is not None and checked.stamp_of(file.path) != file.stamp:
                 digest = shards.sha256(file.path)

@@ -7,7 +7,7 @@ beside the data, for checkouts that have none.  From then on exactly these bytes
 What the hub says at that first fetch is believed.
 
 A file arrives as FILE.part, which the next fetch goes on with if this one is broken off, and gets its name when its
-hash is right.  (hf_hub_download of huggingface_hub 2.4 throws away what a broken call has fetched; http_get resumes.)
+hash is right; a part that is wrong, too long or no file of its own is thrown away (part_file.py).
 """
 
 import contextlib
@@ -19,9 +19,8 @@ import time
 from dataclasses import dataclass
 
 from bench import atomic
-from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import gpt2_tokens
+from bench.data.sources import gpt2_tokens, part_file
 from bench.data.sources.source import Expected, Source, data_root, need_bytes, with_numbers
 from bench.paths import CONF, INSTALLED
 from bench.units import format_bytes, format_s
@@ -188,26 +187,22 @@ class Hub(Source):
             yield
 
     def _fetch(self, file, revision):
-        part = self.folder() / f"{file.name}.part"
-        with open(part, "ab") as target:
-            if target.tell() > file.num_bytes:
-                what = f"longer than the {file.num_bytes} bytes it should become"
-                raise CheckFailed(f"{part}: {what}: {self.remedy(part)}")
-
-            def get(hf):
+        def get(target):
+            def ask(hf):
                 where = {"repo_type": "dataset", "revision": revision, "endpoint": _endpoint()}
                 url = hf.hf_hub_url(self.data.repo, file.name, **where)
                 about = {"expected_size": file.num_bytes, "displayed_filename": file.name}
                 headers = hf.utils.build_hf_headers()
                 hf.file_download.http_get(url, target, resume_size=target.tell(), headers=headers, **about)
 
-            _ask(self.name, get)
-            target.flush()
-            os.fsync(target.fileno())
-        digest = shards.sha256(part)
+            _ask(self.name, ask)
+
+        part = self.folder() / f"{file.name}.part"
+        digest = part_file.arrived(part, file.num_bytes, file.sha256, get)
         if digest != file.sha256:
             what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
-            raise CheckFailed(f"{part}: {what}: the transfer or the hub's copy is damaged: {self.remedy(part)}")
+            again = f"./run.sh data fetch {self.name} begins it anew"
+            raise CheckFailed(f"{file.name}: {what}: the transfer or the hub's copy is damaged: {again}")
         os.replace(part, self.folder() / file.name)
 
 
