@@ -83,14 +83,16 @@ def _launch(job, command, series, race, sweep_id, stop, beside, of_nodes):
         try:
             with held():  # no signal leaves a folder whose run nobody ends
                 folder = initial_record.folder_of(job.config, run, results_root())
-            watched = _watched(folder, job) if job.script else None
-            pipes = watched.pipes if watched else ()
-            initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], pipes)
-            checks = ready.checks(job, env, meter.foreign_cpu_cores())
-            if series is None:  # else they were shown before the first
-                ready.show_odd(checks)
-            run["preflight"] = [asdict(check) for check in checks]
-            exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
+            foreign_cores = meter.foreign_cpu_cores()
+            with owner.owning(folder, run):
+                watched = _watched(folder, job) if job.script else None
+                pipes = watched.pipes if watched else ()
+                initial_record.write_inputs(folder, job, env, clock.started_s, run["code"], pipes)
+                checks = ready.checks(job, env, foreign_cores)
+                if series is None:  # else they were shown before the first
+                    ready.show_odd(checks)
+                run["preflight"] = [asdict(check) for check in checks]
+                exit_code, failure = _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals)
             signals.check()
         except Interrupted as error:
             if folder is None:
@@ -171,7 +173,6 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
     hardware = job.config.hardware
     program, more_env = _program(folder, job.config)
     with (
-        owner.owning(folder, run),
         open(folder / "logs" / "agent.log", "wb") as log,
         watched.watching() if watched else contextlib.nullcontext(),
         of_nodes.started(folder, child_env, log)
