@@ -62,9 +62,11 @@ def is_imported() -> bool:
 
 
 def when_imported(call: Callable[[], None]) -> None:
-    """Call it before anything is compiled: now, or when the real one takes the place of what stands in for it."""
+    """Call it before anything is compiled: now, or when the real one takes the place of what stands in for it.
+
+    Never where there is neither: another program's loop, which has not compiled anything yet.
+    """
     if isinstance(sys.modules.get(NAME), StandIn):
         sys.modules[NAME].waiting.append(call)
-    else:
-        importlib.import_module(NAME)
+    elif NAME in sys.modules:
         call()

@@ -214,7 +214,7 @@ def test_only_the_attention_within_the_window_is_counted():
 
 
 def test_the_records_long_windows_are_those_of_four_layers():
-    model = models.load("r20")(64, 128, 12, 2, 32)
+    model = models.load("r20")(vocab_size=64, seq_len=128, num_layers=12, num_heads=2, width=32)
     assert [index for index in range(12) if model.has_long_window(index)] == [0, 4, 7, 11]
     assert model.windows() == [1792, 896, 896, 896, 1792, 896, 896, 896, 896, 896, 1792]  # the eighth has no attention
 

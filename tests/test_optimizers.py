@@ -187,7 +187,10 @@ def test_a_tensor_in_no_group_is_refused_by_its_name():
         ("optim.groups.head.muon_lr=1", "unknown setting optim.groups.head.muon_lr=1"),
         ("optim.groups.head.tensors=head", "optim.groups.head.tensors=head: use a list of words"),
         ("optim.groups.head=3", "optim.groups.head=3: use a group of settings, KEY: VALUE, or null"),
-        ("optim.groups.head.name=sgd", "there is no models/updates/sgd.py; choose from adamw, muon"),
+        (
+            "optim.groups.head.name=sgd",
+            "there is no models/updates/sgd.py; choose from adamw, cautious_adam, muon, normuon",
+        ),
     ],
 )
 def test_a_row_of_the_table_is_checked_like_any_setting(word, message):

@@ -20,8 +20,7 @@ def facts(run: dict, config: dict | None = None, environment: dict | None = None
         config = {"model": {"arch": run["model"]["arch"]}} | {name: run.get(name) for name in CONFIG_OF_RECORD}
     config = {name: value for name, value in config.items() if name not in schema.UNHASHED}
     config |= {f"instruments.{name}": "on" for name in config.get("instruments") or ()}  # also those without settings
-    if "track" in config:
-        # its rules judge runs and change none
+    if isinstance(config.get("track"), dict):  # its rules judge runs and change none
         config["track"] = {name: value for name, value in config["track"].items() if name != "rules"}
     code, data = run["code"], run["data"]
     used = {name: value for name, value in run["environment"].items() if name != "gpus"}

@@ -20,6 +20,7 @@ from bench.profiling import shrink
 from bench.units import MIB
 
 GZIP_LEVEL = 6
+END = b"\n]}\n"
 BLOCK_EVENTS = 10_000  # searched for private paths together: some MB
 CONTROL_TO_SPACE = bytes(32 if byte < 32 and byte != 10 else byte for byte in range(256))  # JSON's strings hold none
 
@@ -60,7 +61,7 @@ def save(profile, path: Path | str, max_mib: float | None = None, renamed: Itera
     facts |= {"host_name": b'""', "traceName": json.dumps(path.name).encode()}
     head = b",\n".join(b"%s: %s" % (json.dumps(key).encode(), value) for key, value in facts.items())
     head = b"{\n" + head + b',\n"traceEvents": [\n'
-    events, dropped = shrink.to(events, max_mib * MIB - len(head)) if is_large else (events, {})
+    events, dropped = shrink.to(events, max_mib * MIB - len(head) - len(END)) if is_large else (events, {})
     replaced = [*_private_paths(), *((f'"name": "{old}"', f'"name": "{new}"') for old, new in renamed)]
     _write(path, head, events, [(old.encode(), new.encode()) for old, new in replaced])
     return Saved(path, len(events), path.stat().st_size, dropped)
@@ -88,7 +89,7 @@ def _write(path, head, events, replaced):
             file.write(
                 b"," * bool(start) + _clean(shrink.SEPARATOR.join(events[start : start + BLOCK_EVENTS]), replaced)
             )
-        file.write(b"\n]}\n")
+        file.write(END)
 
 
 def _clean(block, replaced):
