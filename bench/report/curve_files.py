@@ -30,12 +30,14 @@ def write(site: Path, runs: Iterable[tuple[str, Row]], link: Callable[[str], str
     link(run_id): from site to the run's page, or None.
     """
     with making(site, runs) as finish:
-        return finish(link)
+        pass
+    return finish(link)
 
 
 @contextlib.contextmanager
 def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[..., Path]]:
-    """What write() does, as a function of link; meanwhile two processes read the steps of many runs."""
+    """write() in two parts: in the block two processes read the steps of many runs; what it gives, called by link after
+    the block, does the rest."""
     runs = sorted({row["run_id"]: (folder, row) for folder, row in runs}.items())
     files = _files([(run_id, folder) for run_id, (folder, _) in runs])
     (site / "curves").mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,6 @@ def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[...
     stamps, jobs = _stale(site / "curves", files, curves.points_of(len(runs)))
 
     def finish(link):
-        wait()
         if stamps:
             atomic.write_text(site / "curves" / MADE, json.dumps(stamps), durable=False)
         numbers = {run_id: number for number, part in enumerate(files.values()) for run_id, _ in part}
@@ -53,7 +54,7 @@ def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[...
         atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
         return site / "curves.html"
 
-    with _meanwhile(functools.partial(_write_file, curves.points_of(len(runs))), jobs) as wait:
+    with _meanwhile(functools.partial(_write_file, curves.points_of(len(runs))), jobs):
         yield finish
 
 
@@ -82,15 +83,19 @@ def _stale(folder, files, max_points):
 
 @contextlib.contextmanager
 def _meanwhile(make, jobs):
-    """Begins make(job) of each, of many runs in two processes; yields a function that waits for all."""
+    """make(job) of each: of many runs by two processes beside the block, of few after it."""
     num_runs = sum(len(runs) for _, runs in jobs)
     if num_runs < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
-        yield lambda: [make(job) for job in jobs]
+        yield
+        for job in jobs:
+            make(job)
     else:
         import multiprocessing
 
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            yield pool.map_async(make, jobs, chunksize=4).get
+            made = pool.map_async(make, jobs, chunksize=4)
+            yield
+            made.get()
 
 
 def _write_file(max_points, job):

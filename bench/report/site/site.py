@@ -31,11 +31,11 @@ def write(
     _copy_assets(out / "assets")
     with curve_files.making(out, results.runs) as finish_curves:
         boards, fault = _standing(boards)
-        paged = packed_pages.chosen(results.runs, record_chart.linked(boards), num_pages)
-        limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
-        faults = packed_pages.write(paged, out, say)
-        packed_pages.write_viewer(out, limits)
-        finish_curves(lambda run_id: None if run_id in faults else packed_pages.link(run_id))
+    paged = packed_pages.chosen(results.runs, record_chart.linked(boards), num_pages)
+    limits = packed_pages.limits(num_pages) if len(paged) < len(results.runs) else ""
+    faults = packed_pages.write(paged, out, say)
+    packed_pages.write_viewer(out, limits)
+    finish_curves(lambda run_id: None if run_id in faults else packed_pages.link(run_id))
     data = {"columns": _packed(run_rows.columns(results, faults))}
     tracks = sorted({str(row["track"]) for _, row in results.runs})
     body = [
