@@ -157,6 +157,7 @@ def test_ranks_that_cannot_start_say_why_at_once(tmp_path, shell, kind, words):
 def test_ctrl_c_that_hydra_calls_an_error_of_its_own_is_an_interrupt(tmp_path):
     code = (
         "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "from hydra._internal.config_loader_impl import ConfigLoaderImpl\n"
         "from hydra.errors import ConfigCompositionException\n"
         "def load(*args, **kwargs):\n"
