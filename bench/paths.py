@@ -45,8 +45,8 @@ def own_conf() -> Path | None:
 
 
 def results_root() -> Path:
-    """SPEEDRUN_RESULTS, else results/ in project_folder()."""
-    return of_user(os.environ.get("SPEEDRUN_RESULTS", project_folder() / "results"))
+    """SPEEDRUN_RESULTS, where it is set and not empty, else results/ in project_folder()."""
+    return of_user(os.environ.get("SPEEDRUN_RESULTS") or project_folder() / "results")
 
 
 def published_root() -> Path:

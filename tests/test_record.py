@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import atomic, private
+from bench import atomic, paths, private
+from bench.data.sources import source
 from bench.machine import processes
 from bench.paths import REPO
 from bench.record import artifacts, run_folder, step_files
@@ -468,3 +469,10 @@ def test_what_redact_takes_out_by_default_is_this_machine():
     assert private.redact(f"{REPO}/bench", REPO) == "./bench"
     if len(home) > 1:
         assert private.redact(f"{home}/.cache", "/nowhere/at/all") == "~/.cache"
+
+
+def test_an_empty_variable_names_no_folder(monkeypatch):
+    monkeypatch.setenv("SPEEDRUN_RESULTS", "")
+    assert paths.results_root() == paths.project_folder() / "results"
+    monkeypatch.setenv("SPEEDRUN_DATA", "")
+    assert source.data_root() == paths.project_folder() / ".data"

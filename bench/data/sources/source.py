@@ -36,7 +36,7 @@ class Expected:
 
 def data_root() -> Path:
     """Where data live: SPEEDRUN_DATA, or .data in project_folder()."""
-    return of_user(os.environ.get("SPEEDRUN_DATA", project_folder() / ".data"))
+    return of_user(os.environ.get("SPEEDRUN_DATA") or project_folder() / ".data")
 
 
 def need_bytes(folder: Path, num_bytes: int, what: str) -> None:
