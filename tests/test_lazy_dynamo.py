@@ -1,4 +1,4 @@
-"""What stands in for torch's compiler: training is the same, and whoever compiles gets the real one."""
+"""What stands in for torch's compiler: training is the same, and code that compiles gets the real one."""
 
 import json
 import subprocess

@@ -43,7 +43,7 @@ def _all_beside(found):
 
 
 def _common(found):
-    """What was typed for all runs: without it the table says nothing to whoever did not type it."""
+    """What was typed for all runs, for a reader who did not type it."""
     of_each = [set(words) for words in found.facts["points"]]
     common = set.intersection(*of_each) if of_each else set()
     words = [word for word in found.facts["points"][0] if word in common] if of_each else []

@@ -20,7 +20,7 @@ from pathlib import Path
 HEAD = struct.Struct(">QQ")
 MAX_JSON_BYTES = 64 * 2**20  # a thousand times an environment.json
 CHUNK_BYTES = 2**20
-GREETING_S = 5.0  # whoever does not greet within it is some other program
+GREETING_S = 5.0  # a caller that does not greet within it is some other program
 RETRY_S = 0.2
 ALIVE_EVERY_S = 5.0  # each side says so
 LOST_AFTER_S = 20.0  # four of them
