@@ -1,7 +1,7 @@
 """The one owner of all processes of a run: after its block nothing of the run is alive, and no file of it changes.
 
-Whichever program starts them (the agent, a rank, a script) and however the run ends; a launcher that is killed leaves this to its
-guard (guard.py).
+Whichever program starts them (the agent, a rank, a script) and however the run ends; a launcher that is killed leaves
+this to its guard (guard.py).
 """
 
 import contextlib
