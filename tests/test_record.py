@@ -476,3 +476,9 @@ def test_an_empty_variable_names_no_folder(monkeypatch):
     assert paths.results_root() == paths.project_folder() / "results"
     monkeypatch.setenv("SPEEDRUN_DATA", "")
     assert source.data_root() == paths.project_folder() / ".data"
+
+
+def test_a_line_that_lacks_a_cell_is_not_made_whole_by_the_next_that_has_one_too_many(tmp_path):
+    (tmp_path / "steps.csv").write_text("step,tokens,train_loss\n1,10,5.0\n2,20\n3,30,4.0,9\n")
+    assert step_files.read_columns(tmp_path, ["step"]) == {"step": [1]}
+    assert [row["step"] for row in step_files.read(tmp_path)] == [1]
