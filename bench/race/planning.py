@@ -31,7 +31,7 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     others = {one["track"] for one in found.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
-    foreseen.refuse(found, anyway)
+    foreseen.refuse(found, anyway, measures_target="ladder" in settings)
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     settings["equivalence_margin_pct"] = target.margin_pct_of(first["track"])
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
