@@ -100,6 +100,7 @@ class Results:
         run["measured"] |= {
             "train_s_by_rank": [train_s],
             "wall_s": train_s + 20,
+            "batch_tokens": of_run.data.batch_tokens,
             "peak_mem_gib_by_rank": {"rss": [0.4]},
         }
         if race:

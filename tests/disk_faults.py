@@ -4,6 +4,7 @@
         shop.count(RUN)                     -> the operations of the whole command, [(number, process, what, path)]
         shop.fault(RUN, 17, "enospc")       -> Outcome: .wrong is [] or sentences
         shop.kill(RUN, chance)              -> the same with SIGKILL of one of its processes at a random moment
+        shop.kill(PAIR, chance, "worker")   -> of one of its ranks, while they live
 
 Every place gets a project of its own: results/ with one complete run, which publish copies, and for `resume` a race
 that was interrupted before its last run.  disk_faults.c says what an operation is and how it fails; each process of a
@@ -32,6 +33,8 @@ from bench.record import ledger, run_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
+RUN_FOLDER = re.compile(r"\d{8}T\d{6}Z-[\w.-]+")
+TEMPORARY = re.compile(r"(?<=\.)\d+\.[0-9a-f]{6,}(?=\.tmp)")
 KINDS = ("enospc", "full", "eio", "short", "crash", "torn")
 
 
@@ -115,16 +118,23 @@ class Workshop:
         outcome.hit = bool(hits)
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=kind in ("crash", "torn"))
 
-    def kill(self, scenario, chance):
-        """The command with SIGKILL to one of its processes, drawn, at a moment, drawn."""
+    def kill(self, scenario, chance, role=""):
+        """The command with SIGKILL to one of its processes, drawn, at a moment, drawn.
+
+        role: only processes with this in their name, at a moment after the first of them was there.
+        """
         if scenario.name not in self.lasts_s:
             self.count(scenario)
         self._begin(scenario)
+        began_s = time.monotonic()
         process = self._start(self.project, scenario.words, self._faulty(0, ""))
-        moment_s = chance.uniform(0, self.lasts_s[scenario.name])
+        while role and process.poll() is None and not self._in_role(role):
+            time.sleep(0.01)
+        passed_s = time.monotonic() - began_s
+        moment_s = chance.uniform(passed_s, max(passed_s, self.lasts_s[scenario.name]))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moment_s)
-        victims = self.alive()
+            process.wait(moment_s - passed_s)
+        victims = self._in_role(role)
         what = "was over"
         if victims:
             victim = chance.choice(victims)
@@ -145,6 +155,9 @@ class Workshop:
                 if state not in "ZX" and mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
         return sorted(found)
+
+    def _in_role(self, role):
+        return [pid for pid in self.alive() if role in self.words_of(pid)]
 
     def words_of(self, pid):
         """What a process is, in a word."""
@@ -227,6 +240,17 @@ def every_place(operation):
             continue  # these free space
         if what in WRITES or kind not in ("short", "torn"):
             yield number, kind
+
+
+def once(operations, chance):
+    """Operations of a command, where its runs repeat each other one of each: of which run is drawn."""
+    alike, times = {}, {}
+    for one in operations:
+        _, who, what, where = one
+        run, path = (RUN_FOLDER.search(where) or [""])[0], TEMPORARY.sub("*", RUN_FOLDER.sub("RUN", where))
+        times[who, what, run, path] = times.get((who, what, run, path), 0) + 1
+        alike.setdefault((who, what, path, times[who, what, run, path]), []).append(one)
+    return [chance.choice(ones) for ones in alike.values()]
 
 
 def places(operations, chance, num_places):
