@@ -48,6 +48,7 @@ class Outcome:
     num_records: int = 0
     wrong: list[str] = field(default_factory=list)
     hit: bool = True  # whether the operation was reached, or a process was there to be killed
+    operation: tuple | None = None  # that failed: (number, process, what, path)
 
 
 def compiler():
@@ -115,7 +116,7 @@ class Workshop:
         hits = [line for line in operations(self.state) if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
-        outcome.hit = bool(hits)
+        outcome.hit, outcome.operation = bool(hits), hits[0] if hits else None
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=kind in ("crash", "torn"))
 
     def kill(self, scenario, chance, role=""):
@@ -242,15 +243,20 @@ def every_place(operation):
             yield number, kind
 
 
-def once(operations, chance):
-    """Operations of a command, where its runs repeat each other one of each: of which run is drawn."""
-    alike, times = {}, {}
+def same(operation):
+    """(process, what, path) of an operation, whichever run it belongs to."""
+    _, who, what, where = operation
+    return who, what, TEMPORARY.sub("*", RUN_FOLDER.sub("RUN", where))
+
+
+def alike(operations):
+    """{(*same(), k): operations}: the k-th of its kind in each run of the command."""
+    found, times = {}, {}
     for one in operations:
-        _, who, what, where = one
-        run, path = (RUN_FOLDER.search(where) or [""])[0], TEMPORARY.sub("*", RUN_FOLDER.sub("RUN", where))
-        times[who, what, run, path] = times.get((who, what, run, path), 0) + 1
-        alike.setdefault((who, what, path, times[who, what, run, path]), []).append(one)
-    return [chance.choice(ones) for ones in alike.values()]
+        run = (RUN_FOLDER.search(one[3]) or [""])[0]
+        times[run, same(one)] = times.get((run, same(one)), 0) + 1
+        found.setdefault((*same(one), times[run, same(one)]), []).append(one)
+    return found
 
 
 def places(operations, chance, num_places):
