@@ -64,7 +64,7 @@ def _places(shop, name, chance, num_places, of_shares):
 
 
 def _once(shop, scenario, operations, chance):
-    """A fault at an operation of each kind; one that came elsewhere than planned (their order varies) is tried again."""
+    """A fault at an operation of each kind; one that came elsewhere than planned (their order varies) comes again."""
     known, hit = disk_faults.alike(operations), set()
     for _ in range(3):
         missing = [what for what in known if what not in hit]
