@@ -152,6 +152,15 @@ def _rows(train_s, losses, shares, of_run):
     return rows
 
 
+def install_facts(monkeypatch, facts):
+    """facts(folder, overrides, results): what an arm's process would answer."""
+
+    def facts_of(arms, results):
+        return {name: facts(folder, overrides, results) for name, (folder, overrides) in arms.items()}
+
+    monkeypatch.setattr(arm_process, "facts_of", facts_of)
+
+
 class Racers:
     """For bench.race.arm_process: arms that cost no time.  time_of(arm, seed) -> seconds, loss_of(arm, seed) -> nats.
 
@@ -177,7 +186,7 @@ class Racers:
         monkeypatch.setattr(
             "bench.race.planning.secrets.randbits", lambda bits: 1
         )  # the order is the same in every run of the tests
-        monkeypatch.setattr(arm_process, "facts", self.facts)
+        install_facts(monkeypatch, self.facts)
         monkeypatch.setattr(arm_process, "start", self.start)
         monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" * 64)[:64])
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))

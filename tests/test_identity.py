@@ -340,7 +340,7 @@ def test_a_race_under_way_is_stopped_by_a_statement_and_not_by_a_comment(results
     arms.install(monkeypatch)
     monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: source_sha256(code, own))
     planned = code_state.source_sha256(code)
-    monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | {"source_sha256": planned})
+    claimed.install_facts(monkeypatch, lambda *args: arms.facts(*args) | {"source_sha256": planned})
 
     def start(*args, **more):
         arms.start(*args, **more)

@@ -181,10 +181,10 @@ def test_a_race_is_not_resumed_with_other_code_in_another_session_or_with_a_chan
         ({"config_id": "12345678"}, "config_id"),
         ({"session_id": "0" * 16}, "another session"),
     ):
-        monkeypatch.setattr(arm_process, "facts", lambda *args, change=change: facts(*args) | change)
+        claimed.install_facts(monkeypatch, lambda *args, change=change: facts(*args) | change)
         with pytest.raises(ValueError, match=words):
             race.main(["--resume"])
-    monkeypatch.setattr(arm_process, "facts", facts)
+    claimed.install_facts(monkeypatch, facts)
     (path,) = (results.folder / "races").glob("*/plan.json")
     made = json.loads(path.read_text())
     path.write_text(json.dumps(made | {"alpha": 0.2}))
@@ -319,8 +319,8 @@ def real_facts(results, monkeypatch, capsys):
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     claimed.Racers(results, noisy(1)).install(monkeypatch)
-    monkeypatch.setattr(arm_process, "facts", facts)
-    monkeypatch.setattr(ready, "checks", lambda job: [])
+    claimed.install_facts(monkeypatch, facts)
+    monkeypatch.setattr(ready, "checks", lambda *args: [])
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
 
 
@@ -371,7 +371,7 @@ def test_a_busy_machine_is_said_before_the_first_run_and_no_plan_is_made(results
     arms = claimed.Racers(results, noisy(1))
     arms.install(monkeypatch)
     busy = {"preflight": [asdict(Check("cpu load", "warn", found, "end them"))]} if found else {}
-    monkeypatch.setattr(arm_process, "facts", lambda *args: arms.facts(*args) | busy)
+    claimed.install_facts(monkeypatch, lambda *args: arms.facts(*args) | busy)
     words = ["A=", "B=optim.beta2=0.99", "n=2"]
     if found:
         with pytest.raises(
@@ -567,14 +567,7 @@ def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypat
 # ---- whole races, as a user starts them
 
 
-SHORT = [
-    "track=free",
-    "goal.num_steps=4",
-    "goal.val_tokens=1024",
-    "goal.val_every_steps=4",
-    "hardware=cpu",
-    "model/size=nano",
-]
+SHORT = [*real_runs.SHORT, "goal.num_steps=4", "goal.val_every_steps=4"]
 SLEEP_S = 0.2  # of the slower optimizer, in every step
 SLOW_OPTIMIZER = """
         class Slowed(torch.optim.AdamW):

@@ -1,4 +1,4 @@
-"""Hydra's repository of yamls, of which a process reads each once: a ladder composes 43 rungs that stand on each other."""
+"""Hydra's repository of yamls, read once by a process: a ladder composes 43 rungs that stand on each other."""
 
 from hydra._internal.config_repository import ConfigRepository
 
@@ -6,7 +6,7 @@ _read = {}
 
 
 class Yamls(ConfigRepository):
-    """As Hydra's own; what it gives is not changed by composing, which keeps it for as long as one composition lasts."""
+    """As Hydra's own, which reads anew for every composition.  Composing changes nothing of what is read."""
 
     def load_config(self, config_path):
         key = config_path, *((source.provider, source.path) for source in self.sources)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import models
 from bench.config import schema
@@ -45,14 +45,30 @@ REMEDY = (
 
 def check(config: schema.Config) -> None:
     """Raises ValueError that names all that config.model's class lacks; of a model of models/ its args and stages."""
-    model = config.model
-    if not classes.is_import_path(model.arch) and not model.args and not _of_stages(config):
-        return
-    (faults,) = faults_of_configs([config])
-    if faults:
-        lines = "".join(f"\n  - {fault}" for fault in faults)
-        remedy = "\n" + REMEDY.format(name=classes.short(model.arch)) if len(faults) > 1 else ""
-        raise ValueError(f"model.arch={model.arch} cannot be trained:{lines}{remedy}")
+    (refusal,) = refusals([config])
+    if refusal:
+        raise ValueError(refusal)
+
+
+def refusals(configs: Iterable[schema.Config]) -> list[str | None]:
+    """Of each config why check() refuses it, None where it does not; one process makes all the models."""
+    configs = list(configs)
+    asked = [_is_asked(config) for config in configs]
+    to_ask = [config for config, is_asked in zip(configs, asked, strict=True) if is_asked]
+    faults = iter(faults_of_configs(to_ask) if to_ask else ())
+    return [_refusal(config.model, next(faults)) if is_asked else None for config, is_asked in zip(configs, asked)]
+
+
+def _is_asked(config):
+    return classes.is_import_path(config.model.arch) or config.model.args or _of_stages(config)
+
+
+def _refusal(model, faults):
+    if not faults:
+        return None
+    lines = "".join(f"\n  - {fault}" for fault in faults)
+    remedy = "\n" + REMEDY.format(name=classes.short(model.arch)) if len(faults) > 1 else ""
+    return f"model.arch={model.arch} cannot be trained:{lines}{remedy}"
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:

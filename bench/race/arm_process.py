@@ -9,14 +9,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.machine import code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.paths import working_folder
+from bench.paths import REPO, working_folder
 from bench.record import run_folder
 from bench.record.rows import row_of
 from bench.user_code import classes
@@ -40,13 +40,33 @@ def environment(results: Path | str) -> dict[str, str]:
 FACTS_MODULES = ("bench.race.arm_process", "bench.racers")  # this file's names, the newest first: a revision has one
 
 
+ARMS = "--arms"  # instead of overrides: those of several arms are read, {name: overrides} as JSON
+
+
+def facts_of(arms: Mapping[str, tuple[Path | str, Sequence[str]]], results: Path | str) -> dict[str, dict]:
+    """facts() of each arm, {name: (folder, overrides)}; of those in this checkout, as all of a ladder, by one process.
+
+    ValueError: what is refused, after the arm's name.
+    """
+    here = {name: list(overrides) for name, (folder, overrides) in arms.items() if Path(folder) == REPO}
+    found = _asked(REPO, [FACTS_MODULES[0], ARMS], results, json.dumps(here)) if here else {}
+    for name, (folder, overrides) in arms.items():
+        if name not in found:
+            found[name] = _refusing(name, facts, folder, overrides, results)
+    return {name: found[name] for name in arms}
+
+
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
     module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
     if module is None:
         raise ValueError("that revision's harness has no races yet: choose a later one")
-    words = [sys.executable, "-m", module, *overrides]
-    done = subprocess.run(words, cwd=folder, env=environment(results), capture_output=True, text=True)
+    return _asked(folder, [module, *overrides], results)
+
+
+def _asked(folder, words, results, given=""):
+    words, env = [sys.executable, "-m", *words], environment(results)
+    done = subprocess.run(words, cwd=folder, env=env, input=given, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("race: ") or f"exit code {done.returncode}")
     return last_line(done.stdout)
@@ -59,26 +79,66 @@ def last_line(text: str) -> dict:
 
 def print_facts(overrides: Sequence[str]) -> int:
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
-    from bench import instruments
-    from bench.launch import initial_record, ready
-    from bench.launch.prepare import prepare
-    from bench.machine import environment as machine
+    return _print(lambda: _known({None: overrides})[None])
 
+
+def print_facts_of(arms: Mapping[str, Sequence[str]]) -> int:
+    """The same of several, {name: overrides}: {name: what is known of it}."""
+    return _print(lambda: _known(arms))
+
+
+def _print(ask):
     try:
-        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
-        if disturbing := instruments.flagging(job.config.instruments):
-            words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
-            raise ValueError(f"instruments.{disturbing[0]}: {words}")
+        found = ask()
     except ValueError as error:
         print(f"race: {error}", file=sys.stderr)
         return 2
-    run = initial_record.record_of(job, machine.environment(), command=())
+    print(json.dumps(found))
+    return 0
+
+
+def _known(arms):
+    """{name, None where there is one: overrides} -> {name: facts}; the machine is asked once, torch too."""
+    from bench.launch import own_model, ready
+    from bench.machine import check_host
+    from bench.machine import environment as machine
+
+    jobs = {name: _refusing(name, _prepared, overrides) for name, overrides in arms.items()}
+    ours = {name: job.config for name, job in jobs.items() if job.script is None}
+    for name, refusal in zip(ours, own_model.refusals(ours.values()), strict=True):
+        if refusal:
+            raise ValueError(f"{name}: {refusal}" if name else refusal)
+    env, foreign_cores = machine.environment(), check_host.sample_foreign_cores(ready.SAMPLE_S)
+    return {name: _facts_of_job(job, env, foreign_cores) for name, job in jobs.items()}
+
+
+def _refusing(name, ask, *args):
+    try:
+        return ask(*args)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}" if name else str(error)) from None
+
+
+def _prepared(overrides):
+    from bench import instruments
+    from bench.launch.prepare import prepare
+
+    job = prepare(overrides, say=lambda text: print(text, file=sys.stderr), check_own=False)
+    if disturbing := instruments.flagging(job.config.instruments):
+        words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
+        raise ValueError(f"instruments.{disturbing[0]}: {words}")
+    return job
+
+
+def _facts_of_job(job, env, foreign_cores):
+    from bench.launch import initial_record, ready
+
+    run = initial_record.record_of(job, env, command=())
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     found |= {"own": job.own} if job.own else {}
-    found |= {"row": best_row(job, run), "preflight": [asdict(check) for check in ready.checks(job)]}
-    print(json.dumps(found))
-    return 0
+    checks = ready.checks(job, env, foreign_cores)
+    return found | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
 
 
 def best_row(job, run):
@@ -124,4 +184,4 @@ def record_of(results: Path | str, run: str) -> dict | None:
 
 
 if __name__ == "__main__":
-    sys.exit(print_facts(sys.argv[1:]))
+    sys.exit(print_facts_of(json.load(sys.stdin)) if sys.argv[1:] == [ARMS] else print_facts(sys.argv[1:]))

@@ -24,8 +24,8 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     settings = {"n": plan.N, **request}
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
-        folders = {name: paths.get(f"{prefix}{name}", REPO) for name in asked}
-        found = {name: facts(name, folders[name], arm["overrides"], results) for name, arm in asked.items()}
+        places = {name: (paths.get(f"{prefix}{name}", REPO), arm["overrides"]) for name, arm in asked.items()}
+        found = arm_process.facts_of(places, results)
     arms = {name: asked[name] | {key: one[key] for key in KEPT if key in one} for name, one in found.items()}
     first = next(iter(found.values()))
     others = {one["track"] for one in found.values()} - {first["track"]}
@@ -62,11 +62,3 @@ def _fresh_seed(arms, results):
     ids = {arm["config_id"] for arm in arms.values()}
     starts = (run["start"] for run in ledger.read(results).runs.values())
     return max((start["seed"] for start in starts if start["config_id"] in ids), default=-1) + 1
-
-
-def facts(name, folder, overrides, results):
-    """arm_process.facts() with the arm's name before a refusal."""
-    try:
-        return arm_process.facts(folder, overrides, results)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None

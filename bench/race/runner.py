@@ -9,7 +9,7 @@ from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
-from bench.race import arm_process, blind, foreseen, plan, planning, report, state, worktrees
+from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
 from bench.record import ledger, race_folder
 
 DECIDED = ("faster", "slower", "equivalent")
@@ -67,9 +67,10 @@ def _refuse_changes(race, folders, results):
 
     Returns {arm: arm_process.facts()}.
     """
-    all_found = {}
-    for name, arm in race.plan["arms"].items():
-        found = all_found[name] = planning.facts(name, folders[name], arm["overrides"], results)
+    arms = race.plan["arms"]
+    all_found = arm_process.facts_of({name: (folders[name], arm["overrides"]) for name, arm in arms.items()}, results)
+    for name, arm in arms.items():
+        found = all_found[name]
         for key in ("config_id", "source_sha256"):
             if found[key] != arm[key]:
                 both = f"its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned"
