@@ -1,9 +1,9 @@
 """python -m bench WORDS many times, for the tests: each a fork of one process that has imported all verbs already.
 
 A command costs a second of imports and of hashing the code, which a user pays once and the tests hundreds of times.  A
-fork begins where `python -m bench` is after its imports, with the environment, folder and output of its own; ranks and
-all else that it starts are fresh processes, as always.  A command that is to see another interpreter (PYTHONPATH,
-LD_PRELOAD ...) is started as a program: fits().
+fork begins where `python -m bench` is after its imports, with the environment, folder and output of its own, and so do
+its agent, ranks, guard and sampler (forked.py); all else that it starts is a fresh process.  A command that is to see
+another interpreter (PYTHONPATH, LD_PRELOAD ...) is started as a program with all its processes: fits().
 """
 
 import atexit
@@ -17,14 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
-OF_INTERPRETER = ("PYTHON", "LD_", "MALLOC")  # beginnings of variables that are read as a program starts
+import forked
+
+REPO = forked.REPO
 _server = None
 
 
 def fits(more):
     """Whether a command with these variables beside the tests' own may be a fork."""
-    return hasattr(os, "fork") and not any(name.startswith(OF_INTERPRETER) for name in more)
+    return hasattr(os, "fork") and not forked.of_interpreter(more)
 
 
 def call(words, env, timeout_s):
@@ -33,7 +34,8 @@ def call(words, env, timeout_s):
     if _server is None or _server.poll() is not None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         plain = {name: value for name, value in os.environ.items() if not name.startswith("SPEEDRUN_")}  # no test's own
-        _server = subprocess.Popen([sys.executable, str(Path(__file__))], cwd=REPO, env=plain, **pipes)
+        program = [sys.executable, str(Path(__file__)), forked.ROOM]
+        _server = subprocess.Popen(program, cwd=REPO, env=plain | {"ROOM": forked.ROOM}, **pipes)
         atexit.register(_close, _server)
     with tempfile.TemporaryDirectory() as folder:
         asked = {"words": list(words), "env": dict(env), "folder": folder, "timeout_s": timeout_s}
@@ -84,7 +86,10 @@ def _import_all():
     importlib.import_module("bench.__main__")
     compose.compose(["track=free"])
     code_state.raced_files()
-    assert "torch" not in sys.modules
+    assert "torch" not in sys.modules  # no command imports it
+    for module in ("bench.training.run", "models.gpt2", "models.optimizers.adamw"):  # what a rank does
+        importlib.import_module(module)
+    forked.install()
 
 
 def _end_with_parent():
@@ -95,27 +100,17 @@ def _end_with_parent():
 
 def _become(asked):
     """In the fork: the command, to its end."""
-    _end_with_parent()
-    os.environ.clear()
-    os.environ.update(asked["env"])
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(Path(asked["folder"], name), os.O_WRONLY | os.O_CREAT, 0o600), number)
-    sys.argv = ["bench", *asked["words"]]
-    from bench.__main__ import run
+    with forked.ending():
+        _end_with_parent()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(Path(asked["folder"], name), os.O_WRONLY | os.O_CREAT, 0o600), number)
+        words = ["bench", *asked["words"]]
+        forked.become(words, [sys.executable, "-m", *words], asked["env"])
+        from bench.__main__ import run
 
-    code = 1
-    try:
         run()
-    except SystemExit as ended:
-        code = ended.code or 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
 
 
 def _end_of(pid, timeout_s):

@@ -14,7 +14,9 @@ from pathlib import Path
 import fork_server
 
 REPO = Path(__file__).resolve().parent.parent
-SHORT = ["track=free", "goal.num_steps=6", "goal.val_tokens=4096", "goal.val_every_steps=3", "hardware=cpu"]
+BATCH_TOKENS = 512  # 8 sequences * 64: also for 8 ranks
+SMALL = ["model.num_layers=2", "model.width=64", "data.seq_len=64", f"data.batch_tokens={BATCH_TOKENS}"]
+SHORT = ["track=free", *SMALL, "goal.num_steps=6", "goal.val_tokens=1024", "goal.val_every_steps=3", "hardware=cpu"]
 LONG = ["track=free", "goal.num_steps=5000", "goal.val_tokens=4096", "goal.val_every_steps=1000", "hardware=cpu"]
 TWO = ["hardware.num_processes=2", "hardware.num_threads=1"]
 

@@ -27,6 +27,7 @@ import models
 from bench.config import compose
 from bench.data import shards
 from bench.instruments.instrument_set import InstrumentSet
+from bench.launch import own_model
 from bench.launch.prepare import prepare
 from bench.training import distributed
 from bench.training.step_log import StepLog
@@ -280,20 +281,29 @@ def test_ideas_of_record_9_can_be_taken_out_one_at_a_time():
 CPU = [
     "track=free",
     "data.seq_len=128",
-    "data.batch_tokens=1024",
+    "data.batch_tokens=256",
     "goal.num_steps=2",
     "goal.val_seq_len=null",
     "goal.val_every_steps=2",
-    "goal.val_tokens=1024",
+    "goal.val_tokens=256",
     "hardware.num_threads=1",
 ]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_a_rung_trains_at_nano_size_on_a_cpu(rung, tmp_path):
+def job_of(rung):
     one_stage = ["stages=[{window_tokens:128}]"] if rung in WITH_WINDOWS and rung >= "r29" else []
     words = [f"experiment={rung}", "model/size=nano", "model.vocab_size=null", *CPU, *one_stage]
-    job = prepare(words, say=lambda line: None)
+    return prepare(words, say=lambda line: None, check_own=False)
+
+
+def test_every_rungs_class_has_what_its_run_will_call():
+    """Asked in one process, as a ladder asks; prepare() would start one for each."""
+    assert own_model.faults_of_configs([job_of(rung).config for rung in RUNGS]) == [[] for _ in RUNGS]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_rung_trains_at_nano_size_on_a_cpu(rung):
+    job = job_of(rung)
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     trainer = Trainer(job.config, distributed.start("cpu", 60), files["train"], files["val"])
     log = StepLog(marks_for("cpu"), torch.device("cpu"), 2)

@@ -333,7 +333,7 @@ def real_facts(results, monkeypatch, capsys):
             ["A=", "B=instruments=[regions]"],
             "the times of A and B could not be compared: instruments differ: .* regions in B",
         ),
-        (["A=", "B=hardware.num_processes=2"], "threads a process differ: .*; world size differs: 1 in A, 2 in B"),
+        (["A=", "B=hardware.num_processes=2"], "world size differs: 1 in A, 2 in B"),
         (["A=", "B=goal.num_steps=30"], "a run of A is 20 steps and one of B 30, and they have no common target"),
         (
             ["A=", "B=data.batch_tokens=2048"],
@@ -576,14 +576,7 @@ def test_what_cannot_be_raced_is_refused_before_anything_runs(results, monkeypat
 # ---- whole races, as a user starts them
 
 
-SHORT = [
-    "track=free",
-    "goal.num_steps=4",
-    "goal.val_tokens=1024",
-    "goal.val_every_steps=4",
-    "hardware=cpu",
-    "model/size=nano",
-]
+SHORT = [*real_runs.SHORT, "goal.num_steps=4", "goal.val_every_steps=4"]
 SLEEP_S = 0.2  # of the slower optimizer, in every step
 SLOW_OPTIMIZER = """
         class Slowed(torch.optim.AdamW):

@@ -73,9 +73,11 @@ RANK_PROGRAM = """
 import sys
 import torch
 sys.path[:0] = sys.argv[1:3]
+from bench import lazy_dynamo
 from bench.training import distributed
 from test_reducer import KINDS, OPTIMIZERS, trained
 torch.set_num_threads(1)
+lazy_dynamo.install()  # as a rank of a run on CPUs does
 ranks = distributed.start("cpu", 60)
 found = {}
 for optim in OPTIMIZERS:

@@ -24,7 +24,7 @@ def test_a_run_leaves_a_complete_record(finished_run):
     assert run["metrics"]["num_steps"] == 6
     assert run["metrics"]["train_s"] == max(run["measured"]["train_s_by_rank"])
     assert run["metrics"]["step_avg_ms"] == pytest.approx(1e3 * run["metrics"]["train_s"] / 6)
-    assert run["metrics"]["tokens_per_s"] == pytest.approx(6 * 1024 / run["metrics"]["train_s"])
+    assert run["metrics"]["tokens_per_s"] == pytest.approx(6 * real_runs.BATCH_TOKENS / run["metrics"]["train_s"])
     assert run["metrics"]["mfu"] is None  # no peak is known for a CPU, and none is guessed
     assert set(run["instruments"]) >= {"regions", "garbage", "recompiles", "host"}
     assert run["warnings"] == []
@@ -32,7 +32,7 @@ def test_a_run_leaves_a_complete_record(finished_run):
     assert run["skew"] is None  # one rank
     assert {check["name"] for check in run["preflight"]} >= {"disk", "memory", "cpu load", "threads", "epochs"}
     num_tokens = run["data"]["train"][0]["num_tokens"]
-    assert run["data"]["epochs"] == pytest.approx(6 * 1024 / num_tokens)
+    assert run["data"]["epochs"] == pytest.approx(6 * real_runs.BATCH_TOKENS / num_tokens)
     assert run["timing_protocol"]["garbage_collection"] == "collected and frozen before the start, left on"
     names = {artifact["path"] for artifact in run["artifacts"]}
     assert {"config.yaml", "overrides.yaml", "steps.csv", "events.jsonl", "environment.json", "logs/rank0.log"} <= names
@@ -43,7 +43,7 @@ def test_steps_csv_has_a_row_for_every_step_and_the_first_validation(finished_ru
     rows = real_runs.steps(finished_run)
     assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if row["val_loss"]] == ["0", "3", "6"]
-    assert [int(row["tokens"]) for row in rows] == [1024 * step for step in range(7)]
+    assert [int(row["tokens"]) for row in rows] == [real_runs.BATCH_TOKENS * step for step in range(7)]
     shares = []
     for row in rows[1:]:
         parts = sum(float(row[name]) for name in ("data_ms", "forward_ms", "backward_ms", "optimizer_ms"))
@@ -138,15 +138,15 @@ def plain_losses(config):
     torch.set_num_threads(config.hardware.num_threads)
     shard = prepare(real_runs.SHORT).dataset.train[0].path
     stream = torch.from_numpy(np.fromfile(shard, dtype="<u2", offset=1024).astype(np.int64))
-    model = models.load(config.model.arch)(
-        vocab_size=config.model.vocab_size, seq_len=128, num_layers=4, num_heads=4, width=128
-    )
+    shape = {"seq_len": config.data.seq_len, "num_layers": 2, "num_heads": 4, "width": 64}  # of real_runs.SMALL
+    model = models.load(config.model.arch)(vocab_size=config.model.vocab_size, **shape)
     model.init_weights(torch.Generator().manual_seed(config.seed))
     optimizer = config.optim.build(model, 0, 1, "cpu")
     found = []
     for step in range(config.goal.num_steps):
-        tokens_BT = stream[1024 * step : 1024 * (step + 1)].view(8, 128)
-        targets_BT = stream[1024 * step + 1 : 1024 * (step + 1) + 1].view(8, 128)
+        first, end = real_runs.BATCH_TOKENS * step, real_runs.BATCH_TOKENS * (step + 1)
+        tokens_BT = stream[first:end].view(-1, config.data.seq_len)
+        targets_BT = stream[first + 1 : end + 1].view(-1, config.data.seq_len)
         loss = model(tokens_BT, targets_BT)
         loss.backward()
         if config.optim.grad_clip_norm is not None:

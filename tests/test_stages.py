@@ -529,6 +529,7 @@ def test_without_a_window_of_its_own_validation_has_that_of_the_next_step(monkey
 @pytest.mark.slow
 def test_the_losses_are_those_of_every_world_size_and_each_record_verifies(tmp_path):
     words = ["experiment=stages", "model.num_layers=1", "model.width=32", "model.num_heads=2", "data.bos_aligned=true"]
+    words += ["data.seq_len=128", "data.batch_tokens=1024", "goal.val_tokens=4096"]
     found = []
     for world_size in (1, 2, 8):
         folder = real_runs.run(

@@ -25,7 +25,9 @@ FOUR_CORES = {0, 1, 2, 3}
 
 
 def has(package):
-    return importlib.util.find_spec(package) is not None
+    with contextlib.suppress(ModuleNotFoundError):  # what it is in is not there either
+        return importlib.util.find_spec(package) is not None
+    return False
 
 
 # ---- side by side

@@ -72,21 +72,25 @@ class Watched:
 
     def tick(self):
         """steps.csv and .progress.tmp as far as the script has printed.  OSError on a full disk: it ends the run."""
+        rows = self._new_rows()
+        if rows:
+            columns = ("step", "train_loss", "val_loss", "step_ms")
+            kept = [{"flags": "", **{name: row.get(name) for name in columns}} for row in rows]
+            step_files.append(self._folder, kept)
+            self._write_progress()
+
+    def _new_rows(self):
         new = self._output.lines[self._num_read :]
         self._num_read += len(new)
         if self._reader is None:
             name = self._job.script.dialect or dialects.detect(text for _, text in new)
             if name is None:
-                return
+                return []
             self._reader = dialects.of_name(name)
         rows = [row for _, text in new if (row := self._reader.row(text))]
-        if rows:
-            columns = ("step", "train_loss", "val_loss", "step_ms")
-            kept = [{"flags": "", **{name: row.get(name) for name in columns}} for row in rows]
-            step_files.append(self._folder, kept)
-            for row in rows:
-                self._last |= row
-            self._write_progress()
+        for row in rows:
+            self._last |= row
+        return rows
 
     @property
     def step(self) -> int | None:
@@ -111,6 +115,7 @@ class Watched:
         """The run's half of the record, as bench/training/ leaves it for our own.  Returns the failure, or None."""
         failure = failure or failures.classify(self._folder, exit_code)
         try:
+            self._new_rows()  # what it printed while it was ended
             found = outcome.write(self._folder, self._job, run, self._output, self._telemetry())
             run["script"]["files_written"] = work_folder.tidy(self._job.script, self._folder / work_folder.WORK)
         except OSError as error:
