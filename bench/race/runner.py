@@ -52,9 +52,12 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
 
 def _introduce(race):
     known = race.plan
+    if common := race_folder.shared(known["arms"]):
+        say("race", f"every arm: {' '.join(common)}")
+    words = race_folder.about(known["arms"])
     for name, arm in known["arms"].items():
         commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
-        say("race", f"{name}: {race_folder.what(arm)}{commit}, config {arm['config_id']}")
+        say("race", f"{name}: {words[name]}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"
