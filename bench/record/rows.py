@@ -171,7 +171,7 @@ def _epochs(run, shards):
 
 
 def _counted(run, complete) -> Counted:
-    goal, metrics, imported = run.get("goal") or {}, run["metrics"], run.get("imported") or {}
+    goal, imported = run.get("goal") or {}, run.get("imported") or {}
     of_script = (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script")
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
