@@ -47,6 +47,23 @@ REFUSED = [
 ]
 
 
+def of_a_program(num_flagged_steps, instruments=()):
+    """A run whose own clock runs on in validations, of 100 steps."""
+    metrics = {"num_flagged_steps": num_flagged_steps, "num_steps": 100}
+    own = {"script": {"dialect": "nanogpt"}, "instruments": dict.fromkeys(instruments, {})}
+    return lambda run: {"metrics": run["metrics"] | metrics, **own}
+
+
+def test_times_that_hold_validations_are_compared_where_both_arms_validate_equally_often():
+    found = compared(change_all=of_a_program(10))
+    assert found["comparable"] and found["time"]["change_pct"] is not None
+    assert any("10 of 100 steps of A and 10 of 100 steps of B" in words for words in found["reasons"])
+    found = compared(of_a_program(5), of_a_program(10))
+    assert not found["comparable"] and "validate equally often" in found["words"]
+    found = compared(change_all=of_a_program(10, ["window"]))
+    assert any("5 runs of B with steps that an instrument disturbed" in words for words in found["reasons"])
+
+
 @pytest.mark.parametrize(("change", "sentence"), REFUSED)
 def test_what_is_known_to_differ_is_refused_with_the_reason(change, sentence):
     found = compared(change)

@@ -12,7 +12,7 @@ from browser import Browser, needs_browser
 
 from bench.cli import ladder
 from bench.config import compose, resolve, schema
-from bench.ladder import page, request, rungs, sizes, staircase, to_target
+from bench.ladder import changes, page, request, rungs, sizes, staircase, to_target
 from bench.paths import CONF
 from bench.record import ledger
 
@@ -364,8 +364,29 @@ def test_a_dry_run_says_what_it_would_run_and_runs_nothing(raced, tmp_path, caps
     out = capsys.readouterr().out
     assert "10 runs: 4 of each of 2 rungs after a warm-up each" in out
     assert "about 5 min in all, a guess: none has run here" in out  # ten of 30 s, by the size's own guess
-    assert "model.vocab_size 50257 -> null" in out.split("r04")[1]
+    assert "a run: about 30 s (every rung)" in out
+    cells = [line.split() for line in out.splitlines()]
+    assert ["model.vocab_size", "50257", "null", "r04"] in cells
+    assert ["goal.num_steps", "19560", "or", "6200", "60", "every", "rung"] in cells
+    assert max(map(len, out.splitlines())) <= 100
     assert not (tmp_path / "results").exists()
+
+
+def test_what_the_size_changes_is_a_line_a_setting_whatever_the_number_of_rungs():
+    changed = {
+        "r01": [("steps", "900", "60"), ("heads", "12", "4")],
+        "r02": [("steps", "1000", "60"), ("heads", "6", "4")],
+        "r03": [("steps", "80", "60"), ("source", "hub", "own")],
+        "r04": [("steps", "1000", "60"), ("heads", "6", "3"), ("source", "net", "own")],
+        "r05": [("steps", "7", "60"), ("source", "disk", "own")],
+    }
+    assert changes.rows(changed) == [
+        ("heads", "12 or 6", "4", "r01, r02"),
+        ("heads", "6", "3", "r04"),
+        ("source", "hub or net or disk", "own", "r03 to r05"),
+        ("steps", "7 to 1000", "60", "every rung"),
+    ]
+    assert changes.spans(["r05", "r01", "r03", "r04"], list(changed)) == "r01, r03 to r05"
 
 
 # ---- its page
@@ -384,6 +405,10 @@ def test_the_staircase_can_be_read_on_a_screen_and_on_a_phone(raced, tmp_path, w
         assert shown.js(f"Math.min(...{texts}.map(one => one.height))") >= 11  # CSS pixels
         assert shown.js(f"{texts}.every(one => one.left >= 0 && one.right <= innerWidth)")
         assert shown.js("document.querySelectorAll('.stairs svg').length") == 5
+        edge = "(svg, what, side) => [...svg.querySelectorAll(what)].map(one => one.getBoundingClientRect()[side])"
+        words = "'text:has(.name):not(:last-of-type)'"  # of the last rung, which has no value, over all of its row
+        clear = f"Math.max(...({edge})(svg, {words}, 'right')) < Math.min(...({edge})(svg, '.riser, .tread', 'left'))"
+        assert shown.js(f"[...document.querySelectorAll('.stairs svg')].every(svg => {clear})")
         rects = "[...document.querySelector('.stairs svg').querySelectorAll('rect')]"
         treads = shown.js(f"{rects}.map(one => one.width.baseVal.value)")
         assert len(treads) == 2 and treads[1] / treads[0] == pytest.approx((8 * 8.4 / 12 / 13) ** 0.5, abs=0.01)

@@ -114,6 +114,12 @@ def test_words_become_arms_settings_and_what_is_common_to_all_arms():
     }
 
 
+def test_an_interpreter_of_an_arm_is_a_setting_of_its_script():
+    arms = race_request.parse(["B.python=/opt/py", "script=train.py", "A=", "B=seq=1"])["arms"]
+    assert arms["A"]["overrides"] == ["script=train.py"]
+    assert arms["B"]["overrides"] == ["script=train.py", "seq=1", "script.python=/opt/py"]
+
+
 def test_a_value_with_spaces_is_quoted_inside_the_arm():
     assert race_request.parse(["A=data.train_glob='my books/*.txt' seq=1"])["arms"]["A"]["overrides"] == [
         "data.train_glob=my books/*.txt",
@@ -131,6 +137,7 @@ def test_a_value_with_spaces_is_quoted_inside_the_arm():
         ("A='open", "No closing quotation"),
         ("B.goal.num_steps=40", "write B='goal.num_steps=40'"),
         ("b=optim=muon", "begins with a capital letter: write B='optim=muon'"),
+        ("B.python=py", "has no arm B: write B='script=...' too"),
         ("name=a/b", "it becomes part of a folder's name"),
     ],
 )

@@ -267,6 +267,8 @@ def test_the_last_line_says_why_its_step_avg_is_not_that_of_the_last_step_line()
     words = last_line(96.651, num_flagged_steps=4)
     assert words.endswith("step_avg 96.65 ms without the 4 steps that trace disturbed, 100.00 ms with them")
     assert last_line(None, num_flagged_steps=20).endswith("no step_avg: trace disturbed every step (100.00 ms)")
+    words = last_line(96.651, num_flagged_steps=4, instruments={"telemetry": {}})
+    assert "without the 4 steps whose time holds a validation, 100.00 ms with them" in words
     words = last_line(train_s_by_rank=(1.999, 2.0))
     assert "step_avg 100.00 ms by the clock of the slowest rank, 99.95 ms by that of rank 0, whose" in words
     script = {"printed_step_avg_ms": 100.0, "step_avg_meaning": "cumulative: train_time/step"}

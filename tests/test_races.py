@@ -79,7 +79,7 @@ def test_identical_arms_are_called_different_in_about_one_of_twenty_races():
                     "train_s": train_s,
                     "started_at": claimed.at(minute),
                     "seed": minute,
-                    "num_flagged_steps": 0,
+                    "num_disturbed_steps": 0,
                 }
                 rows[place["arm"]].append(row)
         found = verdict.of_rows(rows["A"], rows["B"], plan=made)

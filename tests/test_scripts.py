@@ -95,6 +95,9 @@ def test_a_script_of_nanogpts_habits_runs_unmodified(tmp_path, more):
     assert run["metrics"]["val_loss"] == [row["val_loss"] for row in rows if row["val_loss"] is not None][-1]
     assert run["script"]["opened"] == ["work/data/toy/train.bin", "work/data/toy/val.bin"]
     assert run["script"]["files_written"] == ["out/ckpt.pt"]
+    row, num_held = row_of(run), sum(row["flags"] == "validation" for row in rows)
+    assert (row["num_disturbed_steps"], row["num_validating_steps"]) == (0, num_held) and num_held > 1
+    assert "validation" not in run["timing_protocol"]["excluded"]
     assert of_script(run) == [] and faults(folder) == []
 
 

@@ -54,7 +54,7 @@ def rows(arm, times_s):
             "config_id": arm,
             "seed": number,
             "train_s": float(train_s),
-            "num_flagged_steps": 0,
+            "num_disturbed_steps": 0,
             "val_loss": None,
             "peak_mem_gib": None,
             "started_at": f"2026-11-21T{number:02d}:{(number % 2) ^ (arm == 'B')}0:00.000Z",

@@ -253,6 +253,14 @@ def test_one_axis_has_the_interval_of_its_mean(results):
     assert line["series"][0]["high"][0] == pytest.approx(4.1 + half_width)
 
 
+def test_an_axis_of_lists_has_a_heat_map(results):
+    found = sweep_results.read(make(results, {at: value for at, value in GRID.items() if at[1] == 2}))
+    for row in (*found.rows, *found.groups):
+        row["optim.lr"] = ["--lr", str(row["optim.lr"])]
+    assert sweep_charts.charts(found) == []
+    assert "--lr" in sweep_charts.drawings(found)[0].markup
+
+
 def test_three_axes_are_parallel_coordinates(results):
     grid = {at: value for at, value in GRID.items() if at[2] == 0}
     folder = make(results, grid)

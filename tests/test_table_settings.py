@@ -104,6 +104,7 @@ def test_todays_config_is_found_whole(results):
         (["x: {y: 1}\ninstruments: {a: {}}", "x: {y: 1}\ninstruments: {}"], ["instruments.a"]),  # on in one alone
         (["track: {p_value: 0.1}", "track: {p_value: 0.2}"], []),  # the track's own column says it
         (["optim: {lr: 1}", "optim: {lr: 1}"], []),
+        ([f"script: {{path: a.py}}\ngoal: {{num_steps: {n}, val_tokens: {n}}}" for n in (1, 2)], ["goal.val_tokens"]),
     ],
 )
 def test_what_differs_among_rows(texts, varied):

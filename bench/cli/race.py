@@ -142,7 +142,7 @@ def _parser():
         "words",
         nargs="*",
         metavar="WORD",
-        help="A=overrides, A.rev=REVISION, n=5, looks=3,5, alpha=0.05, margin=0.002 "
+        help="A=overrides, A.rev=REVISION, A.python=PATH (of a script), n=5, looks=3,5, alpha=0.05, margin=0.002 "
         "(nats of val_loss), seed=0 (the first), name=race; key=value for all arms",
     )
     arguments.latest(parser, "--resume", "continue this race, or the latest that has not ended")

@@ -41,7 +41,7 @@ def judge(a_rows: Sequence[Row], b_rows: Sequence[Row], names: Sequence[str] = (
         return answer._replace(loss_refusals=refusals)
     kinds = {"refusal": [refusals, of_losses], "of time": [refusals], "remark": [remarks], "flag": [flags]}
     kinds["of losses"] = [loss_remarks]
-    for rule in (_arms, _code, _disturbed, _trusted, _setting, _session, _finish_line):
+    for rule in (_arms, _code, _disturbed, _validated, _trusted, _setting, _session, _finish_line):
         for kind, word in rule(a, b, names):
             for words in kinds[kind]:
                 words.append(word)
@@ -100,7 +100,7 @@ def index_of_runs(rows: Sequence[Row]) -> list[int]:
 
 def _disturbed(a, b, names):
     for name, rows in zip(names, (a, b), strict=True):
-        flagged = [row for row in rows if row["num_flagged_steps"]]
+        flagged = [row for row in rows if row["num_disturbed_steps"]]
         if flagged:
             runs = f"{counted(len(flagged), 'run')} of {name}"
             words = "with steps that an instrument disturbed (profiler, memory history): their times do not count"
@@ -109,6 +109,21 @@ def _disturbed(a, b, names):
         if beside:
             words = "ran beside others of their sweep: their times do not count"
             yield "of time", f"{counted(len(beside), 'run')} of {name} {words}; race them alone: ./run.sh race"
+
+
+def _validated(a, b, names):
+    """Where a program's clock runs on in validations, times say something if both arms validate equally often."""
+    held = [sorted({(row["num_validating_steps"] or 0, row["num_steps"] or 1) for row in rows}) for rows in (a, b)]
+    both = held[0] + held[1]
+    if any(num for num, _ in both):
+        nums = [some([f"{num} of {num_all}" for num, num_all in one]) for one in held]
+        parts = " and ".join(f"{words} steps of {name}" for words, name in zip(nums, names, strict=True))
+        words = f"times hold validations, for which the program's clock does not stop: {parts}"
+        fracs = [num / num_all for num, num_all in both]
+        if max(fracs) - min(fracs) > 1 / min(num_all for _, num_all in both):  # more than one validation at an end
+            yield "of time", f"{words}: validate equally often"
+        else:
+            yield "remark", words
 
 
 def _trusted(a, b, names):

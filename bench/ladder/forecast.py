@@ -1,11 +1,13 @@
 """A dry run: what a ladder would run, what of each rung it would change, and about how long it would take."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bench.config import schema
+from bench.ladder import changes
 from bench.ladder.sizes import START_S, Fitted, Size
 from bench.launch import prepare
 from bench.launch.series import earlier_s
+from bench.terminal import text_table
 from bench.units import format_about_s
 
 S_PER_MIN = 60.0
@@ -45,19 +47,27 @@ def _guess_s(size, one, known_s):
 
 def text(found: dict) -> str:
     """For a terminal."""
-    changed = {name: {tuple(change) for change in one["changed"]} for name, one in found["rungs"].items()}
-    shared = set.intersection(*changed.values())
-    order = [tuple(change) for change in next(iter(found["rungs"].values()))["changed"]]
     lines = [
         f"size {found['size']}: {found['about']}",
         f"{found['num_runs']} runs: {found['n']} of each of {len(found['rungs'])} rungs after a warm-up each",
         f"{format_about_s(found['all_s'])} in all, {_known(found)}",
-        f"changed of every rung: {words(change for change in order if change in shared) or 'nothing'}",
+        f"a run: {_each(found)}",
+        *(f"{name} cannot run: {why}" for name, why in found["excluded"].items()),
+        "",
+        f"{changes.KEPT}  Changed:",
+        text_table.render(
+            changes.COLUMNS, changes.rows({name: one["changed"] for name, one in found["rungs"].items()})
+        ),
     ]
+    return "\n".join(lines)
+
+
+def _each(found):
+    """ "about 20 s (r01 to r11), about 30 s (r12)"."""
+    names: dict[str, list[str]] = {}
     for name, one in found["rungs"].items():
-        own = words(change for change in map(tuple, one["changed"]) if change not in shared)
-        lines.append(f"  {name}  {format_about_s(one['run_s'])} a run{f'; {own}' if own else ''}")
-    return "\n".join(lines + [f"  {name}  cannot run: {why}" for name, why in found["excluded"].items()])
+        names.setdefault(format_about_s(one["run_s"]), []).append(name)
+    return ", ".join(f"{about} ({changes.spans(some, list(found['rungs']))})" for about, some in names.items())
 
 
 def _known(found):
@@ -65,8 +75,3 @@ def _known(found):
     if num == num_all:
         return "by earlier runs here"
     return f"by earlier runs of {num} of {num_all} rungs, the rest is a guess" if num else "a guess: none has run here"
-
-
-def words(changes: Iterable[tuple[str, str, str]]) -> str:
-    """[(setting, the record's value, this size's)] -> "model.width 768 -> 128, ..."."""
-    return ", ".join(f"{key} {before} -> {after}" for key, before, after in changes)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.ladder import forecast, text
+from bench.ladder import changes, text
 from bench.ladder.staircase import Staircase
 from bench.record import race_folder
 from bench.report import comparison_parts as parts
@@ -61,10 +61,9 @@ def _row(rung, key, form):
     if of["mean"] is None:
         return stairs.Row(name, _missed(rung), None)
     edges = of["ci95"]
-    words = f"{of['mean']:{form}}" + (f" [{edges[0]:{form}}, {edges[1]:{form}}]" if edges else "")
     is_timed = key in ("to_target_s", "step_ms")
     runs = [run[key] for run in rung["runs"] if run[key] is not None and (run["is_timed"] or not is_timed)]
-    return stairs.Row(name, words, of["mean"], edges and tuple(edges), runs)
+    return stairs.Row(name, f"{of['mean']:{form}}", of["mean"], edges and tuple(edges), runs)
 
 
 def _missed(rung):
@@ -79,8 +78,7 @@ def _beside_the_records(found):
         here, minutes = rung["levels"]["to_target_s"]["mean"], rung["rung"]["minutes"]
         own = None if None in (here, base_s) else here / base_s
         other = None if None in (minutes, base_minutes) else minutes / base_minutes
-        said = [f"{own:.3f} here" if own is not None else _missed(rung)]
-        said += [f"{other:.3f} on 8x H100"] if other is not None else []
+        said = [f"{own:.3f}" if own is not None else "missed"] + ([] if other is None else [f"{other:.3f}"])
         rows.append(stairs.Row(rung["rung"]["name"], ", ".join(said), own, None, () if own is None else (own,), other))
     names = ("here", "the records on 8x H100")
     return stairs.Panel("Time to the target", f"part of {first['rung']['name']}'s", rows, "log", names)
@@ -148,15 +146,7 @@ def _curves(folder, race, found):
 
 
 def _size(found):
-    """What the size changed of the rungs: of all, and of each alone."""
-    changed = {rung["rung"]["name"]: [tuple(one) for one in rung["rung"]["changed"]] for rung in found["rungs"]}
-    shared = set.intersection(*map(set, changed.values()))
-    first = next(iter(changed.values()))
-    lines = [(name, forecast.words(one for one in some if one not in shared) or None) for name, some in changed.items()]
-    every = forecast.words(one for one in first if one in shared)
-    kept = "Nothing else differs from the record: learning rates and all that is a fraction of the steps are its own."
+    rows = changes.rows({rung["rung"]["name"]: rung["rung"]["changed"] for rung in found["rungs"]})
     return section(
-        "What this size changes",
-        tag("p", f"Of every rung: {every or 'nothing'}. {kept}"),
-        details("Of each rung alone", table(("rung", "setting, the record's value, this size's"), lines)),
+        "What this size changes", tag("p", changes.KEPT), details("Each change", table(changes.COLUMNS, rows))
     )

@@ -58,8 +58,9 @@ def _times(run):
         printed = printed or f"{step_avg_ms(ms_from_s(metrics['train_s']), metrics['num_steps']):.2f}"
         steps = counted(metrics["num_flagged_steps"], "step")
         if avg_ms is None:
-            return f"{train}, no step_avg: {names} disturbed every step ({printed} ms)"
-        return f"{train}, step_avg {avg_ms:.2f} ms without the {steps} that {names} disturbed, {printed} ms with them"
+            return f"{train}, no step_avg: {names or 'a validation'} disturbed every step ({printed} ms)"
+        which = f"that {names} disturbed" if names else "whose time holds a validation"
+        return f"{train}, step_avg {avg_ms:.2f} ms without the {steps} {which}, {printed} ms with them"
     words = f"{train}, step_avg {avg_ms:.2f} ms"
     if printed in (None, f"{avg_ms:.2f}"):
         return words

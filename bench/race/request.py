@@ -17,7 +17,7 @@ SETTINGS = {  # word: (what the plan calls it, how it is read, what it must be)
 
 def parse(words: Iterable[str]) -> dict:
     """Words -> {"arms": {name: {"overrides", "rev"}}, and the settings that were given}.  ValueError: what is wrong."""
-    arms, common, settings = {}, [], {}
+    arms, pythons, common, settings = {}, {}, [], {}
     for word in words:
         key, equals, value = word.partition("=")
         name, dot, what = key.partition(".")
@@ -25,14 +25,19 @@ def parse(words: Iterable[str]) -> dict:
             raise ValueError(f"{word!r}: write key=value, or A=... for an arm of the race")
         if key in SETTINGS:
             settings[SETTINGS[key][0]] = _setting(key, value)
+        elif plan.ARM.fullmatch(name) and what == "python":
+            pythons[name] = [f"script.python={value}"]
         elif plan.ARM.fullmatch(name) and (not dot or what == "rev"):
             arm = arms.setdefault(name, {"overrides": [], "rev": None})
             arm.update({"rev": value} if dot else {"overrides": _split(word, value)})
         else:
             _refuse_half_an_arm(word, name, what, value)
             common.append(word)
+    if unknown := pythons.keys() - arms.keys():
+        name = min(unknown)
+        raise ValueError(f"{name}.python: the race has no arm {name}: write {name}='script=...' too")
     for name, arm in arms.items():
-        arm["overrides"] = [*common, *arm["overrides"]]
+        arm["overrides"] = [*common, *arm["overrides"], *pythons.get(name, [])]
         seeds = [word for word in arm["overrides"] if word.startswith("seed=")]
         if seeds:
             words = "the race sets the seeds, the same for every arm: write seed=N beside the arms to begin at N"

@@ -11,7 +11,9 @@ from bench.machine.signals import Interrupted
 from bench.paths import REPO
 from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
 from bench.record import ledger, race_folder
+from bench.terminal import text_table
 
+MAX_CHARS = 120  # of what an arm is, on the terminal; the plan has all of it
 DECIDED = ("faster", "slower", "equivalent")
 
 
@@ -51,9 +53,12 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is
 
 def _introduce(race):
     known = race.plan
+    if common := race_folder.shared(known["arms"]):
+        say("race", f"every arm: {' '.join(common)}")
+    words = race_folder.about(known["arms"])
     for name, arm in known["arms"].items():
         commit = "" if arm["rev"] is None else f" ({arm['commit'][:8]})"
-        say("race", f"{name}: {race_folder.what(arm)}{commit}, config {arm['config_id']}")
+        say("race", f"{name}: {text_table.middle(words[name], MAX_CHARS)}{commit}, config {arm['config_id']}")
         for deviation in arm["deviations"]:
             say("track", f"{name} is in the open division, because {deviation}")
     looks = "" if len(known["looks"]) == 1 else f", looks at {', '.join(map(str, known['looks']))}"

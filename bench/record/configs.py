@@ -22,6 +22,7 @@ GROUPS = re.compile(r"^(?=[A-Za-z_])", re.M)  # a line that begins with a letter
 ALIAS = re.compile(r"[&*]id\d{3}")  # the yaml of one group may name another's lines
 # Settings that differ with what is shown anyway, or that follow from others: no column unless one is asked for
 IMPLIED = re.compile(r"track\..*|exporters\b.*|.*_sha256|data\.(repo|revision)|hardware\.num_threads")
+OF_OUR_LOOP = ("goal.num_steps", "goal.val_every_steps")  # say nothing of a script, which has its own
 MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remembered while a folder is read
 
 
@@ -102,9 +103,14 @@ def add(rows: Iterable[MutableMapping], names: Sequence[str]) -> None:
         config = row["config"]
         if config not in known:
             texts = [text for text in config if re.match(r'{"(\w+)', text)[1] in groups]
-            found = settings(texts)
+            found = _true_of(config, settings(texts))
             known[config] = {name: found.get(name) for name in names}
         row.update(known[config])
+
+
+def _true_of(config, found):
+    is_script = group(config, "script").get("script.path") is not None
+    return {key: value for key, value in found.items() if key not in OF_OUR_LOOP} if is_script else found
 
 
 def varied(rows: Iterable[Mapping]) -> list[str]:
@@ -115,7 +121,7 @@ def varied(rows: Iterable[Mapping]) -> list[str]:
     shared = set.intersection(*map(set, configs))
     values, counts = {}, {}
     for config in configs:
-        for key, value in settings(text for text in config if text not in shared).items():
+        for key, value in _true_of(config, settings(text for text in config if text not in shared)).items():
             values.setdefault(key, set()).add(value if type(value) in (str, float) else json.dumps(value))
             counts[key] = counts.get(key, 0) + 1
     order = keys({"config": config} for config in configs)

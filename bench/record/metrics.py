@@ -82,6 +82,24 @@ def _flagged(steps, num_untimed_steps):
     return [row for row in timed_rows if row.get("flags")]
 
 
+def num_disturbed_steps(run: dict) -> int | None:
+    """Of the flagged steps those that an instrument of the run disturbed; the others hold a validation.
+
+    A script's or a log's own flags mean a validation within a step's time, unless a profiler ran.
+    """
+    is_its_own = run.get("script") or run.get("imported")
+    return 0 if is_its_own and set(run.get("instruments") or ()) <= {"telemetry"} else _num_flagged(run)
+
+
+def num_validating_steps(run: dict) -> int | None:
+    """Of the flagged steps those whose time holds a validation, by the clock of a script or a log; None: unknown."""
+    return None if num_disturbed_steps(run) else _num_flagged(run)
+
+
+def _num_flagged(run):
+    return run["metrics"].get("num_flagged_steps")
+
+
 def step_avg_ms(train_ms: float | None, num_steps: int | None) -> float | None:
     """Milliseconds a step: every step_avg that we print or record is this.  None without a time or a step."""
     return train_ms / num_steps if train_ms is not None and num_steps else None

@@ -75,10 +75,15 @@ def what(arm: dict) -> str:
 
 def about(arms: Mapping[str, dict]) -> dict[str, str]:
     """{name: what() of the arm}, without the overrides that all arms share."""
-    words = {name: arm.get("overrides") or [] for name, arm in arms.items()}
-    shared = set.intersection(*map(set, words.values()))
-    own = {name: [word for word in words[name] if word not in shared] for name in arms}
+    common = shared(arms)
+    own = {name: [word for word in arm.get("overrides") or [] if word not in common] for name, arm in arms.items()}
     return {name: what(arm | {"overrides": own[name]}) for name, arm in arms.items()}
+
+
+def shared(arms: Mapping[str, dict]) -> list[str]:
+    """Overrides that all arms have, in the order of the first."""
+    words = [arm.get("overrides") or [] for arm in arms.values()]
+    return [word for word in words[0] if all(word in some for some in words)]
 
 
 def read(folder: Path | str) -> Race:

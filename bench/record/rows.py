@@ -8,6 +8,7 @@ import json
 from typing import TypedDict
 
 from bench.record import configs
+from bench.record.metrics import num_disturbed_steps, num_validating_steps
 
 
 class Asked(TypedDict):
@@ -78,7 +79,8 @@ class Counted(TypedDict):
     """What a comparison needs beyond the table's columns."""
 
     provenance: str | None  # imported: a log of another harness
-    num_flagged_steps: int | None
+    num_disturbed_steps: int | None  # by an instrument
+    num_validating_steps: int | None  # whose time holds a validation
     batch_tokens: float | None  # of a run with stages the mean
     target_val_loss: float | None
     stop_at_target: bool | None
@@ -169,12 +171,13 @@ def _epochs(run, shards):
 
 
 def _counted(run, complete) -> Counted:
-    goal, metrics, imported = run.get("goal") or {}, run["metrics"], run.get("imported") or {}
+    goal, imported = run.get("goal") or {}, run.get("imported") or {}
     of_script = (one["doubt"] for one in run.get("doubts") or () if one.get("instrument") == "script")
     of_file = f"{imported['sha256']}-{imported['run_of_file']}" if "sha256" in imported else None
     return {
         "provenance": run.get("provenance"),
-        "num_flagged_steps": metrics.get("num_flagged_steps") if complete else None,
+        "num_disturbed_steps": num_disturbed_steps(run) if complete else None,
+        "num_validating_steps": num_validating_steps(run) if complete else None,
         "batch_tokens": run["measured"].get("batch_tokens") if complete else None,
         "target_val_loss": _target(goal, run["data"].get("floor_nats")),
         "stop_at_target": goal.get("stop_at_target"),

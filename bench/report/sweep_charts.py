@@ -46,8 +46,8 @@ def drawings(found: Results) -> list[Drawing]:
 
 
 def _is_numeric(found, key):
-    values = {row[key] for row in found.rows if row["val_loss"] is not None}
-    return len(values) > 1 and all(type(value) in (int, float) for value in values)
+    values = [row[key] for row in found.rows if row["val_loss"] is not None]  # lists too: script.args
+    return all(type(value) in (int, float) for value in values) and len(set(values)) > 1
 
 
 def _line(found, key, value="val_loss"):

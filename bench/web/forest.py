@@ -13,6 +13,7 @@ WIDTH = 380  # units of the drawing; shown in a column that wide or wider, so th
 LEFT, RIGHT, TOP, ROW, BELOW = 12, 368, 8, 40, 46
 MAX_REACH = 3  # an interval is cut, with an arrow, at this many times the largest change, margin or floor
 NUM_TICKS = 5
+WORDS_BELOW, EDGE = 26, 12  # end of the words of the first row; where the number of a tick would leave the drawing
 CAPTION_PX = 40
 MAX_LABEL = 20  # letters of a name that are drawn; the words have all
 
@@ -103,10 +104,12 @@ def _bands(panel, at, bottom):
 
 def _axis(panel, at, low, high, bottom):
     yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
-    yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero")
+    dashes = f"stroke-dasharray: 3 3 3 3 3 {ROW - 15}; stroke-dashoffset: {TOP - 6 - WORDS_BELOW}"  # not through words
+    yield tag("line", x1=at(0), x2=at(0), y1=TOP - 6, y2=bottom, class_="zero", style=dashes)
     for value in ticks(low, high):
         yield tag("line", x1=at(value), x2=at(value), y1=bottom, y2=bottom + 4, class_="axis")
-        yield _text(f"{value:+.6g}" if value else "0", at(value), bottom + 17, "middle", "tick")
+        anchor = "start" if at(value) < LEFT + EDGE else "end" if at(value) > RIGHT - EDGE else "middle"
+        yield _text(f"{value:+.6g}" if value else "0", at(value), bottom + 17, anchor, "tick")
     below, above = panel.directions
     yield _text(f"← {below}", LEFT, bottom + 36, "start", "tick")
     yield _text(f"{above} →", RIGHT, bottom + 36, "end", "tick")

@@ -1,8 +1,8 @@
 """A staircase: one measure of several rungs below each other, the lowest first, as an SVG without a script.
 
-A row is a rung: its words, below them a tread as long as its value, its interval, a dot for each of its runs; risers
-join the treads.  A second series (a record's own numbers) is drawn as a line of its own.  Colours come from the page's
-CSS.
+A row is a rung: its words, beside them a tread as long as its value, its interval, a dot for each of its runs; risers
+join the treads.  Words have a column of their own, which no line crosses.  A second series (a record's own numbers) is
+drawn as a line of its own.  Colours come from the page's CSS.
 """
 
 import math
@@ -13,7 +13,9 @@ from bench.web import forest
 from bench.web.page import Safe, tag
 
 WIDTH = forest.WIDTH
-LEFT, RIGHT, TOP, ROW, TREAD, BELOW = 12, 356, 8, 42, 12, 24
+RIGHT, TOP, ROW, TREAD, BELOW = 356, 8, 22, 10, 24
+CHAR = 7.2  # a character of 12 px in a wide font, estimated
+GAP, MIN_DRAWN, LABEL_CHARS = 8, 140, 16
 DECADE_TICKS = (1, 2, 5)
 
 
@@ -50,13 +52,14 @@ def plot(panels: Sequence[Panel]) -> Safe:
 
 
 def _panel(panel, id):
-    ticks, at = _axis_of(panel)
+    left = _words_width(panel.rows)
+    ticks, at = _axis_of(panel, left)
     bottom = TOP + ROW * len(panel.rows) + 4
-    shapes = [*_axis(ticks, at, bottom)]
+    shapes = [*_axis(ticks, at, left, bottom)]
     for number, key in enumerate(("value", "other")):
         shapes += _risers([getattr(row, key) for row in panel.rows], at, number)
     for number, row in enumerate(panel.rows):
-        shapes += _row(row, panel, at, TOP + ROW * number)
+        shapes += _row(row, panel, at, left, TOP + ROW * number)
     words = ". ".join(f"{row.label}: {row.words}" for row in panel.rows)
     names = tag("title", panel.title, id=f"{id}-title"), tag("desc", words, id=f"{id}-desc")
     size = f"0 0 {WIDTH} {bottom + BELOW}"
@@ -68,7 +71,18 @@ def _panel(panel, id):
     return tag("figure", tag("figcaption", tag("b", f"{panel.title}, {panel.unit}"), *legend), svg)
 
 
-def _axis_of(panel):
+def _words_width(rows):
+    """Of the column of words: the longest of the rows of which something is drawn."""
+    among = [row for row in rows if (row.value, row.other) != (None, None)]
+    longest = max(len(_label(row)) + 1 + len(row.words) for row in among)
+    return round(min(CHAR * longest + GAP, RIGHT - MIN_DRAWN))
+
+
+def _label(row):
+    return row.label if len(row.label) <= LABEL_CHARS else f"{row.label[: LABEL_CHARS - 1]}…"
+
+
+def _axis_of(panel, left):
     """-> (values of the ticks, value -> x).  Intervals may leave the drawing: they are cut at its edge."""
     values = [one for row in panel.rows for one in (row.value, row.other, *row.runs) if one is not None]
     is_log = panel.axis == "log"
@@ -79,7 +93,7 @@ def _axis_of(panel):
 
     def at(value):
         place = math.log(value) if is_log else value
-        return round(LEFT + (RIGHT - LEFT) * (min(max(place, low), high) - low) / (high - low), 1)
+        return round(left + (RIGHT - left) * (min(max(place, low), high) - low) / (high - low), 1)
 
     return ticks, at
 
@@ -90,8 +104,8 @@ def _log_ticks(low, high):
     return [value for value in found if low <= value <= high]
 
 
-def _axis(ticks, at, bottom):
-    yield tag("line", x1=LEFT, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
+def _axis(ticks, at, left, bottom):
+    yield tag("line", x1=left, x2=RIGHT, y1=bottom, y2=bottom, class_="axis")
     for value in ticks:
         yield tag("line", x1=at(value), x2=at(value), y1=TOP, y2=bottom + 4, class_="axis")
         yield tag("text", f"{value:,.6g}", x=at(value), y=bottom + 17, text_anchor="middle", class_="tick")
@@ -105,20 +119,20 @@ def _risers(values, at, series):
         if value is None:
             is_open = False
             continue
-        path += f"{'H' if is_open else 'M'}{at(value)}{'' if is_open else f',{top + 4}'}V{top + ROW + 4}"
+        path += f"{'H' if is_open else 'M'}{at(value)}{'' if is_open else f',{top}'}V{top + ROW}"
         is_open = True
     if path:
         yield tag("path", d=path, class_="riser", style=f"--own: var(--series-{series})")
 
 
-def _row(row, panel, at, top):
-    own, y = "--own: var(--series-0)", top + 28
+def _row(row, panel, at, left, top):
+    own, y = "--own: var(--series-0)", top + ROW / 2
     if row.value is not None and panel.axis == "zero":
-        width = round(at(row.value) - LEFT, 1)
-        yield tag("rect", x=LEFT, y=y - TREAD / 2, width=width, height=TREAD, class_="tread", style=own)
+        width = round(at(row.value) - left, 1)
+        yield tag("rect", x=left, y=y - TREAD / 2, width=width, height=TREAD, class_="tread", style=own)
     if row.interval is not None:
         low, high = map(at, row.interval)
         yield tag("line", x1=low, x2=high, y1=y, y2=y, class_="interval", style=own)
     for value in row.runs:
         yield tag("circle", cx=at(value), cy=y, r=3, class_="point", style=own)
-    yield tag("text", tag("tspan", row.label, class_="name"), tag("tspan", row.words, dx=8), x=LEFT, y=top + 16)
+    yield tag("text", tag("tspan", _label(row), class_="name"), tag("tspan", row.words, dx=6), x=0, y=y + 4)

@@ -3,6 +3,7 @@
 from bench import instruments
 from bench.claims.rules.evidence import of_each
 from bench.config import compose, schema
+from bench.record import metrics
 from bench.record.rows import row_of
 from bench.terminal.text_table import some
 
@@ -93,7 +94,7 @@ def no_forbidden_instrument_ran(claim):
         found = instruments.flagging(run.record["instruments"])
         if found:
             return f"{', '.join(found)} ran"
-        flagged = run.record["metrics"].get("num_flagged_steps")
-        return f"an instrument disturbed {flagged} steps" if flagged else None
+        disturbed = metrics.num_disturbed_steps(run.record)
+        return f"an instrument disturbed {disturbed} steps" if disturbed else None
 
     return of_each(claim.all_runs, fault_of, f"{', '.join(sorted(claim.runs[0].record['instruments'])) or 'none'} ran")

@@ -64,6 +64,8 @@ def write(folder: Path, job, run: dict, output, telemetry: dict) -> dict | None:
     if is_wall:
         count_wall(rows)
     protocol = WALL_PROTOCOL if is_wall else TIMING_PROTOCOL
+    if any(row.get("flags") == "validation" for row in rows):  # nanoGPT's clock runs on in them
+        protocol = protocol | {"excluded": [one for one in protocol["excluded"] if one != "validation"]}
     run["timing_protocol"] = protocol | {"instruments": run["timing_protocol"]["instruments"]}
     measured = _measured(foreign, rows, is_wall)
     meaning = MEANINGS[1] if measured["num_untimed_steps"] and not is_wall else foreign.step_avg_meaning
