@@ -10,12 +10,13 @@ import claimed
 import pytest
 import yaml
 
-from bench import atomic, reading
+from bench import atomic
 from bench.claims import claim as claims
 from bench.claims import rules
 from bench.cli import judge, race
 from bench.config import compose, schema, track
 from bench.race import runner
+from bench.reading import plain_file
 from bench.record import ledger, run_folder
 from bench.report import markdown_blocks
 
@@ -286,9 +287,9 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
 def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
     folder = raced()
     plain = three(results, source="77")
-    paths, opened = [], reading.opened
+    paths, opened = [], plain_file.opened
     monkeypatch.setattr(
-        reading, "opened", lambda path, *how, **more: paths.append(Path(path).name) or opened(path, *how, **more)
+        plain_file, "opened", lambda path, *how, **more: paths.append(Path(path).name) or opened(path, *how, **more)
     )
     for words in ([str(folder)], [f"{folder.name}:B"], plain):
         paths.clear()

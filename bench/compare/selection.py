@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import reading
 from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, results_root
+from bench.reading.damage import Damaged
 from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
 from bench.terminal.text_table import counted
@@ -42,7 +42,7 @@ class Arm:
             return self.record_of(number).get("steps") or []
         try:
             return step_files.read(folder)
-        except reading.Damaged as error:
+        except Damaged as error:
             self.damaged[self.rows[number]["run_id"]] = str(error)
             return []
 

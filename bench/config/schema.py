@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from bench import reading
 from bench.config import versions
 from bench.config.ranges import AtLeast1, Name, Repository, ShardNumbers, between
 from bench.config.track import TrackConfig
 from bench.config.typed import build
 from bench.config.versions import without_none
+from bench.reading import yaml_file
+from bench.reading.damage import of_record
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 from models.stages import Stage
@@ -206,8 +207,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 def read(folder: Path | str) -> Config:
     """config.yaml of a run folder, of any version -> Config.  Raises ValueError."""
     path = Path(folder) / "config.yaml"
-    with reading.of_record(path):
-        return build(Config, versions.upgraded(reading.yaml_mapping(path)))
+    with of_record(path):
+        return build(Config, versions.upgraded(yaml_file.read(path)))
 
 
 def config_id(config: Config) -> str:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench import reading
 from bench.importers import consoles, modded_nanogpt, records
+from bench.reading import plain_file
 from bench.units import GIB, gib_from_bytes
 
 FORMATS = ("modded-nanogpt", "nanochat", "nanogpt", "kempnerforge", "llm.c")
@@ -65,8 +65,8 @@ def read(
 
 
 def _bytes_of(path):
-    with reading.opened(path) as file:
+    with plain_file.opened(path) as file:
         if (num_bytes := os.fstat(file.fileno()).st_size) > MAX_BYTES:
             size = f"{gib_from_bytes(num_bytes):.1f} GiB"
             raise ValueError(f"{path}: is {size}, too large for a training log: cut out the part with the metric lines")
-    return reading.content(path, MAX_BYTES)
+    return plain_file.content(path, MAX_BYTES)

@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import atomic, reading
+from bench import atomic
 from bench.config.schema import HardwareConfig
 from bench.launch import ranks
 from bench.machine.preflight import Check
+from bench.reading import plain_file
 from bench.units import GIB, MIB
 
 COLLECTIVE_TIMEOUT_S = 30.0
@@ -45,7 +46,7 @@ def probe(hardware: HardwareConfig, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> 
         answers = [answer for answer in answers if answer]  # one that a rank could not finish is none
         failed = [atomic.read_json(path) for path in sorted(folder.glob("logs/rank*.failure.json"), key=_rank)]
         failed = [failure for failure in failed if failure]
-        output = reading.text(folder / "logs" / "agent.log", reading.MAX_LINES_BYTES, errors="replace")
+        output = plain_file.text(folder / "logs" / "agent.log", plain_file.MAX_LINES_BYTES, errors="replace")
     if len(answers) < num_ranks:
         return [no_answer(num_ranks, len(answers), failed, exit_code, output, timeout_s)]
     return judge(hardware.device, answers)

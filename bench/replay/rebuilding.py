@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from bench import reading
 from bench.data import sources
 from bench.data.shards import CheckFailed
 from bench.machine import git
 from bench.machine.check import Check
 from bench.paths import REPO
 from bench.race import worktrees
+from bench.reading import plain_file, yaml_file
+from bench.reading.damage import Damaged
 from bench.record import run_folder, verification
 
 OF_THE_RECORD = (  # rules of `verify` without which a record does not say what ran
@@ -52,9 +53,9 @@ def read(folder: Path) -> Recorded:
         raise ValueError(f"{folder.name}: is imported from a log, which has no code, settings and data to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
-    config = reading.yaml_mapping(folder / "config.yaml")
+    config = yaml_file.read(folder / "config.yaml")
     path = folder / "overrides.yaml"
-    overrides = reading.yaml_value(reading.text(path, reading.MAX_YAML_BYTES), path) or []
+    overrides = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
     return Recorded(folder, run, config, overrides)
 
 
@@ -111,8 +112,8 @@ def _difference(recorded):
 
 def _patch(recorded):
     try:
-        return reading.content(recorded.folder / "code" / "diff.patch")
-    except reading.Damaged:
+        return plain_file.content(recorded.folder / "code" / "diff.patch")
+    except Damaged:
         return None
 
 

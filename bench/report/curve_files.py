@@ -15,7 +15,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import curve_data, curves
 
@@ -110,8 +112,8 @@ def _write_file(max_points, job):
 
 def _made(folder):
     try:
-        return reading.json_object(folder / MADE, max_bytes=reading.MAX_LINES_BYTES)
-    except reading.Damaged:
+        return json_file.read(folder / MADE, max_bytes=plain_file.MAX_LINES_BYTES)
+    except Damaged:
         return {}
 
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import plain_file
+from bench.reading.damage import Damaged, of_record
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
@@ -24,7 +26,7 @@ COLOUR = parts.COLOUR  # of a verdict
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
     """A race's folder -> the page's html.  at: the folder that the page will lie in, None: the race's."""
-    with reading.of_record(folder):
+    with of_record(folder):
         return _html(folder, at or folder)
 
 
@@ -61,7 +63,7 @@ def write_run_pages(folder: Path | str) -> None:
     """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
     race = race_folder.read(folder)
     for run in _in_order(race, folder):
-        with contextlib.suppress(reading.Damaged, OSError):
+        with contextlib.suppress(Damaged, OSError):
             atomic.write_text(run["folder"] / run_page.NAME, run_page.html(run["folder"]), durable=False)
 
 
@@ -70,7 +72,7 @@ def block(folder: Path | str) -> str:
     path = Path(folder) / "race.md"
     if not path.exists():
         raise ValueError(f"--md {folder}: the race has no race.md yet: it is written when the race ends")
-    return reading.text(path)
+    return plain_file.text(path)
 
 
 def charts_of(folder: Path | str) -> list[dict]:

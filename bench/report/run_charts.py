@@ -4,8 +4,9 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import reading, stats
+from bench import stats
 from bench.diagnosis import stalls
+from bench.reading import json_file, plain_file
 from bench.report.run_events import what
 from bench.units import NS_PER_S, s_from_ms
 from bench.web.chart import chart, mark_of, series_of, short
@@ -45,7 +46,7 @@ def of_run(folder: Path, rows: list[dict], events: list[dict], stages: Sequence[
 
 def _columns(path):
     """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
-    with reading.lines(path) as lines:
+    with plain_file.lines(path) as lines:
         head, *rows = [*csv.reader(lines)] or [[]]
     places = {name: head.index(name) for name in ("t_ns", "device", *(name for name, _ in TELEMETRY)) if name in head}
     if not {"t_ns", "device"} <= places.keys():
@@ -58,7 +59,7 @@ def _columns(path):
 
 def _has_stamp(row, places):
     stamp = row[places["t_ns"]] if places["t_ns"] < len(row) else ""
-    return stamp.isdecimal() and len(stamp) <= reading.MAX_DIGITS
+    return stamp.isdecimal() and len(stamp) <= json_file.MAX_DIGITS
 
 
 def _is_known(value):

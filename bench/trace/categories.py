@@ -14,7 +14,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import reading
+from bench.reading import plain_file, yaml_file
+from bench.reading.damage import Damaged
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
@@ -126,8 +127,8 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     and an example that its own pattern does not match.
     """
     try:
-        entries = reading.yaml_value(reading.text(path), path)  # reads json as well
-    except reading.Damaged as error:
+        entries = yaml_file.parsed(plain_file.text(path), path)  # reads json as well
+    except Damaged as error:
         raise ValueError(f"rules={path}: cannot be read ({error}): give a yaml or json list") from None
     if not isinstance(entries, list):
         raise ValueError(f"rules={path}: it holds no list: write one {{category, pattern}} an entry")

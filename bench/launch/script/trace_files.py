@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import instruments, reading
+from bench import instruments
 from bench.config import profiler_windows
 from bench.importers import dialects
 from bench.profiling import files
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Damaged
 
 NAMES = ("trace", "window")  # instruments whose windows a script can have: profile=modded, profile=window
 # A line that says that a step is done: its pattern, and what is to be added to the number in it.
@@ -100,8 +102,8 @@ def _noted(folder, rank):
 def _recorded(path):
     """{name of a window: what training/script_profiler.py noted of it} of one rank; {} where the script spoilt that."""
     try:
-        noted = reading.json_value(reading.content(path), path, list[Noted])
-    except reading.Damaged:
+        noted = json_file.parsed(plain_file.content(path), path, list[Noted])
+    except Damaged:
         return {}
     return {one["name"]: one for one in noted}
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import repeats, run_page
 from bench.web.page import page, tag
@@ -128,7 +130,7 @@ def _html(folder, home, others=()):
     try:
         html = run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others, explained=False)
         return html, None
-    except reading.Damaged as error:  # says what is wrong, after the path
+    except Damaged as error:  # says what is wrong, after the path
         return None, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
 
 
@@ -138,7 +140,7 @@ def _packed(pages):
 
 def _unpacked(path):
     try:
-        packed = reading.text(path, reading.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
+        packed = plain_file.text(path, plain_file.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
         return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
     except (ValueError, TypeError, zlib.error):
         return {}
@@ -157,8 +159,8 @@ def _each(work, jobs):
 
 def _made(path):
     try:
-        return reading.json_object(path, max_bytes=reading.MAX_LINES_BYTES)
-    except reading.Damaged:
+        return json_file.read(path, max_bytes=plain_file.MAX_LINES_BYTES)
+    except Damaged:
         return {}
 
 
