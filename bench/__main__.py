@@ -7,7 +7,7 @@ import signal
 import sys
 
 from bench import paths
-from bench.cli import CHECKOUT_VERBS, VERBS
+from bench.cli.verbs import CHECKOUT_VERBS, VERBS
 from bench.config import groups
 
 # of a file: a sentence is enough

@@ -11,7 +11,8 @@ import torch
 
 import models
 from bench.config import compose, resolve, schema, stages
-from bench.data import shards, sources
+from bench.data import shards
+from bench.data.sources import datasets
 from bench.data.stream import Stream
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.prepare import prepare
@@ -633,4 +634,4 @@ def test_a_name_that_means_no_parameter_is_refused():
 @pytest.mark.parametrize(("data", "eos_token"), [("pysource", 256), ("fineweb10B", 50256), ("markov", None)])
 def test_a_source_knows_the_token_before_each_document(data, eos_token):
     config = compose.compose([f"data={data}", "track=free"], CPU)
-    assert sources.chosen(config.data).eos_token == eos_token
+    assert datasets.chosen(config.data).eos_token == eos_token

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from bench.claims import claim as claims
-from bench.claims import leaderboard, rules
-from bench.claims.rules import runs
+from bench.claims import leaderboard
+from bench.claims.rules import rulebook, runs
 from bench.cli import race, table
 from bench.compare import target
 from bench.config import compose, resolve, schema
@@ -170,7 +170,9 @@ def test_a_candidate_that_is_only_faster_does_not_win_where_steps_are_judged(res
     assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
     raced = [path.parent for path in sorted(results.folder.glob("cpu_nano/*/run.json"))]
     of_b = [path for path in raced if json.loads((path / "run.json").read_text())["race"]["arm"] == "B"]
-    (rule,) = [one for one in rules.check(claims.of_folders(of_b)) if one["rule"] == "it is faster than its baseline"]
+    (rule,) = [
+        one for one in rulebook.check(claims.of_folders(of_b)) if one["rule"] == "it is faster than its baseline"
+    ]
     assert not rule["passed"] and rule["evidence"].endswith(": 120 steps, its baseline 120")
 
 

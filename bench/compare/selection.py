@@ -172,15 +172,15 @@ def _of_paths(word, paths, rows):
 
 def _of_logs(word, paths):
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
-    from bench import importers
+    from bench.importers import log_files
 
     rows, records = [], {}
     try:
-        files = importers.files(paths)
+        files = log_files.files(paths)
     except ValueError as error:
         raise ValueError(f"{word}: it holds no run folder and no training log ({error})") from None
     for path, part_of in files:
-        readings = (importers.read(path, form, part_of)[0] for form in importers.FORMATS)
+        readings = (log_files.read(path, form, part_of)[0] for form in log_files.FORMATS)
         for run, steps in next((runs for runs in readings if runs), []):
             rows.append(row_of(run))
             records.setdefault(run["run_id"], run | {"steps": steps})

@@ -149,5 +149,5 @@ def detect(lines: Iterable[str]) -> str | None:
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict]:
-    """All lines of a program, in that dialect -> (its runs, facts as importers.read has them: "unmatched" and more)."""
+    """All lines of a program, in that dialect -> (its runs, facts as log_files.read has them: "unmatched" and more)."""
     return of_name(name).read(("\n".join(lines) + "\n").encode())

@@ -28,11 +28,11 @@ TICK_S = 0.5
 
 def environment(results: Path | str) -> dict[str, str]:
     """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
-    from bench.data import sources
+    from bench.data.sources.source import data_root
 
     return os.environ | {
         "SPEEDRUN_RESULTS": str(Path(results).absolute()),
-        "SPEEDRUN_DATA": str(sources.data_root().absolute()),
+        "SPEEDRUN_DATA": str(data_root().absolute()),
         "SPEEDRUN_CWD": working_folder(),
     }
 
@@ -59,14 +59,14 @@ def last_line(text: str) -> dict:
 
 def print_facts(overrides: Sequence[str]) -> int:
     """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
-    from bench import instruments
+    from bench.instruments import registry
     from bench.launch import initial_record, ready
     from bench.launch.prepare import prepare
     from bench.machine import environment as machine
 
     try:
         job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
-        if disturbing := instruments.flagging(job.config.instruments):
+        if disturbing := registry.flagging(job.config.instruments):
             words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
             raise ValueError(f"instruments.{disturbing[0]}: {words}")
     except ValueError as error:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from bench.data import sources
 from bench.data.shards import CheckFailed
+from bench.data.sources import datasets
 from bench.machine import git
 from bench.machine.check import Check
 from bench.paths import REPO
@@ -143,7 +143,7 @@ def _devices(recorded):
 def _data(recorded):
     data = recorded.run["data"]
     try:
-        found = sources.recorded(data, say=lambda text: None)
+        found = datasets.recorded(data, say=lambda text: None)
     except CheckFailed as error:
         if "is not there" in str(error) and data["source"] in MADE:
             return Check("data", "ok", f"{data['source']} is made again, and must give the same bytes")

@@ -11,9 +11,9 @@ import time
 import torch
 
 from bench.config.stages import mean_batch_tokens
-from bench.instruments import last_step, load
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet, warning
+from bench.instruments.registry import last_step, load
 from bench.machine.cpu_meter import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work

@@ -1,8 +1,8 @@
 """Rules whose numbers, models and names are the track's: track.rules, track.fixed and the data in conf/."""
 
-from bench import instruments
 from bench.claims.rules.evidence import of_each
 from bench.config import compose, schema
+from bench.instruments import registry
 from bench.record.rows import row_of
 from bench.terminal.text_table import some
 
@@ -90,7 +90,7 @@ def no_forbidden_instrument_ran(claim):
     """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
 
     def fault_of(run):
-        found = instruments.flagging(run.record["instruments"])
+        found = registry.flagging(run.record["instruments"])
         if found:
             return f"{', '.join(found)} ran"
         flagged = run.record["metrics"].get("num_flagged_steps")
