@@ -8,6 +8,7 @@ from pathlib import Path
 import models
 from bench import private
 from bench.config import compose, resolve, schema, stages, windows
+from bench.config.deviations import deviations_of
 from bench.data.sources import datasets
 from bench.exporters import dashboards
 from bench.instruments import registry
@@ -144,4 +145,4 @@ def prepare(
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
     registry.program(config.instruments, Path(), config.hardware.device)
-    return Job(config, dataset, list(overrides), compose.deviations(config), its_script)
+    return Job(config, dataset, list(overrides), deviations_of(config), its_script)
