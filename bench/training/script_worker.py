@@ -105,10 +105,8 @@ def end_with_agent(launcher_pid):
 def exists(pid):
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # any other: it is another user's
     return True
 
 
