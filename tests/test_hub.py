@@ -13,7 +13,7 @@ from bench.config import schema
 from bench.data import shards
 from bench.data.shards import CheckFailed
 from bench.data.sources import datasets
-from bench.data.sources import hub as room
+from bench.data.sources import hub as hub_source
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install huggingface_hub")
 
@@ -27,7 +27,7 @@ def hub(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(room, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(hub_source, "LOCKS", tmp_path / "locks")
     monkeypatch.setattr(
         huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096
     )  # small files break off in the middle too
@@ -73,7 +73,7 @@ def test_the_first_fetch_writes_down_the_commit_and_the_hash_of_every_shard(hub,
 
 
 def test_an_installed_program_keeps_its_lock_beside_the_data(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "INSTALLED", True)
+    monkeypatch.setattr(hub_source, "INSTALLED", True)
     fetch(hub)
     kept = tmp_path / "data" / LOCK
     assert not (tmp_path / "locks").exists() and json.loads(kept.read_text())["revision"] == COMMIT
@@ -278,7 +278,7 @@ def test_a_chosen_shard_that_the_hub_does_not_have_is_named(hub):
 def test_a_checkout_without_the_lock_finds_what_was_fetched_before(hub, tmp_path, monkeypatch):
     """As the worktree of a revision that a race adds, where a lock that is not committed is not."""
     fetch(hub)
-    monkeypatch.setattr(room, "LOCKS", tmp_path / "another checkout")
+    monkeypatch.setattr(hub_source, "LOCKS", tmp_path / "another checkout")
     dataset = datasets.prepare(settings(), say=hub.said.append)
     assert [file.path.name for file in dataset.train] == [ONE]
     assert dataset.origin == {"repo": REPO, "revision": COMMIT}

@@ -285,7 +285,7 @@ def test_what_language_model_needs_is_named(project):
         ("net.py:Net", "from .x import y", "write my_package.my_model:NAME"),
         ("net.py:Net", "class Nett: pass", "there is no Net in net.py; it has Nett"),
         ("net.py:Net", "def Net(): pass", "Net is a function, not a class"),
-        ("net.py:Net", "class Net: pass", "Net is no torch.nn.Module"),
+        ("net.py:Net", "class Net: pass", "Net is not a torch.nn.Module"),
         ("/home/me/net.py:Net", "", "write it from the folder that you stand in"),
         ("~/net.py:Net", "", "write it from the folder that you stand in"),
         ("net.py:Net()", "", "write my_model.py:Net"),

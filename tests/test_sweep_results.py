@@ -176,7 +176,7 @@ def test_a_duration_is_what_a_person_types(words, seconds):
 
 @pytest.mark.parametrize("words", ["", "2", "h", "2 h", "-1h", "2d", "1h x"])
 def test_what_is_no_duration_is_refused(words):
-    with pytest.raises(ValueError, match="is no duration: write 90s"):
+    with pytest.raises(ValueError, match="is not a duration: write 90s"):
         seconds_of(words)
 
 

@@ -612,7 +612,7 @@ def test_an_interval_that_no_driver_can_follow_is_refused():
 
 @pytest.mark.parametrize(("device", "cpu_frac", "num"), [("cpu", 0.027, 1), ("cpu", 0.005, 0), ("cuda", 0.02, 0)])
 def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, num):
-    """Its pace is no part of config_id, so that what it costs is bounded."""
+    """Its pace is not part of config_id, so that what it costs is bounded."""
     telemetry = registry.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
     telemetry._stopped = {}
     telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}

@@ -56,7 +56,7 @@ def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[
 
 
 def _with_bases(group, name):
-    """A choice, then those that its yaml stands on, as experiment r09 on r08."""
+    """A choice, then those that its yaml is based on, as experiment r09 on r08."""
     yield name
     for base in (yaml.safe_load(path_of(group, name).read_text()) or {}).get("defaults", ()):
         if isinstance(base, str) and base in choices(group):
@@ -143,7 +143,7 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        from bench.config import explain  # it stands on this file, which needs it only for this
+        from bench.config import explain  # it imports this file, which needs it only for this
 
         known = explain.settings()
         if key in known:

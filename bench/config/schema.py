@@ -149,7 +149,7 @@ class HardwareConfig:
 
 @dataclass(kw_only=True)
 class ScriptConfig:
-    path: str | None = None  # a training script of anybody's, script=train_gpt.py; null: train a model of ours
+    path: str | None = None  # any training script, script=train_gpt.py; null: train a model of ours
     args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
     python: str | None = None  # the interpreter that runs it; null: this program's own
     env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own

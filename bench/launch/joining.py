@@ -61,7 +61,7 @@ def check(job: Job, found: Adopted | None) -> None:
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
     around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
-        remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in the place of profile=nsys"
+        remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
         raise ValueError(f"{several}: the harness cannot start ranks within {around[0]} here: {remedy}")
     if hardware.nodes and not found and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
         raise ValueError(

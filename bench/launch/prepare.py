@@ -30,7 +30,7 @@ class Job:
     dataset: datasets.Dataset
     overrides: list[str]
     deviations: list[str]  # from the track's rules; not empty: open division
-    script: Script | None = None  # what runs in the place of our own training
+    script: Script | None = None  # what runs in place of our own training
 
     @property
     def config_id(self) -> str:

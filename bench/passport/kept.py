@@ -61,7 +61,7 @@ def write(passport: Passport) -> Path:
 
 
 def read(path: Path | str) -> Passport:
-    """ValueError for anything that is no passport."""
+    """ValueError for anything that is not a passport."""
     passport = json_file.read(path, Passport)
     if passport["schema_version"] > SCHEMA_VERSION:
         version = passport["schema_version"]

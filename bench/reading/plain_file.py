@@ -44,7 +44,7 @@ def _open_now(path, flags):
     if stat.S_ISREG(mode):
         return fd
     os.close(fd)
-    raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
+    raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
 
 
 def is_own(file: BinaryIO) -> bool:

@@ -105,6 +105,6 @@ def _environment(one):
 
 
 def write(found: Certificate, folders: list[Path]) -> None:
-    """Into each of these run folders, in the place of an earlier one."""
+    """Into each of these run folders, in place of an earlier one."""
     for folder in folders:
         atomic.write_json(folder / certificates.FILE, dataclasses.asdict(found))

@@ -161,13 +161,15 @@ MADE = ("pysource", "markov")  # sources that this machine can make again
 class Checkout:
     code: Path  # of the harness, as it was
     own: Path  # a folder with the user's own classes and script
+    temp: Path  # the temporary folder of what runs there: torch's agent, which old code used, leaves a folder a run
 
 
 @contextlib.contextmanager
 def checkout(recorded: Recorded) -> Iterator[Checkout]:
     """The record's code, for as long as the block lasts.  ValueError: the difference does not apply."""
     code, name = recorded.run["code"], f"replay-{recorded.run['run_id']}"
-    with worktrees.of(REPO, {name: code["commit"]}) as paths, tempfile.TemporaryDirectory() as own:
+    temporary = tempfile.TemporaryDirectory
+    with worktrees.of(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
         if code["diff_sha256"]:
             try:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", given=_patch(recorded))
@@ -177,7 +179,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
         for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
             if source.is_dir():
                 shutil.copytree(source, target, dirs_exist_ok=True)
-        yield Checkout(paths[name], Path(own))
+        yield Checkout(paths[name], Path(own), Path(temp))
 
 
 def words(recorded: Recorded, own: Path) -> list[str]:

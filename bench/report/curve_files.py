@@ -1,7 +1,7 @@
 """curves.html of a site, and curves/*.js beside it: the curves of all runs, some runs a file, loaded when chosen.
 
 A file is addCurves("..."): JSON {run_id: curve_data.packed()}, deflated, in base64.  It is made again only
-when steps.csv of one of its runs changed.  Which runs share a file hangs on their ids alone, so that a new run changes
+when steps.csv of one of its runs changed.  Which runs share a file depends on their ids alone: a new run changes
 one file and not those of all later runs.
 """
 
@@ -10,12 +10,11 @@ import contextlib
 import functools
 import json
 import os
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import atomic
+from bench import atomic, two_processes
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Damaged
 from bench.record.rows import Row
@@ -56,8 +55,10 @@ def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[...
         atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
         return site / "curves.html"
 
-    with _meanwhile(functools.partial(_write_file, curves.points_of(len(runs))), jobs):
+    are_many = sum(len(part) for _, part in jobs) >= MIN_PARALLEL
+    with two_processes.started(functools.partial(_write_file, curves.points_of(len(runs))), jobs, are_many) as made:
         yield finish
+        list(made)
 
 
 def _files(runs):
@@ -81,23 +82,6 @@ def _stale(folder, files, max_points):
             path.unlink()
     jobs = [(folder / f"{name}.js", files[name]) for name in stale]
     return stamps if stale or made.keys() != stamps.keys() else {}, jobs
-
-
-@contextlib.contextmanager
-def _meanwhile(make, jobs):
-    """make(job) of each: of many runs by two processes beside the block, of few after it."""
-    num_runs = sum(len(runs) for _, runs in jobs)
-    if num_runs < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
-        yield
-        for job in jobs:
-            make(job)
-    else:
-        import multiprocessing
-
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            made = pool.map_async(make, jobs, chunksize=4)
-            yield
-            made.get()
 
 
 def _write_file(max_points, job):

@@ -125,7 +125,7 @@ def charts_of(folder: Path | str) -> list[dict]:
 
 
 def drawings_of(folder: Path | str) -> list[lanes.Panel]:
-    """What is no chart: the drawings of the run's analysis.json."""
+    """What is not a chart: the drawings of the run's analysis.json."""
     return trace_page.panels_of_run(Path(folder))
 
 

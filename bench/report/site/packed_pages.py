@@ -9,13 +9,12 @@ import functools
 import hashlib
 import json
 import os
-import threading
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic
+from bench import atomic, two_processes
 from bench.reading import json_file, plain_file
 from bench.reading.damage import Damaged
 from bench.record.rows import Row
@@ -25,11 +24,10 @@ from bench.web.page import page, tag
 NUM_PAGES = 1000  # of a site: each takes 5 ms and 12 KB (120 steps)
 NUM_PACKS = 256  # as in pages.js
 MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
-NUM_WRITERS = 2
 HEAD, TAIL = 'window.packed = "', '";\n'
 MADE = ".made.json"
 WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
-ROOMS = ("report", "memory", "web", "diagnosis")  # whose code makes a page
+FOLDERS = ("report", "memory", "web", "diagnosis")  # whose code makes a page
 NUM_SAMPLES = 12
 BYTES_OF_A_ROW = 300  # of the table, as measured
 
@@ -52,9 +50,10 @@ def write(
         if not is_same or not (home / f"{name}.js").exists():
             stale.append((name, members, known))
     done = len(runs) - sum(len(members) for _, members, _ in stale)
-    for name, facts in _each(functools.partial(_write_pack, home), stale):
-        made[name], done = facts, done + len(facts)
-        say(done, len(runs))
+    with two_processes.started(functools.partial(_write_pack, home), stale, len(stale) >= MIN_PARALLEL) as written:
+        for name, facts in written:
+            made[name], done = facts, done + len(facts)
+            say(done, len(runs))
     made = {name: made[name] for name in packs}
     for path in home.glob("[0-9]*.js"):
         if path.stem not in packs:
@@ -146,17 +145,6 @@ def _unpacked(path):
         return {}
 
 
-def _each(work, jobs):
-    """work(job) of each as it is done; of many by two processes."""
-    if len(jobs) < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
-        yield from map(work, jobs)
-        return
-    import multiprocessing
-
-    with multiprocessing.get_context("fork").Pool(NUM_WRITERS) as pool:
-        yield from pool.imap_unordered(work, jobs, chunksize=4)
-
-
 def _made(path):
     try:
         return json_file.read(path, max_bytes=plain_file.MAX_LINES_BYTES)
@@ -173,10 +161,10 @@ def _changed_ns(path):
 
 @functools.cache
 def _version():
-    """A hash over the rooms that make pages: those of another version are made again."""
+    """A hash over the folders that make pages: those of another version are made again."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((Path(__file__).parent.parent / room).rglob("*")):
+    for folder in FOLDERS:
+        for path in sorted((Path(__file__).parent.parent / folder).rglob("*")):
             if path.is_file() and path.suffix in (".py", ".js", ".css"):
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
