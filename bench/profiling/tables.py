@@ -70,14 +70,10 @@ def _has_name(event):
 
 def _operators(profile, averages):
     """Without the rows of Python functions, which with_stack adds by the thousand."""
-    kept = [row for row in averages if not _is_python(row.key)]
+    kept = [row for row in averages if not (row.key.startswith(("<built-in", "nn.Module: ")) or ".py(" in row.key)]
     return EventList(
         kept, use_device=profile.use_device, profile_memory=profile.profile_memory, with_flops=profile.with_flops
     )
-
-
-def _is_python(name):
-    return name.startswith(("<built-in", "nn.Module: ")) or ".py(" in name
 
 
 def _row(row, profile):

@@ -33,7 +33,7 @@ def html(folder: Path | str, at: Path | str | None = None) -> str:
 def _html(folder, at):
     race = race_folder.read(folder)
     runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
-    names, baseline = list(race["arms"]), _baseline(race)
+    names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
     charts, drawn = _points(runs, names, at), _curves(runs, names)
     title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
     plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
@@ -89,10 +89,6 @@ def panels_of(folder: Path | str) -> list[forest.Panel]:
 
 
 # ---- who raced, and how it ended
-
-
-def _baseline(race):
-    return race.get("baseline") or next(iter(race["arms"]))
 
 
 def _facts(race):

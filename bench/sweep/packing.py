@@ -182,12 +182,8 @@ def run_all(
                 free.append(place)
                 folder = answer.read_text() if answer.exists() else None
                 answer.unlink(missing_ok=True)
-                yield number, folder, _tail(log)
+                yield number, folder, "\n".join(log.read_text(errors="replace").splitlines()[-5:])
             time.sleep(TICK_S)
-
-
-def _tail(path):
-    return "\n".join(path.read_text(errors="replace").splitlines()[-5:])
 
 
 def measured(where: Sequence[Place]) -> float:
