@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench.reading import json_file
+from bench.reading import json_file, plain_file
 from bench.units import KIB
 
 RESERVE = ".reserve"
@@ -26,10 +26,10 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 
 
-def read_json(path: Path | str, default: Any = None) -> Any:
+def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file.MAX_BYTES) -> Any:
     """The object that a JSON file holds; default where it is not there, damaged or something else."""
     try:
-        return json_file.read(path)
+        return json_file.read(path, max_bytes=max_bytes)
     except ValueError:
         return default
 

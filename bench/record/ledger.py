@@ -121,10 +121,8 @@ def _last_line(file, size):
 
 def _name(last):
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
-    if last is None:
-        return None
-    found = _parsed(last)
-    return found["sha256"] if found else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
+    found = last and _parsed(last)
+    return found["sha256"] if found else last and hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
 
 def _parsed(line):

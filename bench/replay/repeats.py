@@ -47,7 +47,6 @@ def time_facts(recorded_s: float | None, times_s: Sequence[float], is_comparable
     if recorded_s is None or not is_comparable:
         return "times are not compared: another machine, session or software", {}
     mean = stats.mean(times_s)
-    half = stats.student_t_quantile(0.975, len(times_s) - 1) * stats.sd(times_s) * (1 + 1 / len(times_s)) ** 0.5
-    change, half_pct = 100 * (mean - recorded_s) / recorded_s, 100 * half / recorded_s
-    words = f"run time {change:+.2f} % [{change - half_pct:+.2f}, {change + half_pct:+.2f}] against the record"
+    change, low, high = (100 * (s - recorded_s) / recorded_s for s in (mean, *prediction_interval(times_s, 0.95)))
+    words = f"run time {change:+.2f} % [{low:+.2f}, {high:+.2f}] against the record"
     return words, {"train_s": list(times_s), "recorded_train_s": recorded_s, "change_pct": change}

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bench import atomic, two_processes
-from bench.reading import json_file, plain_file
-from bench.reading.damage import Damaged
+from bench.reading import plain_file
 from bench.record.rows import Row
 from bench.report import curve_data, curves
 
@@ -74,7 +73,7 @@ def _files(runs):
 
 def _stale(folder, files, max_points):
     """({name: stamps} or {} where nothing changed, [(path, runs)] to write); files of other runs are removed."""
-    made, code = _made(folder), f"{_code():08x}"
+    made, code = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES), f"{_code():08x}"
     stamps = {name: [code, max_points, *map(_stamp, part)] for name, part in files.items()}
     stale = [name for name in files if made.get(name) != stamps[name] or not (folder / f"{name}.js").exists()]
     for path in folder.glob("*.js"):
@@ -92,13 +91,6 @@ def _write_file(max_points, job):
             found[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
     words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 3)).decode()
     atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
-
-
-def _made(folder):
-    try:
-        return json_file.read(folder / MADE, max_bytes=plain_file.MAX_LINES_BYTES)
-    except Damaged:
-        return {}
 
 
 def _stamp(run):

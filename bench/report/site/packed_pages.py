@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import atomic, two_processes
-from bench.reading import json_file, plain_file
+from bench.reading import plain_file
 from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import repeats, run_page
@@ -43,7 +43,7 @@ def write(
         others = beside[row["run_id"]]
         stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED), [list(other) for other in others]]
         packs.setdefault(pack_of(row["run_id"]), {})[row["run_id"]] = (folder, stamp, others)
-    made, stale = _made(home / MADE), []
+    made, stale = atomic.read_json(home / MADE, {}, plain_file.MAX_LINES_BYTES), []
     for name, members in packs.items():
         known = made.setdefault(name, {})
         is_same = {run_id: one[0] for run_id, one in known.items()} == {key: one[1] for key, one in members.items()}
@@ -142,13 +142,6 @@ def _unpacked(path):
         packed = plain_file.text(path, plain_file.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
         return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
     except (ValueError, TypeError, zlib.error):
-        return {}
-
-
-def _made(path):
-    try:
-        return json_file.read(path, max_bytes=plain_file.MAX_LINES_BYTES)
-    except Damaged:
         return {}
 
 
