@@ -101,6 +101,7 @@ class Results:
         run["measured"] |= {
             "train_s_by_rank": [train_s],
             "wall_s": train_s + 20,
+            "batch_tokens": of_run.data.batch_tokens,
             "peak_mem_gib_by_rank": {"rss": [0.4]},
         }
         if race:
@@ -179,6 +180,9 @@ class Racers:
             "bench.race.planning.secrets.randbits", lambda bits: 1
         )  # the order is the same in every run of the tests
         monkeypatch.setattr(arm_process, "facts", self.facts)
+        monkeypatch.setattr(
+            arm_process, "facts_of_own", lambda arms, results: [arm_process.facts(None, one, results) for one in arms]
+        )
         monkeypatch.setattr(arm_process, "start", self.start)
         monkeypatch.setattr(arm_process, "source_sha256", lambda folder, own: ("41" * 64)[:64])
         monkeypatch.setenv("SPEEDRUN_RESULTS", str(self.results.folder))

@@ -4,6 +4,7 @@
         shop.count(RUN)                     -> the operations of the whole command, [(number, process, what, path)]
         shop.fault(RUN, 17, "enospc")       -> Outcome: .wrong is [] or sentences
         shop.kill(RUN, chance)              -> the same with SIGKILL of one of its processes at a random moment
+        shop.kill(PAIR, chance, "worker")   -> of one of its ranks, while they live
 
 Every place gets a project of its own: results/ with one complete run, which publish copies, and for `resume` a race
 that was interrupted before its last run.  disk_faults.c says what an operation is and how it fails; each process of a
@@ -32,6 +33,8 @@ from bench.record import ledger, run_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
+RUN_FOLDER = re.compile(r"\d{8}T\d{6}Z-[\w.-]+")
+TEMPORARY = re.compile(r"(?<=\.)\d+\.[0-9a-f]{6,}(?=\.tmp)")
 KINDS = ("enospc", "full", "eio", "short", "crash", "torn")
 
 
@@ -45,6 +48,7 @@ class Outcome:
     num_records: int = 0
     wrong: list[str] = field(default_factory=list)
     hit: bool = True  # whether the operation was reached, or a process was there to be killed
+    operation: tuple | None = None  # that failed: (number, process, what, path)
 
 
 def compiler():
@@ -112,19 +116,26 @@ class Workshop:
         hits = [line for line in operations(self.state) if line[0] == number]
         where = f"{hits[0][2]} {hits[0][3]} by {hits[0][1]}" if hits else "was not reached"
         outcome = Outcome(f"{scenario.name}, operation {number}, {kind}: {where}", done.returncode, done.stdout)
-        outcome.hit = bool(hits)
+        outcome.hit, outcome.operation = bool(hits), hits[0] if hits else None
         return disk_faults_judge.judged(self, scenario, outcome, is_kill=kind in ("crash", "torn"))
 
-    def kill(self, scenario, chance):
-        """The command with SIGKILL to one of its processes, drawn, at a moment, drawn."""
+    def kill(self, scenario, chance, role=""):
+        """The command with SIGKILL to one of its processes, drawn, at a moment, drawn.
+
+        role: only processes with this in their name, at a moment after the first of them was there.
+        """
         if scenario.name not in self.lasts_s:
             self.count(scenario)
         self._begin(scenario)
+        began_s = time.monotonic()
         process = self._start(self.project, scenario.words, self._faulty(0, ""))
-        moment_s = chance.uniform(0, self.lasts_s[scenario.name])
+        while role and process.poll() is None and not self._in_role(role):
+            time.sleep(0.01)
+        passed_s = time.monotonic() - began_s
+        moment_s = chance.uniform(passed_s, max(passed_s, self.lasts_s[scenario.name]))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moment_s)
-        victims = self.alive()
+            process.wait(moment_s - passed_s)
+        victims = self._in_role(role)
         what = "was over"
         if victims:
             victim = chance.choice(victims)
@@ -145,6 +156,9 @@ class Workshop:
                 if state not in "ZX" and mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
         return sorted(found)
+
+    def _in_role(self, role):
+        return [pid for pid in self.alive() if role in self.words_of(pid)]
 
     def words_of(self, pid):
         """What a process is, in a word."""
@@ -227,6 +241,22 @@ def every_place(operation):
             continue  # these free space
         if what in WRITES or kind not in ("short", "torn"):
             yield number, kind
+
+
+def same(operation):
+    """(process, what, path) of an operation, whichever run it belongs to."""
+    _, who, what, where = operation
+    return who, what, TEMPORARY.sub("*", RUN_FOLDER.sub("RUN", where))
+
+
+def alike(operations):
+    """{(*same(), k): operations}: the k-th of its kind in each run of the command."""
+    found, times = {}, {}
+    for one in operations:
+        run = (RUN_FOLDER.search(one[3]) or [""])[0]
+        times[run, same(one)] = times.get((run, same(one)), 0) + 1
+        found.setdefault((*same(one), times[run, same(one)]), []).append(one)
+    return found
 
 
 def places(operations, chance, num_places):

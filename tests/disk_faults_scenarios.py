@@ -45,6 +45,7 @@ OF_SWEEP = ("run", "-m", *SCRIPTED, "seed=0,1", "--anyway")
 OF_RACE = ("race", "A=", "B=script.args=[1]", "n=2", *SCRIPTED, "--anyway")
 RESUMED, ABANDONED = ("race", "--resume", "--anyway"), ("race", "--abandon")
 RUN = Scenario("run", ("run", *TINY), ONE_MORE, 1, IMPORT_LOG)
+PAIR = Scenario("pair", ("run", *TINY, "hardware.num_processes=2"), ONE_MORE, 1, IMPORT_LOG)
 SCRIPT_RUN = Scenario("script", ("run", *SCRIPTED), ONE_MORE, 1, IMPORT_LOG)
 SWEEP = Scenario("sweep", OF_SWEEP, OF_SWEEP, 2, IMPORT_LOG)
 RACE = Scenario("race", OF_RACE, RESUMED, 6, ABANDONED)
@@ -53,5 +54,5 @@ IMPORT = Scenario("import", IMPORT_LOG, IMPORT_LOG)
 PUBLISH = Scenario(
     "publish", ("publish", "results/free", "--name", "mine"), ("publish", "results/free", "--name", "again")
 )
-SCENARIOS = {one.name: one for one in (RUN, SCRIPT_RUN, SWEEP, RACE, RESUME, IMPORT, PUBLISH)}
+SCENARIOS = {one.name: one for one in (RUN, PAIR, SCRIPT_RUN, SWEEP, RACE, RESUME, IMPORT, PUBLISH)}
 OF_A_RACE = ("race", "resume")

@@ -35,7 +35,7 @@ def raced(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(sizes.own_model, "faults_of_configs", lambda configs: [[] for _ in configs])
 
-    def race(losses=None, train_s=None, words=(), **more):
+    def race(losses=None, train_s=None, words=(), names=WORDS[:3], **more):
         losses, train_s = LOSSES | (losses or {}), TRAIN_S | (train_s or {})
         arms = claimed.Racers(
             tmp_path / "results",
@@ -45,7 +45,7 @@ def raced(tmp_path, monkeypatch):
             **more,
         )
         arms.install(monkeypatch)
-        return ladder.main([*WORDS, *words, "--anyway"]), arms
+        return ladder.main([*names, *WORDS[3:], *words, "--anyway"]), arms
 
     return race
 
@@ -259,6 +259,13 @@ def test_the_verdict_of_a_step_is_a_races(raced, tmp_path):
     steps = [rung["step"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
     assert steps[0]["verdict"] == "faster"
     assert steps[1]["verdict"] in ("equivalent", "inconclusive")
+
+
+def test_rungs_whose_steps_are_of_different_sizes_are_compared_on_their_way_to_the_target(raced, tmp_path):
+    raced({"R21": LOSSES["R11"]}, {"R01": [12.0, 12.001], "R21": [24.0, 24.006]}, names=("r01", "r21"))
+    (step,) = [rung["step"] for rung in staircase.of_race(folder_of(tmp_path))["rungs"][1:]]
+    assert (step["verdict"], step["why"]) == ("faster", [])
+    assert step["step_ms"]["change_pct"] is None  # a step is 1,024 tokens in one and 768 in the other
 
 
 def test_a_rung_of_which_one_run_misses_the_target_has_no_time_to_it(raced, tmp_path, capsys):

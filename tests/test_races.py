@@ -320,7 +320,7 @@ def real_facts(results, monkeypatch, capsys):
 
     claimed.Racers(results, noisy(1)).install(monkeypatch)
     monkeypatch.setattr(arm_process, "facts", facts)
-    monkeypatch.setattr(ready, "checks", lambda job: [])
+    monkeypatch.setattr(ready, "checks", lambda *args: [])
     monkeypatch.setenv("SPEEDRUN_DATA", os.environ.get("SPEEDRUN_DATA", str(REPO / ".data")))
 
 
@@ -363,6 +363,15 @@ def test_what_could_not_be_compared_is_refused_before_the_first_run(results, rea
 def test_what_may_be_compared_and_what_is_wanted_anyway_is_planned(results, real_facts, words, anyway):
     asked = request.parse(["A=", *words, "track=free", "goal.num_steps=20", "hardware=cpu"])
     assert (planning.begin(asked, results.folder, anyway) / "plan.json").is_file()
+
+
+def test_rungs_whose_steps_are_of_different_sizes_are_planned_and_others_still_refused(results, real_facts):
+    """A ladder measures its target in the race, so that its rungs have one in common."""
+    asked = request.parse(["A=", "B=data.batch_tokens=2048", "track=free", "goal.num_steps=20", "hardware=cpu"])
+    assert (planning.begin(asked | {"ladder": {}}, results.folder) / "plan.json").is_file()
+    asked = request.parse(["A=", "B=data=markov", "track=free", "goal.num_steps=20", "hardware=cpu"])
+    with pytest.raises(ValueError, match="training data differ"):
+        planning.begin(asked | {"ladder": {}}, results.folder)
 
 
 @pytest.mark.parametrize("found", ["other programs use 1.95 of 2 cores (limit 0.1)", None])

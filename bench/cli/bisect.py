@@ -119,7 +119,7 @@ class _Search:
         words = [f"A.rev={a}", f"B.rev={b}", f"n={n}", *self._words]
         results = results_root().absolute()
         folder = planning.begin(request.parse(words), results, self._args.anyway)
-        race = runner.go(folder, results, False, self._args.anyway)
+        race = runner.go(folder, results, False, self._args.anyway, is_new=True)
         if race["status"] == "interrupted":
             raise Interrupted(race["why"])
         self._races.append(race["race_id"])

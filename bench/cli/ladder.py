@@ -84,7 +84,7 @@ def _ended(args, results) -> Path | None:
             if one.fault:
                 say("ladder", f"{one.rung.name} is excluded, it cannot run at this size: {one.fault}", always=True)
         folder = planning.begin(asked, results, args.anyway)
-    race = runner.go(folder, results, anyway=args.anyway)
+    race = runner.go(folder, results, anyway=args.anyway, is_new=args.resume is None)
     if race["result"] is not None:
         return folder
     is_open = race["status"] == "interrupted"

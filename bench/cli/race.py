@@ -83,14 +83,15 @@ def _raced(args, results):
         folder = _chosen(results, args.abandon)
         with state.locked(folder):
             return folder, runner.finish(folder, results, "abandoned", "abandoned on request (--abandon)")
+    is_new = False
     if args.resume is not None:
         folder = _chosen(results, args.resume)
     elif args.from_sweep is None and (of_this_job := _requeued(results)) is not None:
         folder = of_this_job
         console.say("race", f"job requeued: {folder.name} goes on")
     else:
-        folder = planning.begin(request.parse(_words(args)), results, args.anyway)
-    return folder, runner.go(folder, results, args.show, args.anyway)
+        folder, is_new = planning.begin(request.parse(_words(args)), results, args.anyway), True
+    return folder, runner.go(folder, results, args.show, args.anyway, is_new)
 
 
 def _requeued(results):

@@ -43,7 +43,7 @@ class Judge:
     def step(self, below: tuple[str, Arm, list[Run]], above: tuple[str, Arm, list[Run]]) -> Step:
         """below, above: (name of the rung, its arm, its runs).  The verdict follows in decide()."""
         names, arms, runs = zip(below, above)
-        answer = eligibility.judge(arms[0].rows, arms[1].rows, names)
+        answer = eligibility.judge(*(self._on_the_way(arm.rows) for arm in arms), names)
         missed = [words for pair in zip(names, runs, strict=True) if (words := _missed(*pair))]
         of_runs = {key: [values(some, key) for some in runs] for key in POSITIVE}
         rows = [
@@ -63,6 +63,11 @@ class Judge:
             "step_ms": effects.change(of_runs["step_ms"] if _same_steps(arms) else [[], []], self.alpha)[0],
             "record_pct": None,
         }
+
+    def _on_the_way(self, rows):
+        """Rows as of runs that ended at the target, which is what is compared: whether each did is asked of Run."""
+        way = {"target_val_loss": self.goal, "stop_at_target": True, "target_reached": True}
+        return rows if self.goal is None else [row | way for row in rows]
 
     def _floor_pct(self, rows):
         kept = calibration.of_runs(rows[0] + rows[1])

@@ -45,14 +45,26 @@ REMEDY = (
 
 def check(config: schema.Config) -> None:
     """Raises ValueError that names all that config.model's class lacks; of a model of models/ its args and stages."""
-    model = config.model
-    if not classes.is_import_path(model.arch) and not model.args and not _of_stages(config):
-        return
-    (faults,) = faults_of_configs([config])
-    if faults:
-        lines = "".join(f"\n  - {fault}" for fault in faults)
-        remedy = "\n" + REMEDY.format(name=classes.short(model.arch)) if len(faults) > 1 else ""
-        raise ValueError(f"model.arch={model.arch} cannot be trained:{lines}{remedy}")
+    if why := refusals([config])[0]:
+        raise ValueError(why)
+
+
+def refusals(configs: Sequence[schema.Config]) -> list[str]:
+    """What check() says of each config, "" of one that may be trained; one process makes all models."""
+    is_asked = [bool(classes.is_import_path(one.model.arch) or one.model.args or _of_stages(one)) for one in configs]
+    asked = [config for config, asks in zip(configs, is_asked, strict=True) if asks]
+    faults = iter(faults_of_configs(asked) if asked else ())
+    return [
+        _words_of(next(faults), one.model.arch) if asks else "" for one, asks in zip(configs, is_asked, strict=True)
+    ]
+
+
+def _words_of(faults, arch):
+    if not faults:
+        return ""
+    lines = "".join(f"\n  - {fault}" for fault in faults)
+    remedy = "\n" + REMEDY.format(name=classes.short(arch)) if len(faults) > 1 else ""
+    return f"model.arch={arch} cannot be trained:{lines}{remedy}"
 
 
 def faults_of_configs(configs: Sequence[schema.Config]) -> list[list[str]]:

@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.machine import code_state
 from bench.machine.processes import child, has_ended
 from bench.machine.signals import raise_interrupted
-from bench.paths import working_folder
+from bench.paths import REPO, working_folder
 from bench.record import run_folder
 from bench.record.rows import row_of
 from bench.user_code import classes
@@ -40,6 +41,37 @@ def environment(results: Path | str) -> dict[str, str]:
 FACTS_MODULES = ("bench.race.arm_process", "bench.racers")  # this file's names, the newest first: a revision has one
 
 
+MANY = "-"  # in the place of an arm's words: those of several on standard input
+
+
+def facts_of_arms(arms: dict[str, tuple[Path, Sequence[str]]], results: Path | str) -> dict[str, dict]:
+    """{arm: (folder of its code, overrides)} -> {arm: facts()}; arms of this checkout are asked in one process.
+
+    ValueError: what is refused, with the arm's name before it.
+    """
+    own = [name for name, (folder, _) in arms.items() if folder == REPO]
+    answers = dict(zip(own, facts_of_own([arms[name][1] for name in own], results), strict=True)) if own[1:] else {}
+    found = {}
+    for name, (folder, overrides) in arms.items():
+        try:
+            found[name] = answers.get(name) or facts(folder, overrides, results)
+            if "refused" in found[name]:
+                raise ValueError(found[name]["refused"])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return found
+
+
+def facts_of_own(arms: Sequence[Sequence[str]], results: Path | str) -> list[dict]:
+    """Of each arm's overrides, in one process of this checkout: facts(), or {"refused": why}."""
+    words = [sys.executable, "-m", FACTS_MODULES[0], MANY]
+    asked = json.dumps([list(overrides) for overrides in arms])
+    done = subprocess.run(words, cwd=REPO, env=environment(results), input=asked, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip() or f"exit code {done.returncode}")
+    return last_line(done.stdout)
+
+
 def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> dict:
     """What the code in this folder makes of the overrides: print_facts() there.  ValueError: what it refuses."""
     module = next((name for name in FACTS_MODULES if (Path(folder) / f"{name.replace('.', '/')}.py").exists()), None)
@@ -52,33 +84,67 @@ def facts(folder: Path | str, overrides: Sequence[str], results: Path | str) -> 
     return last_line(done.stdout)
 
 
-def last_line(text: str) -> dict:
+def last_line(text: str) -> Any:
     """The JSON that print_facts() printed last."""
     return json.loads(text.splitlines()[-1])
 
 
 def print_facts(overrides: Sequence[str]) -> int:
-    """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON."""
-    from bench.instruments import registry
-    from bench.launch import initial_record, ready
-    from bench.launch.prepare import prepare
+    """Check everything that can be checked before a run, and print what the plan must know of an arm, as JSON.
+
+    MANY alone: of a list of arms' overrides, read as JSON, a list; an arm that is refused is {"refused": why} there.
+    """
+    if list(overrides) == [MANY]:
+        print(json.dumps(_all_facts(json.load(sys.stdin))))
+        return 0
+    (found,) = _all_facts([overrides])
+    if "refused" in found:
+        print(f"race: {found['refused']}", file=sys.stderr)
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+def _all_facts(arms):
+    """In the process of their code: what loads torch, and what waits for the machine, is done once for all."""
+    from bench.launch import own_model, ready
+    from bench.machine import check_host
     from bench.machine import environment as machine
 
+    jobs = [_job(overrides) for overrides in arms]
+    configs = [job.config for job in jobs if not isinstance(job, ValueError) and job.script is None]
+    refusals = iter(own_model.refusals(configs))
+    env, foreign_cores = machine.environment(), check_host.sample_foreign_cores(ready.SAMPLE_S)
+    found = []
+    for job in jobs:
+        why = str(job) if isinstance(job, ValueError) else None if job.script else next(refusals)
+        found.append({"refused": why} if why else _facts_of(job, env, ready.checks(job, env, foreign_cores)))
+    return found
+
+
+def _job(overrides):
+    """The job, or the ValueError that refuses it."""
+    from bench.instruments import registry
+    from bench.launch.prepare import prepare
+
     try:
-        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr))
+        job = prepare(overrides, say=lambda text: print(text, file=sys.stderr), check_own=False)
         if disturbing := registry.flagging(job.config.instruments):
             words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
             raise ValueError(f"instruments.{disturbing[0]}: {words}")
     except ValueError as error:
-        print(f"race: {error}", file=sys.stderr)
-        return 2
-    run = initial_record.record_of(job, machine.environment(), command=())
+        return error
+    return job
+
+
+def _facts_of(job, env, checks):
+    from bench.launch import initial_record
+
+    run = initial_record.record_of(job, env, command=())
     found = {key: run[key] for key in ("name", "config_id", "track", "deviations", "session_id")}
     found |= {key: run["code"][key] for key in ("source_sha256", "commit", "dirty")}
     found |= {"own": job.own} if job.own else {}
-    found |= {"row": best_row(job, run), "preflight": [asdict(check) for check in ready.checks(job)]}
-    print(json.dumps(found))
-    return 0
+    return found | {"row": best_row(job, run), "preflight": [asdict(check) for check in checks]}
 
 
 def best_row(job, run):

@@ -7,12 +7,17 @@ from bench.launch import ready
 from bench.machine.preflight import Check
 from bench.record.rows import COLUMNS
 
+MEASURED = {"target_val_loss": 0.0, "val_loss": 0.0}  # which all reach; how much it is does not matter here
 
-def refuse(found: dict[str, dict], anyway: bool) -> None:
-    """found: {arm: arm_process.facts()}, the baseline first.  Raises ValueError unless anyway."""
+
+def refuse(found: dict[str, dict], anyway: bool, measures_target: bool = False) -> None:
+    """found: {arm: arm_process.facts()}, the baseline first.  Raises ValueError unless anyway.
+
+    measures_target: arms without a target are compared on their way to one that is measured in the race (a ladder's).
+    """
     if not anyway:
         _refuse_identical(found)
-        _refuse_incomparable(found)
+        _refuse_incomparable(found, MEASURED if measures_target else {})
     agree_on_machine(found, anyway)
 
 
@@ -29,10 +34,11 @@ def _refuse_identical(found):
             raise ValueError(f"{name} and {other_name} {same}: ./run.sh calibrate measures that, --anyway races them")
 
 
-def _refuse_incomparable(found):
+def _refuse_incomparable(found, measured):
     """By the rules of the verdict, on the rows that the arms' runs would have at best."""
     said = {name: one["row"] for name, one in found.items() if "row" in one}  # an older revision's code does not say
     rows = {name: dict.fromkeys(COLUMNS) | row | {"run_id": name} for name, row in said.items()}
+    rows = {name: row | (measured if row["target_val_loss"] is None else {}) for name, row in rows.items()}
     baseline = next(iter(found))
     for name in [name for name in rows if name != baseline and baseline in rows]:
         refusals = eligibility.judge([rows[baseline]], [rows[name]], (baseline, name)).refusals

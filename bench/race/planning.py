@@ -25,13 +25,13 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     prefix = f"facts-{secrets.token_hex(4)}-"
     with worktrees.of(REPO, {f"{prefix}{name}": commit for name, commit in commits.items()}) as paths:
         folders = {name: paths.get(f"{prefix}{name}", REPO) for name in asked}
-        found = {name: facts(name, folders[name], arm["overrides"], results) for name, arm in asked.items()}
+        found = arm_process.facts_of_arms({name: (folders[name], asked[name]["overrides"]) for name in asked}, results)
     arms = {name: asked[name] | {key: one[key] for key in KEPT if key in one} for name, one in found.items()}
     first = next(iter(found.values()))
     others = {one["track"] for one in found.values()} - {first["track"]}
     if others:
         raise ValueError(f"track={first['track']} and {', '.join(others)}: the arms of a race run on one track")
-    foreseen.refuse(found, anyway)
+    foreseen.refuse(found, anyway, measures_target="ladder" in settings)
     settings.setdefault("first_seed", _fresh_seed(arms, results))
     settings["equivalence_margin_pct"] = target.margin_pct_of(first["track"])
     settings |= {"order_seed": secrets.randbits(32), "session_id": first["session_id"], "track": first["track"]}
@@ -62,11 +62,3 @@ def _fresh_seed(arms, results):
     ids = {arm["config_id"] for arm in arms.values()}
     starts = (run["start"] for run in ledger.read(results).runs.values())
     return max((start["seed"] for start in starts if start["config_id"] in ids), default=-1) + 1
-
-
-def facts(name, folder, overrides, results):
-    """arm_process.facts() with the arm's name before a refusal."""
-    try:
-        return arm_process.facts(folder, overrides, results)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None

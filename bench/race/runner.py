@@ -9,18 +9,18 @@ from bench.launch.console import say
 from bench.launch.series import Series, earlier_s
 from bench.machine.signals import Interrupted
 from bench.paths import REPO
-from bench.race import arm_process, blind, foreseen, plan, planning, report, state, worktrees
+from bench.race import arm_process, blind, foreseen, plan, report, state, worktrees
 from bench.record import ledger, race_folder
 
 DECIDED = ("faster", "slower", "equivalent")
 
 
-def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) -> race_folder.Race:
+def go(folder: Path, results: Path, show: bool = False, anyway: bool = False, is_new: bool = False) -> race_folder.Race:
     """Run what is open of a plan, to its end or to an interrupt.  Returns race.json, or of an interrupted race what it
     would be so far, with status interrupted.
 
-    show: every run's numbers, an unplanned look; anyway: on a busy machine too.  ValueError: the race has ended, is not
-    as planned, or another one runs.
+    show: every run's numbers, an unplanned look; anyway: on a busy machine too; is_new: it has just been planned, and
+    its arms are not asked again.  ValueError: the race has ended, is not as planned, or another one runs.
     """
     with state.locked(folder):
         for other in state.unfinished(results):
@@ -35,9 +35,8 @@ def go(folder: Path, results: Path, show: bool = False, anyway: bool = False) ->
         try:
             with worktrees.of(REPO, {f"{race.race_id}-{name}": commit for name, commit in commits.items()}) as paths:
                 folders = {name: paths.get(f"{race.race_id}-{name}", REPO) for name in race.plan["arms"]}
-                found = _refuse_changes(race, folders, results)
-                if race.events("start"):  # resumed: planning has not just asked
-                    foreseen.agree_on_machine(found, anyway)
+                if not is_new:
+                    foreseen.agree_on_machine(_refuse_changes(race, folders, results), anyway)
                 if show:
                     ledger.append(results, "look", race_id=race.race_id, started=race.started(), planned=False)
                     words = "every run's numbers are shown: an unplanned interim look, and the ledger keeps it"
@@ -67,9 +66,10 @@ def _refuse_changes(race, folders, results):
 
     Returns {arm: arm_process.facts()}.
     """
-    all_found = {}
-    for name, arm in race.plan["arms"].items():
-        found = all_found[name] = planning.facts(name, folders[name], arm["overrides"], results)
+    arms = race.plan["arms"]
+    all_found = arm_process.facts_of_arms({name: (folders[name], arms[name]["overrides"]) for name in arms}, results)
+    for name, arm in arms.items():
+        found = all_found[name]
         for key in ("config_id", "source_sha256"):
             if found[key] != arm[key]:
                 both = f"its {key} is {found[key][:12]} and was {arm[key][:12]} when the race was planned"

@@ -37,8 +37,8 @@ class Sampler:
         self.max_tick_ms, self.num_missed = 0.0, 0
         self._strangers = set()  # pids that are known not to be of the run
         self._cpu_before_s = self._foreign_at_s = 0.0
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._write(",".join(FIELDS) + "\n")
+        self._file = None
+        self._write(",".join(FIELDS) + "\n", path)
 
     def tick(self):
         """One row for each device, written at once: a kill cuts no line."""
@@ -54,8 +54,11 @@ class Sampler:
             self._count_foreign()
         self.max_tick_ms = max(self.max_tick_ms, (time.perf_counter_ns() - t_ns) / 1e6)
 
-    def _write(self, text):
+    def _write(self, text, path=None):
+        """path: of the file, which is not open yet."""
         try:
+            if path is not None:
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             if self._file is not None:
                 os.write(self._file, text.encode())
         except OSError as error:  # a full disk: the counters at both ends are still read

@@ -3,11 +3,14 @@
     .venv/bin/python tests/benchmarks faults [NUM_PLACES [NUM_KILLS [SEED [COMMAND,...]]]]
 
 NUM_PLACES: of all commands together, drawn by SEED; "all" (the default) takes hours, "each" tries one kind of fault at
-every operation.  NUM_KILLS: 200, of runs, of scripts' runs and of the last run of races.  COMMAND: run, script (a run
-of one), sweep, race, resume (the last run of a race, and its end), import, publish.  Each place that leaves something
-wrong is printed as JSON when it is found (tests/disk_faults_judge.py says what may never be so).
+every operation, "once" too, but where the runs of a sweep or a race repeat an operation it tries that of one of them.
+NUM_KILLS: 200, of runs of one and two processes, of scripts' runs and of the last run of races, every second one of a
+kind of process in turn.  COMMAND: run, pair (two processes), script (a run of one), sweep, race, resume (the last run
+of a race, and its end), import, publish.  Each place that leaves something wrong is printed as JSON when it is found
+(tests/disk_faults_judge.py says what may never be so).
 """
 
+import itertools
 import random
 import sys
 import tempfile
@@ -17,19 +20,25 @@ import disk_faults
 from disk_faults_scenarios import SCENARIOS
 
 NUM_KILLS = 200
-KILLED = ("run", "script", "script", "resume", "script")  # in turn
-SHARES = {"run": 9, "script": 2, "sweep": 3, "race": 1, "resume": 3, "import": 2, "publish": 3}  # of some places
+ROLES = {  # command: kinds of its processes; "": any
+    "pair": ("worker", "sampler", "agent", "guard", ""),
+    "run": ("", "sampler", "worker", "agent"),
+    "script": ("", "sampler"),
+    "resume": ("",),
+}
+SHARES = {"run": 9, "pair": 3, "script": 2, "sweep": 3, "race": 1, "resume": 3, "import": 2, "publish": 3}
 
 
 def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands=""):
     """[(what, number, sign, target)]"""
     chance, outcomes, commands = random.Random(seed), [], commands.split(",") if commands else list(SHARES)
     with tempfile.TemporaryDirectory() as folder, disk_faults.Workshop(folder) as shop:
-        for name in commands:
-            outcomes += _places(shop, name, chance, num_places, sum(SHARES[one] for one in commands))
-        killed = [name for name in KILLED if name in commands]
-        for number in range(int(num_kills) if killed else 0):
-            outcomes.append(_shown(shop.kill(SCENARIOS[killed[number % len(killed)]], chance)))
+        if num_places != "0":
+            for name in commands:
+                outcomes += _places(shop, name, chance, num_places, sum(SHARES[one] for one in commands))
+        kills = [(name, role) for name in commands for role in ROLES.get(name, ())]
+        for name, role in itertools.islice(itertools.cycle(kills), int(num_kills)):
+            outcomes.append(_shown(shop.kill(SCENARIOS[name], chance, role)))
     hits = [one for one in outcomes if one.hit]
     wrong = [one for one in hits if one.wrong]
     return [
@@ -40,17 +49,33 @@ def measure(num_places="all", num_kills=NUM_KILLS, seed="0", commands=""):
 
 
 def _places(shop, name, chance, num_places, of_shares):
-    if num_places == "0":
-        return
-    operations = shop.count(SCENARIOS[name])
+    scenario, operations = SCENARIOS[name], shop.count(SCENARIOS[name])
     print(f"{name}: {len(operations)} operations", file=sys.stderr, flush=True)
+    if num_places == "once":
+        yield from _once(shop, scenario, operations, chance)
+        return
     if num_places == "all":
         chosen = [place for one in operations for place in disk_faults.every_place(one)]
     else:
         wanted = len(operations) if num_places == "each" else round(int(num_places) * SHARES[name] / of_shares)
         chosen = disk_faults.places(operations, chance, wanted)
     for number, kind in chosen:
-        yield _shown(shop.fault(SCENARIOS[name], number, kind))
+        yield _shown(shop.fault(scenario, number, kind))
+
+
+def _once(shop, scenario, operations, chance):
+    """A fault at an operation of each kind; one that came elsewhere than planned (their order varies) comes again."""
+    known, hit = disk_faults.alike(operations), set()
+    for _ in range(3):
+        missing = [what for what in known if what not in hit]
+        for what in chance.sample(missing, len(missing)):
+            number, kind = chance.choice(list(disk_faults.every_place(chance.choice(known[what]))))
+            outcome = _shown(shop.fault(scenario, number, kind))
+            if outcome.hit and disk_faults.same(outcome.operation) == what[:3]:
+                hit.add(what)
+            yield outcome
+    left = [what for what in known if what not in hit]
+    print(f"{scenario.name}: {len(known) - len(left)} of {len(known)} kinds of operations; not {left}", file=sys.stderr)
 
 
 def _shown(outcome):
