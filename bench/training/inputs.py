@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from bench.config import schema
 from bench.data import shards as shard_files
 from bench.data.sources import datasets
 from bench.paths import results_root
@@ -29,10 +28,6 @@ def prepare_by_hand(folder: Path, rank: int):
     (folder / "logs").mkdir(exist_ok=True)
     if rank == 0:
         artifacts.remove_outputs(folder)
-
-
-def read_config(folder: Path) -> schema.Config:
-    return schema.read(folder)
 
 
 def find_shards(launch: dict | None, record: dict) -> dict:
