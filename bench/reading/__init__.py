@@ -1,1 +1,1 @@
-"""The one way in for files that somebody else may have written: records, logs, plans, claims."""
+"""The one way in for files that others may have written: records, logs, plans, claims."""

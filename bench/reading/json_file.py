@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written: bounded nesting and numbers, and fields of the types that are asked for."""
+"""JSON that others may have written: bounded nesting and numbers, and fields of the types that are asked for."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Regular files that somebody else may have written: never a pipe, a device or a link to one, and of a bounded size."""
+"""Regular files that others may have written: never a pipe, a device or a link to one, and of a bounded size."""
 
 import contextlib
 import errno

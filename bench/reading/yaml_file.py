@@ -1,4 +1,4 @@
-"""YAML that somebody else may have written: its parser's events are checked before anything is built of them.
+"""YAML that others may have written: its parser's events are checked before anything is built of them.
 
 Building recurses, so that deep nesting overflows C's stack, which ends the process; aliases and merge keys can stand
 for more than memory holds.

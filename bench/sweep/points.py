@@ -1,7 +1,7 @@
 """The points of a sweep as runs: each with its own process group and record, what is complete skipped.
 
 Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or one()
-in a process of somebody else's launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
+in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Points:
     def elsewhere(
         self, launcher: str, settings: Mapping, refusals: type[Exception]
     ) -> contextlib.AbstractContextManager:
-        """Around a launcher of somebody else's, which calls one() in processes whose output this one does not see."""
+        """Around a launcher that is not ours, which calls one() in processes whose output this one does not see."""
         return elsewhere.followed(self.folder, launcher, settings, refusals)
 
     @contextlib.contextmanager
@@ -59,7 +59,7 @@ class Points:
         self._series = None
 
     def one(self, words: list[str], number: int) -> float | None:
-        """A run in a process of somebody else's launcher -> its objective.  words: its overrides.
+        """A run in a process of another launcher -> its objective.  words: its overrides.
 
         None too where the process is not the first of its job's, or the sweep was ended before it began.
         """

@@ -1,4 +1,4 @@
-"""One rank of somebody's own training script, unmodified.  Started by bench/launch/agent.py as  PYTHON THIS_FILE FOLDER
+"""One rank of a user's training script, unmodified.  Started by bench/launch/agent.py as  PYTHON THIS_FILE FOLDER
 
 PYTHON may be another interpreter than the harness's, with another torch: this file needs the standard library of
 Python 3.8 and nothing of ours, and imports no torch.  FOLDER/.launch.tmp says what to run.  All that the script prints
