@@ -62,7 +62,7 @@ TABLE = {
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic data data.sources machine paths race record stats utc",
+    "replay": "reading atomic compare data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder launch "
     "launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race record replay report "

@@ -225,7 +225,7 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     budget = packing.Budget(3600.0, None)
     assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"
     now_s[0] = 1700.0
-    budget.spent(1000.0)  # 1900 s are left: one more in each of two places
+    budget.spent(1000.0)  # 1900 s are left: one more in each of two slots
     assert budget.plan(10, 2) == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
     now_s[0] = 2700.0
     assert not budget.fits()

@@ -36,7 +36,7 @@ TURN = ".ledger.turn"
 
 
 class OfRace(TypedDict):
-    """The place in a race of a run that was started."""
+    """The slot in a race of a run that was started."""
 
     race_id: str
     arm: NotRequired[str]

@@ -66,8 +66,8 @@ class Columns:
 
 def between(shown: Sequence[str], varied: Sequence[str], after: str) -> list[str]:
     """Columns with these after that one, each once."""
-    place = shown.index(after) + 1
-    return list(dict.fromkeys([*shown[:place], *varied, *shown[place:]]))
+    index = shown.index(after) + 1
+    return list(dict.fromkeys([*shown[:index], *varied, *shown[index:]]))
 
 
 def more_varied(rows: Iterable[Mapping]) -> str:

@@ -165,7 +165,7 @@ class Points:
                 "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
             )
         on_cpu = asked(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
-        where = packing.places(settings["parallel"], settings["cores_per_run"], on_cpu)
+        where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)
         if len(where) < 2 or len(points) < 2:
             return []
         is_new = self._slowdown_pct is None
@@ -192,11 +192,11 @@ class Points:
             if run:
                 yield number, run
 
-    def beside(self, words: list[str], place: packing.Place) -> dict:
-        """One of several runs, in a process of its own, pinned to its place -> its record."""
-        packing.pin(place)
+    def beside(self, words: list[str], slot: packing.Slot) -> dict:
+        """One of several runs, in a process of its own, pinned to its slot -> its record."""
+        packing.pin(slot)
         job = prepare(words, say=lambda text: say("data", text))
-        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=place.fact())
+        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=slot.fact())
 
     def records(self) -> list[dict]:
         """Of every point that has one so far, with its folder."""
