@@ -48,7 +48,7 @@ TABLE = {
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
     "private reading record terminal training units user_code utc",
     "passport": "atomic machine paths private reading terminal units utc",
-    "passport.measure": "config launch machine passport record stats telemetry training units utc",
+    "passport.measure": "config launch machine passport stats telemetry training units utc",
     "explain": "diagnosis machine passport record terminal trace units web",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
     "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace "
