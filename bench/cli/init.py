@@ -19,7 +19,7 @@ the guide:  {guide}"""
 
 def main(argv):
     """Exit codes: 0 done, 2 wrong use."""
-    arguments.Parser("./run.sh init", main=main).parse_args(argv)
+    _parser().parse_args(argv)
     folder = Path(working_folder()).absolute()
     if folder.is_relative_to(REPO):
         raise ValueError(f"{folder}: this is the harness's own folder: make one of your own and stand there")
@@ -33,3 +33,7 @@ def main(argv):
         print(f"   wrote  {name}")
     print(NEXT.format(guide=REPO / "docs" / "OWN.md"))
     return 0
+
+
+def _parser():
+    return arguments.Parser("./run.sh init", main=main)
