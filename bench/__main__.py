@@ -1,4 +1,4 @@
-"""./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds the verb's room and reports a user's mistake."""
+"""./run.sh [verb] [...], which is  python -m bench [verb] [...]: finds a verb's module, reports a user's mistake."""
 
 import errno
 import importlib
@@ -7,7 +7,7 @@ import signal
 import sys
 
 from bench import paths
-from bench.cli import CHECKOUT_VERBS, VERBS
+from bench.cli.verbs import CHECKOUT_VERBS, VERBS
 from bench.config import groups
 
 # of a file: a sentence is enough
@@ -21,7 +21,7 @@ HELP = """usage: ./run.sh [verb] [...]
 {verbs}
 
 --config-dir DIR, with any verb, adds the models, tracks and so on of a folder of your own (docs/OWN.md);
---config-name NAME (-cn) begins a run with NAME.yaml of it in the place of conf/config.yaml (docs/SWEEPS.md).
+--config-name NAME (-cn) begins a run with NAME.yaml of it in place of conf/config.yaml (docs/SWEEPS.md).
 ./run.sh VERB --help says more; ./run.sh run --help lists models, data, tracks and the rest.
 ./run.sh run --help optim.lr explains a setting, run --help optim a group of them.
 ./run.sh --version, with commit, Python and torch.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench import reading
+from bench.reading import json_file, plain_file
 from bench.units import KIB
 
 RESERVE = ".reserve"
@@ -26,10 +26,10 @@ def write_out(path: Path, text: str, option: str = "--out") -> None:
         raise ValueError(f"{option} {path}: cannot be written ({error.strerror}); name another path") from None
 
 
-def read_json(path: Path | str, default: Any = None) -> Any:
+def read_json(path: Path | str, default: Any = None, max_bytes: int = plain_file.MAX_BYTES) -> Any:
     """The object that a JSON file holds; default where it is not there, damaged or something else."""
     try:
-        return reading.json_object(path)
+        return json_file.read(path, max_bytes=max_bytes)
     except ValueError:
         return default
 
@@ -58,7 +58,7 @@ def write_text(path: Path | str, text: str, durable: bool = True) -> None:
 
 
 def write_own(path: Path | str, text: str) -> None:
-    """As write_text, not durable: a file of which reading.is_own() is true, whatever the umask."""
+    """As write_text, not durable: a file of which plain_file.is_own() is true, whatever the umask."""
     with replacing(Path(path), durable=False) as file:
         with contextlib.suppress(OSError):  # a file system without modes: it is not believed then
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))

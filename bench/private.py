@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 from bench.units import MIB
 
 BLOCK_BYTES = 16 * MIB  # of a log, in memory at once
@@ -56,7 +58,7 @@ def redact_logs(folder: Path, repo: Path | str) -> None:
     Binary files stay too: dumps of NCCL's.  Takes a block's memory however long a log is.
     """
     for path in (folder / "logs").glob("*"):
-        with contextlib.suppress(OSError, reading.Damaged), reading.opened(path) as file:
+        with contextlib.suppress(OSError, Damaged), plain_file.opened(path) as file:
             is_private = False
             for block in _blocks(file):
                 if b"\0" in block:

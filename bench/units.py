@@ -43,7 +43,7 @@ def seconds_of(text: str) -> float:
     """A duration as a person types it: "90s", "45m", "2h", "1h30m", "1.5h" -> seconds.  ValueError for other words."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text}: is no duration: write 90s, 45m, 2h or 1h30m")
+        raise ValueError(f"{text}: is not a duration: write 90s, 45m, 2h or 1h30m")
     return sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0}[unit] for number, unit in parts)
 
 

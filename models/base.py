@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
     set_untied(untied: bool) -> tuple[Parameter, Parameter]  whether it looks tokens up in an embedding of its own,
         which then begins as the head's matrix, or in the head's.  Returns (embedding, head): the optimizer's state is
         copied too.  Its late_parameters are the names of what is in no loss before.
-    windows_are_data: bool  that another window is no other graph: the warm-up then runs the widest, not every one.
+    windows_are_data: bool  that another window is not another graph: the warm-up then runs the widest, not every one.
     eos_token: int | None  a class attribute, set before the model is used: the token before each document of the data;
         None where they have none.  An argument of that name of __init__, with a default, is given it too.
     """

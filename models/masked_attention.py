@@ -79,7 +79,7 @@ class Visible:
         return (distance >= 0) & near & (docs_of_query == docs_of_key)
 
     def block_mask(self) -> BlockMask:
-        """FlexAttention's form of the same.  ValueError: T is no multiple of block."""
+        """FlexAttention's form of the same.  ValueError: T is not a multiple of block."""
         partial_BNN, full_BNN = self._blocks()
 
         def mask_mod(b, h, query, key):

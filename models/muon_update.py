@@ -18,7 +18,7 @@ The work is shared out among the ranks: each keeps the momentum of its share of 
 them; then all ranks gather all updates and do steps 4 and 5 alike.  The share of a matrix changes no bit of its
 update, so the weights are the same for every number of ranks, as long as the gradients are.
 Matrices go through step 3 one by one: a stack's rounding may depend on who shares it.  With batched a rank stacks those
-of one shape, or its transpose, and its momenta move together: 6 launches an iteration for a shape in the place of 6 for
+of one shape, or its transpose, and its momenta move together: 6 launches an iteration for a shape in place of 6 for
 a matrix, equal up to the rounding of bfloat16, for any number of ranks.
 """
 

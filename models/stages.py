@@ -49,7 +49,7 @@ class Stage:
         return (step + 1) % (self.update_every_steps or {}).get(part, 1) == 0
 
     def apply(self, optimizer) -> None:
-        """Puts lr_frac and momenta into param_groups, after optim.set_step().  A group without tensors is no part."""
+        """Puts lr_frac and momenta into param_groups, after optim.set_step(); a group without tensors is not a part."""
         if self.lr_frac is not None:
             for group in optimizer.param_groups:
                 group["lr"] *= self.lr_frac
@@ -85,7 +85,7 @@ class Timeline:
     """The stages of a run of num_steps steps, of which each has batch_tokens, seq_len and micro_batch_seqs.
 
     window_block: windows are multiples of it, and one that grows does so by it.  ValueError: a window that does not
-    grow is no multiple, or the stages do not go through the run in order.
+    grow is not a multiple, or the stages do not go through the run in order.
     """
 
     def __init__(self, stages: Sequence[Stage], num_steps: int, window_block: int = 1):

@@ -14,6 +14,7 @@ import yaml
 
 from bench import atomic, utc
 from bench.config import compose, resolve, schema
+from bench.config.deviations import deviations_of
 from bench.machine import environment
 from bench.machine.signals import Interrupted
 from bench.race import arm_process
@@ -33,7 +34,7 @@ def at(minute):
 @functools.cache  # composing takes a third of a second
 def _composed(overrides):
     found = resolve.resolve(compose.compose(["track=cpu_nano", *overrides]), schema.Machine(0, 2), 257)
-    return found, compose.deviations(found)
+    return found, deviations_of(found)
 
 
 def config(seed=0, overrides=()):

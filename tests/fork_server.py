@@ -77,7 +77,7 @@ def _serve():
 def _import_all():
     """What a command imports anyway; hashes of sources are kept by their content."""
     sys.path[0] = str(REPO)
-    from bench.cli import VERBS
+    from bench.cli.verbs import VERBS
     from bench.config import compose
     from bench.machine import code_state
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from bench import instruments
 from bench.config import compose
+from bench.instruments import registry
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
@@ -41,7 +41,7 @@ def watch_of(folder, chosen, num_steps=12, rank=0, world_size=1, spy=None):
         emit=spy.emit,
         say=spy.said.append,
     )
-    made, warnings = instruments.load(chosen, context)
+    made, warnings = registry.load(chosen, context)
     assert not warnings
     return InstrumentSet(made)
 

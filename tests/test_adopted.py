@@ -46,7 +46,7 @@ def place(found):
 
 def test_a_process_that_nobody_started_as_a_rank_is_none():
     assert adopted.found({}) is None
-    # a batch script of SLURM is no task of a step, and a step of one task is no group
+    # a batch script of SLURM is no task of a step, and a step of one task is not a group
     assert adopted.found({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
     assert adopted.found({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     assert adopted.found({"WORLD_SIZE": "1", "RANK": "0"}) is None

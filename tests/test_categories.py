@@ -121,7 +121,7 @@ def test_a_users_rules_come_first(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("category: loss", "holds no list"),
+        ("category: loss", "is not a list"),
         ("- loss", "entry 1 is 'loss'"),
         ("- {category: lost, pattern: x}", "category=lost: choose from matmul"),
         ("- {category: loss, pattern: '('}", r"pattern=\(:"),

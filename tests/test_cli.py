@@ -51,7 +51,7 @@ def results(tmp_path_factory):
         (["run", "-m", "seed=range(0,"], "run: seed=range(0,: no viable alternative at input 'range(0,'"),
         (["run", "-m", "optim.lr=interval(0.001,0.002)"], "name the values, optim.lr=0.001,0.002, or give a step"),
         (["run", "-m", "model=glob(z*)"], "run: model=glob(z*): it matches none of gpt2, modern"),
-        (["run", "-m", "optim.lr=glob(*)"], "optim.lr is no group"),
+        (["run", "-m", "optim.lr=glob(*)"], "optim.lr is not a group"),
         (["run", "optim.lr=1e-3 seed=2"], "these are two settings in one word: write optim.lr=1e-3 seed=2"),
         (["run", "seed=a"], "run: seed=a: use a whole number of 0 or more"),
         (["run", "seed=99999999999999999999"], "use a whole number of 0 or more, below 2**63"),

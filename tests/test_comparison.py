@@ -24,7 +24,7 @@ def compared(a_times_s, b_times_s, **options):
 
 
 def test_the_json_has_what_programs_rely_on_in_every_case():
-    """Also where nothing can be said: null in the place of a number, never a missing key, never nan."""
+    """Also where nothing can be said: null in place of a number, never a missing key, never nan."""
     for a, b in ((FAST, SLOW), ([10.0], [11.0]), ([10.0, 10.0], [11.0, 11.0]), ([], [1.0]), ([], [])):
         found = compared(a, b)
         assert list(found)[:6] == ["comparable", "reasons", "time", "val_loss", "verdict", "flags"]

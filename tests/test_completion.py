@@ -9,7 +9,8 @@ import pytest
 
 from bench import __main__ as main_module
 from bench import __version__
-from bench.cli import VERBS, completion
+from bench.cli import completion
+from bench.cli.verbs import VERBS
 
 TAB = """
 source "$1"

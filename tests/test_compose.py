@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from bench.config import compose, groups, hydra_app, resolve, schema, typed
+from bench.config.deviations import deviations_of
 from bench.launch.prepare import prepare
 from bench.paths import REPO
 from models.schedules import cosine
@@ -117,14 +118,12 @@ def test_what_is_wrong_in_a_yaml_of_ones_own_is_said_in_full(line, cause, tmp_pa
 
 
 def test_a_run_that_keeps_the_rules_deviates_in_nothing():
-    assert (
-        compose.deviations(compose.compose(["seed=7", "model=modern", "optim=muon", "hardware.num_processes=2"])) == []
-    )
+    assert deviations_of(compose.compose(["seed=7", "model=modern", "optim=muon", "hardware.num_processes=2"])) == []
 
 
 def test_a_run_that_breaks_a_rule_says_which():
     config = compose.compose(["goal.num_steps=20", "data=markov"])
-    found = compose.deviations(config)
+    found = deviations_of(config)
     assert "goal.num_steps: 20 instead of 120" in found
     assert "data.source: markov instead of pysource" in found
 

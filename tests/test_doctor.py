@@ -8,7 +8,7 @@ import real_runs
 
 from bench.cli import doctor
 from bench.config import schema
-from bench.launch import probe
+from bench.launch import answers, probe
 from bench.machine.preflight import Check
 
 
@@ -40,14 +40,15 @@ def test_a_gpu_more_than_three_percent_below_the_median_is_slow(rate, status):
 
 def test_ranks_that_do_not_answer_are_a_failure_with_a_remedy(tmp_path):
     failed = [{"rank": 1, "message": "RuntimeError: Timed out waiting 5000ms", "hint": "see", "failed_at_s": 1.0}]
-    check = probe.no_answer(2, 1, failed, 1, "", 30.0)
+    check = answers.Answers(2, [answer()], failed, 1, "").why_missing(30.0)
     assert (check.name, check.status) == ("collective", "fail")
     assert check.found == "1 of 2 ranks answered; rank 1: RuntimeError: Timed out waiting 5000ms"
     assert "--timeout-s=60" in check.remedy
-    check = probe.no_answer(2, 0, [], -6, "starting\nncclUnhandledCudaError: call failed\n  frame 1\n", 30.0)
+    output = "starting\nncclUnhandledCudaError: call failed\n  frame 1\n"
+    check = answers.Answers(2, [], [], -6, output).why_missing(30.0)
     assert "exit code -6: ncclUnhandledCudaError" in check.found
     assert "NCCL_DEBUG=INFO" in check.remedy
-    assert "did not end in time: they printed nothing" in probe.no_answer(2, 0, [], None, "", 30.0).found
+    assert "did not end in time: they printed nothing" in answers.Answers(2, [], [], None, "").why_missing(30.0).found
 
 
 def test_the_last_line_says_whether_the_machine_is_fit():

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from bench import instruments, utc
+from bench import utc
 from bench.config import resolve, schema
+from bench.instruments import registry
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import summary
@@ -43,7 +44,7 @@ def collecting():
 
 
 def made(context, **chosen):
-    found, warnings = instruments.load(chosen, context)
+    found, warnings = registry.load(chosen, context)
     assert not warnings
     return InstrumentSet(found), *found
 
@@ -144,10 +145,10 @@ def test_the_default_instruments_import_nothing_that_takes_long():
     """torch._dynamo takes a second to import: where nothing is compiled, watching for it must not import it."""
     code = (
         "import sys; from pathlib import Path;"
-        "from bench import instruments; from bench.instruments.base import Context;"
+        "from bench.instruments import registry; from bench.instruments.base import Context;"
         "from bench.instruments.instrument_set import InstrumentSet;"
         "context = Context(Path('.'), 0, 1, 'cpu', 1, None);"
-        "made, warnings = instruments.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
+        "made, warnings = registry.load({'garbage': {'min_event_ms': 1.0}, 'recompiles': {}, 'host': {}}, context);"
         "watch = InstrumentSet(made); watch.on_run_start(); watch.on_step_start(0);"
         "watch.on_step_end(0); watch.on_run_end();"
         "print(warnings, watch.warnings, 'torch' in sys.modules)"

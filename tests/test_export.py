@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import importers
 from bench.cli import export, import_logs
 from bench.exporters import mllog, modded_nanogpt_log
-from bench.importers import modded_nanogpt
+from bench.importers import log_files, modded_nanogpt
 from bench.record import run_folder, step_files
 
 REPO = Path(__file__).resolve().parent.parent
@@ -72,7 +71,7 @@ def test_a_log_of_our_own_run_imports_to_every_digit_of_its_record(tmp_path, mon
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     folder = next((REPO / "results" / "published").glob("*/cpu_nano/*-s0"))
     (tmp_path / "a.txt").write_text(modded_nanogpt_log.text(folder))
-    ((run, rows),), facts = importers.read(tmp_path / "a.txt")
+    ((run, rows),), facts = log_files.read(tmp_path / "a.txt")
     ours = run_folder.read(folder)
     for key in ("train_s", "step_avg_ms", "val_loss", "num_steps"):
         assert run["metrics"][key] == pytest.approx(ours["metrics"][key], abs=1e-9, rel=0), key
@@ -137,11 +136,11 @@ LOGS = {
 def test_a_log_imported_exported_and_imported_again_says_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPEEDRUN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "a.txt").write_text(log_of(LOGS[name]))
-    ((first, rows),), _ = importers.read(tmp_path / "a.txt")
+    ((first, rows),), _ = log_files.read(tmp_path / "a.txt")
     import_logs.write(first, rows, tmp_path / "results")
     (folder,) = run_folder.find_runs([tmp_path / "results"])
     (tmp_path / "b.txt").write_text(modded_nanogpt_log.text(folder))
-    ((again, rows_again),), facts = importers.read(tmp_path / "b.txt")
+    ((again, rows_again),), facts = log_files.read(tmp_path / "b.txt")
     assert facts["unmatched"] == [] and rows_again == rows
     for key in ("status", "metrics", "seed", "world_size", "started_at", "failure", "environment", "measured"):
         assert again[key] == first[key], key

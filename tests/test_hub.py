@@ -10,9 +10,10 @@ import yaml
 from data_hub import COMMIT, REPO, FakeHub
 
 from bench.config import schema
-from bench.data import shards, sources
+from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import hub as room
+from bench.data.sources import datasets
+from bench.data.sources import hub as hub_source
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install huggingface_hub")
 
@@ -26,7 +27,7 @@ def hub(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(room, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(hub_source, "LOCKS", tmp_path / "locks")
     monkeypatch.setattr(
         huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096
     )  # small files break off in the middle too
@@ -47,7 +48,7 @@ def settings(**values):
 
 
 def fetch(hub, **values):
-    return sources.prepare(settings(**values), fetch=True, say=hub.said.append)
+    return datasets.prepare(settings(**values), fetch=True, say=hub.said.append)
 
 
 def fetched(hub):
@@ -72,7 +73,7 @@ def test_the_first_fetch_writes_down_the_commit_and_the_hash_of_every_shard(hub,
 
 
 def test_an_installed_program_keeps_its_lock_beside_the_data(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "INSTALLED", True)
+    monkeypatch.setattr(hub_source, "INSTALLED", True)
     fetch(hub)
     kept = tmp_path / "data" / LOCK
     assert not (tmp_path / "locks").exists() and json.loads(kept.read_text())["revision"] == COMMIT
@@ -85,7 +86,7 @@ def test_an_installed_program_keeps_its_lock_beside_the_data(hub, tmp_path, monk
 def test_what_is_there_and_right_is_not_fetched_again(hub):
     first = fetch(hub)
     hub.requests.clear()
-    assert fetch(hub) == first == sources.prepare(settings(), fetch=False)
+    assert fetch(hub) == first == datasets.prepare(settings(), fetch=False)
     assert hub.requests == []  # not even asked
     fetch(hub, num_train_shards=2)
     assert fetched(hub) == [TWO]
@@ -108,7 +109,7 @@ def test_a_broken_fetch_goes_on_where_it_broke_off(hub, tmp_path):
     assert part.stat().st_size == 98304  # 24 pieces of 4,096
     assert not part.with_suffix("").exists()
     with pytest.raises(CheckFailed, match=f"{ONE} .*data fetch tiny10B"):
-        sources.find(settings())
+        datasets.find(settings())
     hub.cut_next = None
     hub.requests.clear()
     dataset = fetch(hub)
@@ -178,7 +179,7 @@ def test_a_copy_brought_by_hand_serves_if_its_hash_is_right(hub, tmp_path):
 
 def test_nothing_is_fetched_unless_asked(hub):
     with pytest.raises(CheckFailed, match="data=tiny10B is not fetched yet: ./run.sh data fetch tiny10B"):
-        sources.prepare(settings())
+        datasets.prepare(settings())
     assert hub.requests == []
 
 
@@ -247,7 +248,7 @@ def test_a_disk_too_full_is_said_first(hub, monkeypatch):
 
 
 def test_two_fetches_into_one_folder_do_not_meet(hub):
-    origin = sources.chosen(settings())
+    origin = datasets.chosen(settings())
     with origin._alone(), pytest.raises(CheckFailed, match="another process is fetching into it"):
         fetch(hub)
 
@@ -257,7 +258,7 @@ def test_two_fetches_into_one_folder_do_not_meet(hub):
 )
 def test_the_datasets_of_the_repository_are_named_after_their_yaml(repo, name, repo_id):
     values = yaml.safe_load((repo / "conf" / "data" / f"{name}.yaml").read_text())
-    origin = sources.chosen(schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
+    origin = datasets.chosen(schema.build(schema.DataConfig, {"seq_len": 1, "batch_tokens": 1} | values))
     assert (origin.name, origin.data.repo, origin.vocab_size) == (name, repo_id, 50257)
 
 
@@ -277,7 +278,7 @@ def test_a_chosen_shard_that_the_hub_does_not_have_is_named(hub):
 def test_a_checkout_without_the_lock_finds_what_was_fetched_before(hub, tmp_path, monkeypatch):
     """As the worktree of a revision that a race adds, where a lock that is not committed is not."""
     fetch(hub)
-    monkeypatch.setattr(room, "LOCKS", tmp_path / "another checkout")
-    dataset = sources.prepare(settings(), say=hub.said.append)
+    monkeypatch.setattr(hub_source, "LOCKS", tmp_path / "another checkout")
+    dataset = datasets.prepare(settings(), say=hub.said.append)
     assert [file.path.name for file in dataset.train] == [ONE]
     assert dataset.origin == {"repo": REPO, "revision": COMMIT}

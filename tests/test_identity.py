@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import claimed
 import pytest
 
-from bench.claims import rules
+from bench.claims.rules import rulebook
+from bench.claims.rules import runs as run_rules
 from bench.cli import judge, race
 from bench.compare import differences, eligibility
 from bench.launch import prepare
@@ -101,7 +102,7 @@ def statement(code, name="models/schedules/cosine.py"):
 def no_run_was_dropped(folders):
     """(passed, evidence) of the rule, and what else fails."""
     ((_, claim),) = judge._claims([str(folder) for folder in folders])
-    checked = {rule["rule"]: rule for rule in rules.check(claim)}
+    checked = {rule["rule"]: rule for rule in rulebook.check(claim)}
     rule = checked.pop("no run was dropped")
     assert [name for name, other in checked.items() if other["passed"] is False] == []
     return rule["passed"], rule["evidence"]
@@ -312,7 +313,7 @@ def test_of_another_identity_version_it_is_unknown_whether_the_code_is_the_same(
 def test_a_claim_of_two_identity_versions_is_refused_because_it_is_unknown_whether_the_code_is_the_same(results, code):
     folders = [results.add(0), add(results, code, 1), add(results, code, 2)]
     ((_, claim),) = judge._claims([str(folder) for folder in folders])
-    passed, evidence = rules.runs.the_runs_share_config_and_code(claim)
+    passed, evidence = run_rules.the_runs_share_config_and_code(claim)
     assert not passed and evidence.endswith("identity versions 1, 2: whether the code is the same is unknown")
 
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from bench import importers
 from bench.cli import import_logs
 from bench.compare import selection
+from bench.importers import log_files
 from bench.record import listing, run_folder
 from bench.report import table_groups
 
@@ -72,7 +72,7 @@ def test_files_without_a_run_say_what_they_are(logs, capsys):
 def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_imported(logs, capsys, monkeypatch):
     os.symlink(logs / "nowhere", logs / "broken.txt")
     os.mkfifo(logs / "pipe.log")
-    monkeypatch.setattr(importers, "MAX_BYTES", 1000)
+    monkeypatch.setattr(log_files, "MAX_BYTES", 1000)
     (logs / "huge.txt").write_text("x" * 1001)
     assert import_logs.main(["modded-nanogpt", "."]) == 1
     out, err = capsys.readouterr()

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import importers
 from bench.cli import import_logs
-from bench.importers import consoles, modded_nanogpt, records
+from bench.importers import consoles, log_files, modded_nanogpt, records
 from bench.record import run_folder as record
 from bench.record import step_files as steps
 from bench.record import verification
@@ -373,7 +372,7 @@ def test_nanochats_bits_per_byte_are_its_headline_and_no_loss():
         and run.batch_tokens == 524_288
     )
     assert run.train_time_ms == pytest.approx(511 + 512 + 513)  # steps 0 to 10 are not timed
-    found = importers.records.of_run(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
+    found = records.of_run(run, "x.log", "nanochat", FACTS | facts)[0]["metrics"]
     assert found["step_avg_ms"] == pytest.approx(512) and found["tokens_per_s"] == pytest.approx(524_288 / 0.512)
     assert (found["num_steps"], found["num_flagged_steps"], found["step_ms_p50"]) == (14, 0, 512.0)
     assert facts["unmatched"] == []
@@ -521,8 +520,8 @@ def test_a_record_says_what_is_unknown(tmp_path):
             "step:3/3 val_loss:3.2700 train_time:300ms step_avg:100.00ms",
         )
     )
-    ((path, part_of),) = importers.files([tmp_path])
-    (((run, _),), _) = importers.read(path, part_of=part_of)
+    ((path, part_of),) = log_files.files([tmp_path])
+    (((run, _),), _) = log_files.read(path, part_of=part_of)
     assert (run["provenance"], run["track"], run["name"]) == ("imported", "track_1_short", "2026-01-10_Idea-baseline")
     assert (run["seed"], run["session_id"], run["comparability_id"], run["config_id"], run["world_size"]) == (None,) * 5
     assert (
@@ -533,7 +532,7 @@ def test_a_record_says_what_is_unknown(tmp_path):
     assert run["imported"]["file"] == "track_1_short/2026-01-10_Idea/baseline/a.txt" and str(
         tmp_path
     ) not in json.dumps(run)
-    ((_, rows),), _ = importers.read(folder / "a.txt")
+    ((_, rows),), _ = log_files.read(folder / "a.txt")
     assert [row.get("step_ms") for row in rows] == [None, 100.0, 150.0, 50.0]
 
 
@@ -551,7 +550,7 @@ def test_a_clock_that_was_set_back_gives_no_step_time():
 
 def test_an_unknown_format_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(ValueError, match="choose from modded-nanogpt"):
-        importers.read(tmp_path, "wandb")
+        log_files.read(tmp_path, "wandb")
     with pytest.raises(ValueError, match="no such file or folder"):
-        importers.files([tmp_path / "nowhere"])
+        log_files.files([tmp_path / "nowhere"])
     assert steps.read(tmp_path) == []

@@ -21,6 +21,7 @@ TABLE = {
     "reading": "units",
     "stats": "",
     "web": "",
+    "two_processes": "",
     "atomic": "reading units",
     "user_code": "paths",
     "private": "reading atomic units",
@@ -32,7 +33,7 @@ TABLE = {
     "telemetry": "reading machine paths units",
     "memory": "reading atomic machine paths private units web",
     "memory.snapshot": "reading memory paths units web",
-    "record": "reading atomic config data.sources machine paths private stats units utc",
+    "record": "reading atomic config data.sources machine paths private stats two_processes units utc",
     "importers": "reading record units utc",
     "exporters": "reading atomic config paths private record units utc",
     "profiling": "atomic config machine paths terminal trace units web",
@@ -47,12 +48,12 @@ TABLE = {
     "launch": "atomic config data.sources diagnosis exporters instruments launch.nodes launch.script machine paths "
     "private reading record terminal training units user_code utc",
     "passport": "atomic machine paths private reading terminal units utc",
-    "passport.measure": "config launch machine passport record stats telemetry training units utc",
+    "passport.measure": "config launch machine passport stats telemetry training units utc",
     "explain": "diagnosis machine passport record terminal trace units web",
     "compare": "reading config diagnosis importers paths record stats terminal utc",
-    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace units "
-    "web",
-    "report.site": "reading atomic record report utc web",
+    "report": "reading atomic compare diagnosis explain memory memory.snapshot paths record stats terminal trace "
+    "two_processes units web",
+    "report.site": "reading atomic record report two_processes utc web",
     "race": "atomic compare data.sources instruments launch machine user_code paths reading record report stats "
     "terminal utc",
     "sweep": "atomic config launch launch.script machine paths record units",
@@ -61,7 +62,7 @@ TABLE = {
     "claims.rules": "compare config instruments machine race record terminal",
     "claims": "reading claims.rules compare config paths private race record report report.site stats terminal",
     "overhead": "config data instruments launch machine memory paths stats training units",
-    "replay": "reading atomic data data.sources machine paths race record stats utc",
+    "replay": "reading atomic compare data data.sources machine paths race record stats utc",
     "cli.starter": "",  # what ./run.sh init writes
     "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder launch "
     "launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race record replay report "

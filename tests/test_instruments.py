@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import instruments
 from bench.config import compose
-from bench.instruments import regions
+from bench.instruments import regions, registry
 from bench.instruments.base import Context, Instrument
 from bench.instruments.instrument_set import InstrumentSet
 from bench.training.timers import HostMarks
@@ -67,7 +66,7 @@ def test_what_is_essential_may_end_the_run(context):
 
 
 def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
-    (regions,), _ = instruments.load({"regions": {}}, context)
+    (regions,), _ = registry.load({"regions": {}}, context)
     watch = InstrumentSet([regions])
     for step in range(2):
         watch.on_step_start(step)
@@ -97,7 +96,7 @@ def test_regions_add_up_the_micro_steps_of_a_step(context, hand):
 
 def test_an_instrument_that_is_not_chosen_is_not_imported(context):
     sys.modules.pop("bench.instruments.regions", None)
-    instruments.load({}, context)
+    registry.load({}, context)
     assert "bench.instruments.regions" not in sys.modules
 
 
@@ -110,7 +109,7 @@ def test_an_instrument_that_cannot_start_is_a_warning(context, monkeypatch):
         raise OSError("no sensor")
 
     monkeypatch.setattr(regions, "INSTRUMENT", no_sensor)
-    made, warnings = instruments.load({"regions": {}}, context)
+    made, warnings = registry.load({"regions": {}}, context)
     assert made == []
     assert warnings == [{"instrument": "regions", "edge": "start", "error": "OSError: no sensor"}]
 
@@ -171,7 +170,7 @@ def test_a_column_of_another_instrument_is_not_overwritten(context):
 
 
 def test_means_leave_out_the_steps_that_another_instrument_disturbed(context, hand):
-    odd, seen = Odd(context), instruments.load({"regions": {}, "host": {}}, context)[0]
+    odd, seen = Odd(context), registry.load({"regions": {}, "host": {}}, context)[0]
     odd.on_step_end, odd.flags = lambda step: None, lambda: {2: "profiled"}
     watch = InstrumentSet([odd, *seen])
     for step, ms in enumerate((10, 500, 20)):
@@ -200,19 +199,19 @@ def test_a_dropped_instrument_is_closed_once_and_what_it_flagged_stays_flagged(c
 
 def test_an_unknown_instrument_is_refused_by_name(context):
     with pytest.raises(ValueError, match="instruments=wattmetre: there is no"):
-        instruments.load({"wattmetre": {}}, context)
+        registry.load({"wattmetre": {}}, context)
 
 
 def test_every_instrument_has_a_yaml_and_every_yaml_an_instrument(repo):
     files = {path.stem for path in (repo / "bench" / "instruments").glob("*.py")}
-    rooms = files - {"__init__", "base", "instrument_set"}
+    rooms = files - {"__init__", "base", "instrument_set", "registry"}
     assert rooms == {path.stem for path in (repo / "conf" / "instruments").glob("*.yaml")}
 
 
 @pytest.mark.parametrize("name", compose.choices("instruments"))
 def test_an_instrument_that_works_while_the_clock_runs_says_at_what(name, repo):
     """And docs/COMPARING.md says it to the reader."""
-    kind = instruments.kind(name)
+    kind = registry.kind(name)
     assert kind.is_in_timed_region() == bool(kind.in_timed_region)
     assert f"| `{name}` | {kind.in_timed_region} |" in (repo / "docs" / "COMPARING.md").read_text()
 
@@ -222,5 +221,5 @@ def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(mon
         def on_run_end(self):
             """Nothing before it."""
 
-    monkeypatch.setattr(instruments, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
-    assert instruments.in_timed_region({"regions": {}, "later": {}}) == ["regions"]
+    monkeypatch.setattr(registry, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
+    assert registry.in_timed_region({"regions": {}, "later": {}}) == ["regions"]

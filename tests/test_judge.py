@@ -10,12 +10,13 @@ import claimed
 import pytest
 import yaml
 
-from bench import atomic, reading
+from bench import atomic
 from bench.claims import claim as claims
-from bench.claims import rules
+from bench.claims.rules import rulebook
 from bench.cli import judge, race
 from bench.config import compose, schema, track
 from bench.race import runner
+from bench.reading import plain_file
 from bench.record import ledger, run_folder
 from bench.report import markdown_blocks
 
@@ -34,7 +35,7 @@ def three(results, **more):
 def failed(*words):
     """{rule: evidence} of the rules that fail."""
     ((_, claim),) = judge._claims([str(word) for word in words])
-    return {rule["rule"]: rule["evidence"] for rule in rules.check(claim) if rule["passed"] is False}
+    return {rule["rule"]: rule["evidence"] for rule in rulebook.check(claim) if rule["passed"] is False}
 
 
 def edit(folder, change):
@@ -62,7 +63,7 @@ def test_what_failed_stands_last_with_its_evidence_then_the_count(results, capsy
     assert num_failed >= 2
     assert set(marks[-num_failed:]) == {"FAIL"}
     assert "    FAIL  there are enough runs: 1 valid of 1 run, the track needs 3" in lines[-num_failed:]
-    assert last == f"   judge  refused: {num_failed} of {len(rules.RULES)} rules failed"
+    assert last == f"   judge  refused: {num_failed} of {len(rulebook.RULES)} rules failed"
 
 
 def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):
@@ -73,7 +74,7 @@ def test_json_has_every_rule_and_the_exit_code_says_refused(results, capsys):
         False,
         "cpu_nano",
         2,
-        len(rules.RULES),
+        len(rulebook.RULES),
     )
 
 
@@ -286,9 +287,9 @@ def test_a_race_that_was_won_is_accepted_by_its_folder_its_id_its_arm_and_its_ru
 def test_a_claim_reads_its_ledger_once(results, raced, monkeypatch):
     folder = raced()
     plain = three(results, source="77")
-    paths, opened = [], reading.opened
+    paths, opened = [], plain_file.opened
     monkeypatch.setattr(
-        reading, "opened", lambda path, *how, **more: paths.append(Path(path).name) or opened(path, *how, **more)
+        plain_file, "opened", lambda path, *how, **more: paths.append(Path(path).name) or opened(path, *how, **more)
     )
     for words in ([str(folder)], [f"{folder.name}:B"], plain):
         paths.clear()
@@ -463,7 +464,7 @@ def test_rules_change_no_config_id():
 
 
 def test_every_rule_says_what_it_wants():
-    assert all(rule.__doc__.splitlines()[0].endswith(".") or rule.__doc__.count("\n") for rule in rules.RULES)
+    assert all(rule.__doc__.splitlines()[0].endswith(".") or rule.__doc__.count("\n") for rule in rulebook.RULES)
 
 
 # ---- generated tables

@@ -12,6 +12,7 @@ from browser import Browser, needs_browser
 
 from bench.cli import ladder
 from bench.config import compose, resolve, schema
+from bench.config.deviations import deviations_of
 from bench.ladder import changes, page, request, rungs, sizes, staircase, to_target
 from bench.paths import CONF
 from bench.record import ledger
@@ -178,7 +179,7 @@ def test_on_gpus_the_rungs_are_their_records_and_in_the_closed_division(name, nu
         record = compose.compose([f"experiment={rung.name}"], machine)
         own = sizes._derived(rung, record, size, [])
         config = compose.compose([*size.words, f"experiment={rung.name}", *own], machine)
-        assert compose.deviations(config) == []
+        assert deviations_of(config) == []
         resolved, of_tokens = resolve.resolve(config, machine, 50257), 0.75 if rung.name == "r21" else 1
         assert (resolved.model.width, resolved.data.batch_tokens) == (768, of_tokens * batch_tokens)
         assert resolved.data.seq_len == record.data.seq_len and config.stages == record.stages

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from data_settings import QUIET, conf, root, small_markov  # noqa: F401  root is a fixture
 
-from bench.data import shards, sources
-from bench.data.sources import markov
+from bench.data import shards
+from bench.data.sources import datasets, markov
 
 
 def test_the_random_numbers_are_splitmix64():
@@ -43,7 +43,7 @@ def test_every_row_of_counts_sums_to_4096_and_allows_every_token(vocab_size):
 
 def test_markov_has_the_bytes_that_the_repository_promises():
     data = conf("markov")
-    dataset = sources.prepare(data, **QUIET)
+    dataset = datasets.prepare(data, **QUIET)
     assert [file.sha256 for file in dataset.train + dataset.val] == [data.train_sha256, data.val_sha256]
     assert dataset.val[0].num_tokens == 257 * 4096
 
@@ -121,13 +121,13 @@ def test_the_floor_nears_the_entropy_rate():
 
 def test_the_floor_is_that_of_the_tokens_that_validation_reads():
     data = small_markov(markov_lags=[1, 3])
-    dataset = sources.prepare(data, **QUIET)
+    dataset = datasets.prepare(data, **QUIET)
     tokens = shards.check(dataset.val[0].path).tokens()[:129]
     expected = markov.mean_nats(markov.tables(64, 2, 0), [1, 3], tokens)
-    assert sources.floor_nats(dataset, 128) == expected
-    assert sources.floor_nats(dataset, 256) != expected
+    assert datasets.floor_nats(dataset, 128) == expected
+    assert datasets.floor_nats(dataset, 256) != expected
     with pytest.raises(ValueError, match="goal.val_tokens=2000000"):
-        sources.floor_nats(dataset, 2_000_000)
+        datasets.floor_nats(dataset, 2_000_000)
 
 
 def test_a_better_guess_than_the_truth_is_hard_to_make():
@@ -165,4 +165,4 @@ def test_the_slack_is_twenty_nats_for_the_whole_text_and_rounding():
 )
 def test_impossible_markov_settings_are_refused(wrong, complaint):
     with pytest.raises(ValueError, match=complaint):
-        sources.chosen(small_markov(**wrong))
+        datasets.chosen(small_markov(**wrong))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import models
 from bench.config import compose, resolve, schema
-from bench.data import sources
+from bench.data.sources import datasets
 from bench.training.build_model import build_model
 from models import masked_attention
 from models.masked_attention import NO_LIMIT, Visible
@@ -237,7 +237,7 @@ def test_the_experiments_have_the_records_sequences_and_documents():
         assert (config.data.seq_len, config.data.batch_tokens) == (seq_len, 8 * seq_len)
         assert config.goal.val_seq_len == val_seq_len
         assert config.model.args == {"block": 128}
-        assert sources.chosen(config.data).eos_token == 50256
+        assert datasets.chosen(config.data).eos_token == 50256
 
 
 @pytest.mark.parametrize("rung", ["r12", "r20"])

@@ -8,8 +8,8 @@ from fake_cuda import context
 from snapshots import FORWARD, frames
 
 from bench.config import memory_windows
-from bench.instruments import load
 from bench.instruments.instrument_set import InstrumentSet
+from bench.instruments.registry import load
 from bench.launch.prepare import asked
 from bench.memory import recording as memory_recording
 from bench.memory.snapshot import pickles

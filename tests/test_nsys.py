@@ -13,8 +13,8 @@ import pytest
 import real_runs
 import torch
 
-from bench import instruments
 from bench.config import compose
+from bench.instruments import registry
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch import ranks
@@ -46,7 +46,7 @@ def settings(*words):
 
 def test_each_rank_runs_within_nsys_with_a_report_of_its_own(nsys, tmp_path):
     chosen = settings("instruments.nsys.trace=[cuda,nvtx,osrt]", "instruments.nsys.name=late")
-    assert instruments.program(chosen, tmp_path, "cuda") == [
+    assert registry.program(chosen, tmp_path, "cuda") == [
         "nsys",
         "profile",
         "--trace=cuda,nvtx,osrt",
@@ -57,13 +57,13 @@ def test_each_rank_runs_within_nsys_with_a_report_of_its_own(nsys, tmp_path):
         "--force-overwrite=true",
         f"--output={tmp_path}/traces/late_rank%q{{RANK}}",
     ]
-    assert instruments.program(asked(["track=cpu_nano"]).instruments, tmp_path, "cuda") == []
+    assert registry.program(asked(["track=cpu_nano"]).instruments, tmp_path, "cuda") == []
 
 
 def test_without_nsys_or_a_gpu_it_is_refused_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="there is no program nsys here: install .* put nsys on PATH; profile=modded"):
-        instruments.program(settings(), tmp_path, "cuda")
+        registry.program(settings(), tmp_path, "cuda")
     with pytest.raises(ValueError, match="profile=nsys on hardware.device=cpu: its range is CUDA's: use profile="):
         prepare(["track=cpu_nano", "hardware=cpu", "profile=nsys"], say=lambda text: None)
 
@@ -100,7 +100,7 @@ def calls(monkeypatch):
 def loaded(tmp_path, chosen, device_type="cuda", rank=0, num_steps=3):
     compose._check_settings("instruments", chosen)
     context = Context(tmp_path, rank, 2, device_type, num_steps, HostMarks(time.perf_counter_ns))
-    made, warnings = instruments.load(chosen, context)
+    made, warnings = registry.load(chosen, context)
     return InstrumentSet(made, warnings=warnings)
 
 
@@ -163,7 +163,7 @@ def test_a_run_within_nsys_trains_the_same(finished_run, tmp_path, nsys):
     """nsys is the fake one; the agent starts it as each rank, and it starts the worker."""
     folder = tmp_path / "copy"
     shutil.copytree(finished_run, folder)
-    around = instruments.program(settings(), folder, "cuda")
+    around = registry.program(settings(), folder, "cuda")
     env = os.environ | {run_processes.WITHIN: "nsys", "TMPDIR": str(tmp_path)}
     words = [sys.executable, "-m", "bench.launch.agent", str(folder), "1", *around, *ranks.WORKER]
     done = subprocess.run(words, cwd=real_runs.REPO, env=env, capture_output=True, text=True, timeout=240)

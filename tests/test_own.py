@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import real_runs
 
-from bench import instruments, paths
+from bench import paths
 from bench.__main__ import main
 from bench.cli import init
 from bench.config import compose, groups, resolve, schema
-from bench.data import sources
+from bench.data.sources import datasets
 from bench.diagnosis import code_diff
+from bench.instruments import registry
 from bench.launch import own_model, prepare
 from bench.machine import code_state
 from bench.paths import REPO
@@ -179,14 +180,14 @@ def test_an_own_instrument_is_loaded_by_its_class_and_one_that_flags_steps_is_kn
     write(project / "conf/instruments/odd.yaml", "odd: {class: 'odd.py:Odd', every: 5}\n")
     groups._by_group.cache_clear()
     chosen = compose.compose(["instruments=[odd,regions]", "instruments.odd.every=2"]).instruments
-    instruments.check(chosen)
-    assert instruments.flagging(chosen) == ["odd"]
-    (odd,), warnings = instruments.load({"odd": chosen["odd"]}, None)
+    registry.check(chosen)
+    assert registry.flagging(chosen) == ["odd"]
+    (odd,), warnings = registry.load({"odd": chosen["odd"]}, None)
     assert (odd.every, odd.name, warnings) == (2, "odd", [])
     with pytest.raises(ValueError, match=r"instruments\.odd\.class=odd.py:No: it must extend"):
-        instruments.check({"odd": {"class": "odd.py:No"}})
+        registry.check({"odd": {"class": "odd.py:No"}})
     (project / "odd.py").unlink()
-    assert instruments.flagging({"odd": {"class": "gone.py:Odd"}}) == []
+    assert registry.flagging({"odd": {"class": "gone.py:Odd"}}) == []
 
 
 def test_an_own_source_makes_other_data_after_an_edit(project, monkeypatch):
@@ -195,12 +196,12 @@ def test_an_own_source_makes_other_data_after_an_edit(project, monkeypatch):
     text += "    def recipe(self): return {}\n"
     write(project / "few.py", text)
     data = schema.DataConfig(source="few.py:Few", seq_len=1, batch_tokens=1)
-    before = sources.chosen(data).folder()
+    before = datasets.chosen(data).folder()
     assert before.name.startswith("Few-")
     write(project / "few.py", text + "# other bytes\n")
-    assert sources.chosen(data).folder() != before
+    assert datasets.chosen(data).folder() != before
     with pytest.raises(ValueError, match="there is no Many in few.py; it has Made, Few"):
-        sources.chosen(schema.DataConfig(source="few.py:Many", seq_len=1, batch_tokens=1))
+        datasets.chosen(schema.DataConfig(source="few.py:Many", seq_len=1, batch_tokens=1))
 
 
 # ---- what is raced
@@ -284,7 +285,7 @@ def test_what_language_model_needs_is_named(project):
         ("net.py:Net", "from .x import y", "write my_package.my_model:NAME"),
         ("net.py:Net", "class Nett: pass", "there is no Net in net.py; it has Nett"),
         ("net.py:Net", "def Net(): pass", "Net is a function, not a class"),
-        ("net.py:Net", "class Net: pass", "Net is no torch.nn.Module"),
+        ("net.py:Net", "class Net: pass", "Net is not a torch.nn.Module"),
         ("/home/me/net.py:Net", "", "write it from the folder that you stand in"),
         ("~/net.py:Net", "", "write it from the folder that you stand in"),
         ("net.py:Net()", "", "write my_model.py:Net"),

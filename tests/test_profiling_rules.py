@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from bench import instruments
 from bench.config import compose, overrides, profiler_windows
 from bench.config.profiler_windows import Window, kempner_window, words
+from bench.instruments import registry
 from bench.launch.prepare import asked
 from bench.paths import CONF
 
@@ -15,7 +15,7 @@ from bench.paths import CONF
 def chosen(**changes):
     """chosen(trace={"first_step": 5}): {"trace": all its settings, that one changed}, checked as a race's are."""
     compose._check_settings("instruments", changes)
-    instruments.check(changes)
+    registry.check(changes)
     return changes
 
 
@@ -186,12 +186,12 @@ def test_checking_any_instrument_needs_no_torch(repo):
     """So the launcher can ask each what it refuses, and a race which of them flag steps."""
     program = (
         "import sys\n"
-        "from bench import instruments\n"
+        "from bench.instruments import registry\n"
         "from bench.config import compose\n"
         "names = compose.choices('instruments')\n"
         "for name in names:\n"
-        "    instruments.check(compose.compose([f'instruments=[{name}]']).instruments)\n"
-        "print(instruments.flagging([*names, 'wandb']), 'torch' in sys.modules)\n"
+        "    registry.check(compose.compose([f'instruments=[{name}]']).instruments)\n"
+        "print(registry.flagging([*names, 'wandb']), 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=repo, capture_output=True, text=True)
     assert done.stdout == "['memory_history', 'nsys', 'stages', 'trace', 'window'] False\n", done.stderr
@@ -207,7 +207,7 @@ def test_checking_any_instrument_needs_no_torch(repo):
     ],
 )
 def test_what_is_looked_at_ends_with_the_last_window(words, step):
-    assert instruments.last_step(composed(*words)) == step
+    assert registry.last_step(composed(*words)) == step
 
 
 def test_a_run_without_a_window_cannot_stop_after_it():

@@ -1,4 +1,4 @@
-"""bench/reading.py: what is read is a plain file of bounded size, depth and numbers, or one sentence."""
+"""bench/reading: what is read is a plain file of bounded size, depth and numbers, or one sentence."""
 
 import os
 import time
@@ -7,8 +7,9 @@ from typing import TypedDict
 
 import pytest
 
-from bench import reading
 from bench.memory.snapshot import pickles
+from bench.reading import json_file, plain_file, yaml_file
+from bench.reading.damage import Damaged, Missing, of_record
 from bench.record import ledger, shape
 from bench.trace import source, stamps
 
@@ -29,20 +30,20 @@ def odd(request, tmp_path):
 
 
 def test_only_a_regular_file_is_read(odd):
-    for read in (reading.content, reading.text, reading.json_object, reading.yaml_mapping):
-        with pytest.raises(reading.Damaged, match=f"{odd}: cannot be read"):
+    for read in (plain_file.content, plain_file.text, json_file.read, yaml_file.read):
+        with pytest.raises(Damaged, match=f"{odd}: cannot be read"):
             read(odd)
-    with pytest.raises(reading.Damaged), reading.lines(odd):
+    with pytest.raises(Damaged), plain_file.lines(odd):
         pass
 
 
 def test_a_file_that_is_not_there_is_missing_and_one_that_is_too_large_is_refused(tmp_path):
-    with pytest.raises(reading.Missing):
-        reading.content(tmp_path / "none")
+    with pytest.raises(Missing):
+        plain_file.content(tmp_path / "none")
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(5 * 2**30)
-    with pytest.raises(reading.Damaged, match="more than 16,777,216 are not read"):
-        reading.json_object(tmp_path / "sparse")
+    with pytest.raises(Damaged, match="more than 16,777,216 are not read"):
+        json_file.read(tmp_path / "sparse")
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,8 @@ def test_a_file_that_is_not_there_is_missing_and_one_that_is_too_large_is_refuse
 )
 def test_json_is_bounded_and_typed_and_the_field_is_named(text, words):
     started_s = time.monotonic()
-    with pytest.raises(reading.Damaged, match=words):
-        reading.json_value(text, "x, line 3", _Seed if "seed" in text else dict[str, object])
+    with pytest.raises(Damaged, match=words):
+        json_file.parsed(text, "x, line 3", _Seed if "seed" in text else dict[str, object])
     assert time.monotonic() - started_s < 5
 
 
@@ -72,8 +73,8 @@ class _Seed(TypedDict):
 
 def test_json_that_is_well_formed_is_kept_with_keys_that_no_type_has():
     text = '{"seed": 7, "more": ["' + "[" * 200 + '", {"sha256": "' + "0" * 64 + '"}, 0.1]}'
-    assert reading.json_value(text, "x", _Seed) == {"seed": 7, "more": ["[" * 200, {"sha256": "0" * 64}, 0.1]}
-    assert reading.json_value('"\\udcff"', "x") == "\udcff"  # of a path that is not UTF-8, as our own records have it
+    assert json_file.parsed(text, "x", _Seed) == {"seed": 7, "more": ["[" * 200, {"sha256": "0" * 64}, 0.1]}
+    assert json_file.parsed('"\\udcff"', "x") == "\udcff"  # of a path that is not UTF-8, as our own records have it
 
 
 @pytest.mark.parametrize(
@@ -93,19 +94,19 @@ def test_json_that_is_well_formed_is_kept_with_keys_that_no_type_has():
 )
 def test_yaml_that_multiplies_nests_or_runs_is_refused_at_once(text):
     started_s = time.monotonic()
-    with pytest.raises(reading.Damaged, match="config.yaml: is not valid YAML of plain settings"):
-        reading.yaml_value(text, "config.yaml")
+    with pytest.raises(Damaged, match="config.yaml: is not valid YAML of plain settings"):
+        yaml_file.parsed(text, "config.yaml")
     assert time.monotonic() - started_s < 5
 
 
 def test_yaml_of_settings_with_an_alias_is_read():
-    assert reading.yaml_value("a: &id001 [1, 2]\nb: *id001\nc: 1e-3\n", "x") == {"a": [1, 2], "b": [1, 2], "c": "1e-3"}
+    assert yaml_file.parsed("a: &id001 [1, 2]\nb: *id001\nc: 1e-3\n", "x") == {"a": [1, 2], "b": [1, 2], "c": "1e-3"}
 
 
 def test_what_damage_breaks_inside_is_one_sentence_with_the_place_in_the_code():
     with (
-        pytest.raises(reading.Damaged, match=r"runs/x: the record lacks something .*KeyError.*test_reading.py:\d+"),
-        reading.of_record("runs/x"),
+        pytest.raises(Damaged, match=r"runs/x: the record lacks something .*KeyError.*test_reading.py:\d+"),
+        of_record("runs/x"),
     ):
         {}["status"]
 

@@ -183,11 +183,15 @@ def test_a_script_replays_from_the_sources_that_its_record_keeps(tmp_path):
     script.parent.mkdir()
     for path in scripted.MODDED.parent.glob("*.py"):
         (script.parent / path.name).write_bytes(path.read_bytes())
-    folder = scripted.run(tmp_path / "results", script)
+    script.write_text(script.read_text() + "\nimport tempfile\n\ntempfile.mkdtemp()  # as torch's agent did, a run\n")
+    temp = real_runs.temp_in(tmp_path)
+    folder = scripted.run(tmp_path / "results", script, TMPDIR=str(temp))
+    left = set(temp.iterdir())
     for path in script.parent.iterdir():
         path.unlink()
-    (found,), _ = replayed(tmp_path / "results", folder)
+    (found,), _ = replayed(tmp_path / "results", folder, TMPDIR=str(temp))
     assert found["outcome"] == "identical", found["why"]
+    assert left and set(temp.iterdir()) == left, "the replay's temporary files are removed with its checkout"
 
 
 @pytest.mark.slow

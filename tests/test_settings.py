@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from bench import __main__ as program
-from bench import instruments
 from bench.cli import run, settings
 from bench.config import cluster, compose, explain, meanings, schema, typed
 from bench.config.typed import leaves
+from bench.instruments import registry
 from bench.launch import cluster as job
 from bench.launch.prepare import asked
 from bench.paths import CONF
@@ -145,7 +145,7 @@ def test_an_instrument_refuses_what_its_yaml_says_it_may_not_be(key):
     values = dict(compose.compose([f"instruments=[{name}]"]).instruments[name]) | {last: wrong}
     with pytest.raises(ValueError) as refusal:
         compose._check_settings(group, {name: dict(values)})
-        instruments.check({name: values})
+        registry.check({name: values})
     assert key in str(refusal.value) and str(wrong).strip("[]") in str(refusal.value)
     assert not lowest or allowed.removeprefix("a whole number ") in str(refusal.value)
 

@@ -21,6 +21,7 @@ from bench.record import index
 from bench.report import table_groups
 from bench.report.site import packed_pages, race_list, record_chart, run_rows, site
 from bench.trace import analysis
+from bench.web import forest
 from bench.web.page import text
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -338,8 +339,8 @@ def test_the_axis_of_one_day_shows_that_day():
 
 
 def test_ticks_are_round_numbers_inside():
-    assert record_chart.ticks(7.87, 8.83) == [8.0, 8.2, 8.4, 8.6, 8.8]
-    assert record_chart.ticks(0.0, 1000.0) == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
+    assert forest.ticks(7.87, 8.83) == [8.0, 8.2, 8.4, 8.6, 8.8]
+    assert forest.ticks(0.0, 1000.0) == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
 
 
 def test_the_record_comes_down_in_steps_and_each_is_a_link(raced):

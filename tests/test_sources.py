@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from data_settings import QUIET, REPO, conf, root, settings, small_markov  # noqa: F401  root is a fixture
 
-from bench.data import shards, sources
+from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import checked, markov, pysource
+from bench.data.sources import checked, datasets, markov, pysource
 from bench.data.sources import source as base
 
 # ---- what every source does ----
@@ -19,48 +19,48 @@ from bench.data.sources import source as base
 
 def test_a_setting_of_another_source_is_refused():
     with pytest.raises(ValueError, match="data.train_glob=x: it has no effect with source markov"):
-        sources.chosen(small_markov(train_glob="x"))
+        datasets.chosen(small_markov(train_glob="x"))
 
 
 @pytest.mark.parametrize("missing", ["train_tokens", "markov_seed", "markov_lags"])
 def test_a_setting_that_a_source_needs_is_asked_for(missing):
     with pytest.raises(ValueError, match=f"data.{missing} is not set: source markov needs it"):
-        sources.chosen(small_markov(**{missing: None}))
+        datasets.chosen(small_markov(**{missing: None}))
 
 
 def test_an_unknown_source_is_refused_with_those_that_exist():
     with pytest.raises(ValueError, match="data.source=marcov: .*pysource, markov, text, shards, hub"):
-        sources.chosen(settings(source="marcov"))
+        datasets.chosen(settings(source="marcov"))
 
 
 def test_a_vocab_size_that_the_source_knows_better_is_refused():
-    assert sources.chosen(conf("pysource", vocab_size=257)).vocab_size == 257  # as a resolved config has it
+    assert datasets.chosen(conf("pysource", vocab_size=257)).vocab_size == 257  # as a resolved config has it
     with pytest.raises(ValueError, match="data.vocab_size=256: this data has 257"):
-        sources.chosen(conf("pysource", vocab_size=256))
+        datasets.chosen(conf("pysource", vocab_size=256))
 
 
 def test_data_that_are_not_made_name_the_command():
     with pytest.raises(CheckFailed, match=r"not made yet: ./run.sh data make markov"):
-        sources.find(small_markov(), **QUIET)
+        datasets.find(small_markov(), **QUIET)
 
 
 def test_what_is_made_is_found_and_not_made_again(root):
     said = []
-    first = sources.prepare(small_markov(), say=said.append)
-    assert sources.prepare(small_markov(), say=said.append) == first == sources.find(small_markov(), **QUIET)
+    first = datasets.prepare(small_markov(), say=said.append)
+    assert datasets.prepare(small_markov(), say=said.append) == first == datasets.find(small_markov(), **QUIET)
     assert len(said) == 1 and "making markov-" in said[0]
     assert [(file.num_tokens, file.num_bytes) for file in first.train] == [(5000, 1024 + 2 * 5000)]
 
 
 def test_other_settings_are_other_data(root):
-    one, other = (sources.prepare(small_markov(markov_seed=seed), **QUIET) for seed in (0, 1))
+    one, other = (datasets.prepare(small_markov(markov_seed=seed), **QUIET) for seed in (0, 1))
     assert one.train[0].path.parent != other.train[0].path.parent
     assert one.train[0].sha256 != other.train[0].sha256
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_flipped_bit_is_found_by_its_hash(split):
-    dataset = sources.prepare(small_markov(), **QUIET)
+    dataset = datasets.prepare(small_markov(), **QUIET)
     (file,) = getattr(dataset, split)
     before = os.stat(file.path)
     with open(file.path, "r+b") as damaged:
@@ -70,37 +70,37 @@ def test_a_flipped_bit_is_found_by_its_hash(split):
         damaged.write(bytes([byte ^ 1]))
     os.utime(file.path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if nothing had happened
     with pytest.raises(CheckFailed, match=f"{split}_000000.bin: sha256 .* instead of {file.sha256}.*data make markov"):
-        sources.prepare(small_markov(), **QUIET)
+        datasets.prepare(small_markov(), **QUIET)
     assert file.path.exists()  # nothing is deleted behind the user's back
 
 
 def test_a_lost_shard_is_named():
-    dataset = sources.prepare(small_markov(), **QUIET)
+    dataset = datasets.prepare(small_markov(), **QUIET)
     dataset.val[0].path.unlink()
     with pytest.raises(CheckFailed, match="val_000000.bin: cannot be read"):
-        sources.prepare(small_markov(), **QUIET)
+        datasets.prepare(small_markov(), **QUIET)
 
 
 def test_a_large_file_is_read_again_only_when_it_changed(monkeypatch):
     monkeypatch.setattr(checked, "ANEW_BYTES", 0)
-    dataset = sources.prepare(small_markov(), **QUIET)
+    dataset = datasets.prepare(small_markov(), **QUIET)
     monkeypatch.setattr(shards, "max_token", lambda shard: pytest.fail("read although nothing changed"))
-    assert sources.find(small_markov(), **QUIET) == dataset
+    assert datasets.find(small_markov(), **QUIET) == dataset
 
 
 def test_the_cache_is_not_what_a_file_is_compared_with(root, monkeypatch):
     """The hash of other bytes, written into the cache, gives a refusal, not other bytes."""
     monkeypatch.setattr(checked, "ANEW_BYTES", 0)
-    dataset = sources.prepare(small_markov(), **QUIET)
+    dataset = datasets.prepare(small_markov(), **QUIET)
     cache = json.loads((root / ".checked.json").read_text())
     cache[str(dataset.val[0].path)]["sha256"] = "0" * 64
     (root / ".checked.json").write_text(json.dumps(cache))
     with pytest.raises(CheckFailed, match=f"sha256 {'0' * 64} instead of {dataset.val[0].sha256}"):
-        sources.find(small_markov(), **QUIET)
+        datasets.find(small_markov(), **QUIET)
 
 
 def test_a_forged_cache_lets_no_other_bytes_be_taken_for_those_that_are_promised(root, monkeypatch):
-    dataset = sources.prepare(small_markov(), **QUIET)
+    dataset = datasets.prepare(small_markov(), **QUIET)
     shard = dataset.train[0]
     body = bytearray(shard.path.read_bytes())
     body[-2] ^= 1
@@ -109,20 +109,20 @@ def test_a_forged_cache_lets_no_other_bytes_be_taken_for_those_that_are_promised
     cache = root / ".checked.json"
     cache.write_text(json.dumps(forged))
     with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):  # read, whatever the cache says
-        sources.find(small_markov(), **QUIET)
+        datasets.find(small_markov(), **QUIET)
     monkeypatch.setattr(checked, "ANEW_BYTES", 0)  # as of a large file: what others may write is not believed
     for mode in (0o666, 0o664):
         cache.chmod(mode)
         with pytest.raises(CheckFailed, match=f"sha256 .* instead of {shard.sha256}"):
-            sources.find(small_markov(), **QUIET)
+            datasets.find(small_markov(), **QUIET)
         cache.write_text(json.dumps(forged))
 
 
 @pytest.mark.parametrize("cache", ["", "[]", '{"x": 1}', "not json"])
 def test_a_spoilt_cache_costs_only_time(root, cache):
-    dataset = sources.prepare(small_markov(), **QUIET)
+    dataset = datasets.prepare(small_markov(), **QUIET)
     (root / ".checked.json").write_text(cache)
-    assert sources.find(small_markov(), **QUIET) == dataset
+    assert datasets.find(small_markov(), **QUIET) == dataset
 
 
 def test_an_interrupted_make_leaves_nothing_under_the_final_name(root, monkeypatch):
@@ -132,42 +132,42 @@ def test_an_interrupted_make_leaves_nothing_under_the_final_name(root, monkeypat
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(markov.Markov, "make", interrupted)
-        sources.prepare(small_markov(), **QUIET)
+        datasets.prepare(small_markov(), **QUIET)
     assert os.listdir(root) == []
-    assert sources.prepare(small_markov(), **QUIET).train[0].num_tokens == 5000
+    assert datasets.prepare(small_markov(), **QUIET).train[0].num_tokens == 5000
 
 
 def test_a_disk_too_full_is_said_before_anything_is_written(root, monkeypatch):
     monkeypatch.setattr(base.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
     with pytest.raises(CheckFailed, match=r"needs 2.0 MiB in .*1.0 MiB free: make room, or .*SPEEDRUN_DATA"):
-        sources.prepare(small_markov(), **QUIET)
+        datasets.prepare(small_markov(), **QUIET)
     assert os.listdir(root) == []
 
 
 def test_a_promised_hash_is_kept_or_refused():
-    made = sources.prepare(small_markov(), **QUIET)
+    made = datasets.prepare(small_markov(), **QUIET)
     promise = {"train_sha256": made.train[0].sha256, "val_sha256": made.val[0].sha256}
-    assert sources.prepare(small_markov(**promise), **QUIET) == made
+    assert datasets.prepare(small_markov(**promise), **QUIET) == made
     with pytest.raises(CheckFailed, match="data.val_sha256=abc: the made file hashes to .*data.train_sha256=null"):
-        sources.prepare(small_markov(**promise | {"val_sha256": "abc"}), **QUIET)
+        datasets.prepare(small_markov(**promise | {"val_sha256": "abc"}), **QUIET)
     with pytest.raises(CheckFailed, match="data.train_sha256=abc"):
-        sources.prepare(small_markov(train_tokens=6000, train_sha256="abc"), **QUIET)
+        datasets.prepare(small_markov(train_tokens=6000, train_sha256="abc"), **QUIET)
 
 
 def test_a_run_needs_one_val_token_more_than_it_predicts():
-    dataset = sources.prepare(small_markov(), **QUIET)
-    sources.check_val_tokens(dataset, 257 * 4096 - 1)
+    dataset = datasets.prepare(small_markov(), **QUIET)
+    datasets.check_val_tokens(dataset, 257 * 4096 - 1)
     with pytest.raises(ValueError, match="goal.val_tokens=1052672: the val shards of data=markov hold 1052672 tokens"):
-        sources.check_val_tokens(dataset, 257 * 4096)
+        datasets.check_val_tokens(dataset, 257 * 4096)
 
 
 def test_the_data_root_is_where_the_user_says(monkeypatch, tmp_path):
     monkeypatch.setenv("SPEEDRUN_DATA", "here")
-    assert sources.data_root() == tmp_path / "here"
+    assert base.data_root() == tmp_path / "here"
     monkeypatch.setenv("SPEEDRUN_DATA", "~/there")
-    assert sources.data_root() == base.Path.home() / "there"
+    assert base.data_root() == base.Path.home() / "there"
     monkeypatch.delenv("SPEEDRUN_DATA")
-    assert sources.data_root() == REPO / ".data"
+    assert base.data_root() == REPO / ".data"
 
 
 # ---- pysource ----
@@ -175,7 +175,7 @@ def test_the_data_root_is_where_the_user_says(monkeypatch, tmp_path):
 
 def test_pysource_has_the_bytes_that_the_repository_promises():
     data = conf("pysource")
-    dataset = sources.prepare(data, **QUIET)
+    dataset = datasets.prepare(data, **QUIET)
     assert [file.sha256 for file in dataset.train + dataset.val] == [data.train_sha256, data.val_sha256]
     assert [file.num_tokens for file in dataset.train + dataset.val] == [1184821, 133980]
     assert dataset.vocab_size == 257 and dataset.val[0].max_token == 256
@@ -192,7 +192,7 @@ def test_pysource_names_the_versions_it_needs_and_those_it_found(monkeypatch):
     with pytest.raises(
         CheckFailed, match="made from hydra-core==1.3.8, .*found hydra-core==1.3.2, .*requirements.lock"
     ):
-        sources.prepare(conf("pysource"), **QUIET)
+        datasets.prepare(conf("pysource"), **QUIET)
 
 
 def test_pysource_says_when_the_versions_are_right_but_a_file_is_not(monkeypatch):
@@ -202,7 +202,7 @@ def test_pysource_says_when_the_versions_are_right_but_a_file_is_not(monkeypatch
     with pytest.raises(
         CheckFailed, match="hydra-core==1.3.8, .* are the right versions, so a .py file in them was changed"
     ):
-        sources.prepare(conf("pysource"), **QUIET)
+        datasets.prepare(conf("pysource"), **QUIET)
 
 
 def test_pysource_names_a_package_that_is_missing():

@@ -42,7 +42,7 @@ def test_rows_are_in_the_file_with_the_columns_of_a_complete_run(tmp_path):
         "1,,1024,0.0,5.0,,50.0,1000",
         "2,,2048,0.001,5.0,4.5,50.0,2000",
     ]
-    one.complete([row | {"data_ms": None} for row in one.rows])
+    step_files.write(tmp_path, [row | {"data_ms": None} for row in one.rows], step_files.RUN_COLUMNS)
     assert (tmp_path / "steps.csv").read_text().splitlines()[0] == text.splitlines()[0] + ",data_ms"
     assert [event["step"] for event in step_files.read_events(tmp_path)] == [0, 2]
 

@@ -176,7 +176,7 @@ def test_a_duration_is_what_a_person_types(words, seconds):
 
 @pytest.mark.parametrize("words", ["", "2", "h", "2 h", "-1h", "2d", "1h x"])
 def test_what_is_no_duration_is_refused(words):
-    with pytest.raises(ValueError, match="is no duration: write 90s"):
+    with pytest.raises(ValueError, match="is not a duration: write 90s"):
         seconds_of(words)
 
 
@@ -225,7 +225,7 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     budget = packing.Budget(3600.0, None)
     assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"
     now_s[0] = 1700.0
-    budget.spent(1000.0)  # 1900 s are left: one more in each of two places
+    budget.spent(1000.0)  # 1900 s are left: one more in each of two slots
     assert budget.plan(10, 2) == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"
     now_s[0] = 2700.0
     assert not budget.fits()

@@ -49,13 +49,13 @@ def cores(monkeypatch):
     ],
 )
 def test_runs_side_by_side_share_no_core(cores, parallel, cores_per_run, expected):
-    assert [place.cores for place in packing.places(parallel, cores_per_run, on_cpu=True)] == expected
+    assert [slot.cores for slot in packing.slots(parallel, cores_per_run, on_cpu=True)] == expected
 
 
 def test_on_gpus_each_run_has_one_and_its_part_of_the_cores(cores, monkeypatch):
     found = [{"uuid": f"GPU-{number}", "memory_gib": 80.0} for number in range(2)]
     monkeypatch.setattr(packing.gpus, "visible", lambda: found)
-    first, second = packing.places("auto", None, on_cpu=False)
+    first, second = packing.slots("auto", None, on_cpu=False)
     assert (first.gpu, first.cores, second.gpu, second.cores) == ("GPU-0", (0, 1), "GPU-1", (2, 3))
     assert packing.environment(second)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert second.machine() == schema.Machine(1, 2, 80.0)
@@ -64,15 +64,15 @@ def test_on_gpus_each_run_has_one_and_its_part_of_the_cores(cores, monkeypatch):
 @pytest.mark.parametrize(("parallel", "cores_per_run"), [(5, None), (2, 3), ("many", None), (0, None), ("auto", 5)])
 def test_more_than_the_machine_has_is_refused(cores, parallel, cores_per_run):
     with pytest.raises(ValueError, match=f"hydra.launcher.parallel={parallel}"):
-        packing.places(parallel, cores_per_run, on_cpu=True)
+        packing.slots(parallel, cores_per_run, on_cpu=True)
 
 
 def test_a_run_beside_others_is_suspect_and_its_time_is_not_compared(tmp_path):
     results = claimed.Results(tmp_path)
-    place = packing.Place(0, 2, (0,), slowdown_pct=3.0)
+    slot = packing.Slot(0, 2, (0,), slowdown_pct=3.0)
 
     def change(run):
-        run["beside"] = place.fact()
+        run["beside"] = slot.fact()
         run["validity"], run["validity_reasons"] = validity.validity(run)
 
     alone = [row_of(run_folder.read(results.add(seed))) for seed in range(2)]

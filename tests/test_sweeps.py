@@ -62,7 +62,7 @@ def test_a_shuffle_has_every_value_once():
         (["optim.lr=interval(0.1,1)"], r"an interval has no end of values.*or search in it: hydra/sweeper=optuna"),
         (["optim.lr=tag(x,interval(0.1,1))"], "an interval has no end of values"),
         (["model=glob(zzz*)"], r"model=glob\(zzz\*\): it matches none of gpt2, modern"),
-        (["seed=glob(*)"], r"seed=glob\(\*\): seed is no group: glob\(...\) chooses from the files of one"),
+        (["seed=glob(*)"], r"seed=glob\(\*\): seed is not a group: glob\(...\) chooses from the files of one"),
         (["model=sort(glob(*))"], "while evaluating 'sort"),
         (["name=str(range(1,3))"], "Range can only be cast to int or float"),
         (["seed=jsn(1)"], "Unknown function 'jsn', Available: bool,choice,float,glob,int,interval,range"),

@@ -183,7 +183,7 @@ def test_sort_takes_settings_and_reverse_turns_it_round(grid, capsys):
         (["--baseline", "optim.lr=0.001"], "it names 4 of 8 rows"),
         (["--baseline", "nothing"], "it names no row"),
         (["--pivot", "a", "b", "c"], "one or two keys"),
-        (["--pivot", "optim.lr", "--value", "name"], "it is no number"),
+        (["--pivot", "optim.lr", "--value", "name"], "it is not a number"),
         (["--sweep", "nothing"], "there is no such sweep; choose from none"),
     ],
 )

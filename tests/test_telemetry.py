@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import real_runs
 
-from bench import instruments
+from bench.instruments import registry
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet
 from bench.launch.console import Bars
@@ -520,7 +520,7 @@ def seen(tmp_path, library, monkeypatch):
             monkeypatch.setenv(name, str(value))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         context = Context(tmp_path, 0, len(gpus), "cuda", 4, HostMarks())
-        (telemetry,), warnings = instruments.load(
+        (telemetry,), warnings = registry.load(
             {"telemetry": {"interval_ms": interval_ms, "host_interval_ms": interval_ms}}, context
         )
         assert not warnings
@@ -607,13 +607,13 @@ def test_an_interval_that_no_driver_can_follow_is_refused():
     for name in ("interval_ms", "host_interval_ms"):
         settings = {"interval_ms": 100, "host_interval_ms": 1000, name: 5}
         with pytest.raises(ValueError, match=f"instruments.telemetry.{name}=5: use a whole number of 10 or more"):
-            instruments.check({"telemetry": settings})
+            registry.check({"telemetry": settings})
 
 
 @pytest.mark.parametrize(("device", "cpu_frac", "num"), [("cpu", 0.027, 1), ("cpu", 0.005, 0), ("cuda", 0.02, 0)])
 def test_a_sampler_that_takes_the_cpu_from_its_run_makes_it_suspect(tmp_path, device, cpu_frac, num):
-    """Its pace is no part of config_id, so that what it costs is bounded."""
-    telemetry = instruments.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
+    """Its pace is not part of config_id, so that what it costs is bounded."""
+    telemetry = registry.kind("telemetry")(Context(tmp_path, 0, 1, device, 4, HostMarks()), interval_ms=10)
     telemetry._stopped = {}
     telemetry.summary = lambda: {"by_device": {}, "foreign_processes": {}, "sampler_cpu_frac": cpu_frac}
     found = telemetry.doubts()

@@ -28,6 +28,7 @@ from bench.trace import (
     window,
 )
 from bench.trace.analysis_text import as_markdown, as_text
+from bench.trace.collector import Collector
 from bench.trace.load import find, load, load_all
 
 EXACT = json.loads((traces.SHARED / "expected_exact.json").read_text()) if traces.SHARED.is_dir() else {}
@@ -445,7 +446,7 @@ def test_reading_in_parts_gives_every_event_once(tmp_path):
         for num_parts in (2, 3, 5):
             collectors = []
             for part in range(num_parts):
-                read, collector = source.Source(path), events.Collector()
+                read, collector = source.Source(path), Collector()
                 for chunk in read.chunks(part, num_parts):
                     collector.add(chunk)
                 collectors.append(collector.finish())

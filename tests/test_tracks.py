@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from bench.claims import claim as claims
-from bench.claims import leaderboard, rules
-from bench.claims.rules import runs
+from bench.claims import leaderboard
+from bench.claims.rules import rulebook, runs
 from bench.cli import race, table
 from bench.compare import target
 from bench.config import compose, resolve, schema
+from bench.config.deviations import deviations_of
 from bench.paths import REPO
 from bench.report.site import record_chart
 
@@ -29,7 +30,7 @@ def test_a_speedrun_may_change_steps_batch_sequence_schedule_and_shards(track):
     """modded-nanogpt's rule 1: just don't change the underlying streams of tokens."""
     words = ["goal.num_steps=3250", "goal.val_every_steps=50", "data.batch_tokens=262144", "data.seq_len=2048"]
     words += ["data.num_train_shards=9", "model=gpt2", "optim=adamw", "optim/schedule=cosine"]
-    assert compose.deviations(asked(f"track={track}", *words)) == []
+    assert deviations_of(asked(f"track={track}", *words)) == []
 
 
 @pytest.mark.parametrize("track", [*SPEEDRUNS, "steps"])
@@ -39,20 +40,18 @@ def test_a_speedrun_may_change_steps_batch_sequence_schedule_and_shards(track):
 )
 def test_a_speedrun_may_not_change_tokens_validation_or_target(track, word):
     more = ["goal.target_val_loss=4.0"] if word == "goal=target" else []
-    assert compose.deviations(asked(f"track={track}", word, *more))
+    assert deviations_of(asked(f"track={track}", word, *more))
 
 
 @pytest.mark.parametrize("word", ["data.batch_tokens=262144", "data.seq_len=2048", "model=gpt2", "model.num_layers=6"])
 def test_the_steps_track_keeps_batch_and_architecture(word):
-    assert (
-        compose.deviations(asked("track=steps", "data.num_train_shards=9", "goal.num_steps=3000", "optim=adamw")) == []
-    )
-    assert compose.deviations(asked("track=steps", word))
+    assert deviations_of(asked("track=steps", "data.num_train_shards=9", "goal.num_steps=3000", "optim=adamw")) == []
+    assert deviations_of(asked("track=steps", word))
 
 
 def test_every_track_composes_unchanged():
     for track in compose.choices("track"):
-        assert compose.deviations(asked(f"track={track}")) == [], track
+        assert deviations_of(asked(f"track={track}")) == [], track
 
 
 def test_the_published_runs_keep_their_id_and_division():
@@ -60,7 +59,7 @@ def test_the_published_runs_keep_their_id_and_division():
         config = schema.read(folder.parent)
         run = json.loads((folder.parent / "run.json").read_text())
         config.track.rules.implausible_val_loss = compose.compose(["track=cpu_nano"]).track.rules.implausible_val_loss
-        assert run["config_id"] in schema.config_ids(config) and compose.deviations(config) == run["deviations"]
+        assert run["config_id"] in schema.config_ids(config) and deviations_of(config) == run["deviations"]
 
 
 def test_how_often_a_run_is_repeated_changes_no_config_id():
@@ -69,7 +68,7 @@ def test_how_often_a_run_is_repeated_changes_no_config_id():
 
 
 def test_a_run_that_is_repeated_more_or_less_often_still_counts():
-    assert compose.deviations(asked("track=gpt2_small", "track.repeats=1")) == []
+    assert deviations_of(asked("track=gpt2_small", "track.repeats=1")) == []
 
 
 def test_a_record_takes_as_many_runs_as_speedrun_makes():
@@ -170,7 +169,9 @@ def test_a_candidate_that_is_only_faster_does_not_win_where_steps_are_judged(res
     assert race.main(["A=", "B=optim.beta2=0.99", "n=3"]) == 0
     raced = [path.parent for path in sorted(results.folder.glob("cpu_nano/*/run.json"))]
     of_b = [path for path in raced if json.loads((path / "run.json").read_text())["race"]["arm"] == "B"]
-    (rule,) = [one for one in rules.check(claims.of_folders(of_b)) if one["rule"] == "it is faster than its baseline"]
+    (rule,) = [
+        one for one in rulebook.check(claims.of_folders(of_b)) if one["rule"] == "it is faster than its baseline"
+    ]
     assert not rule["passed"] and rule["evidence"].endswith(": 120 steps, its baseline 120")
 
 

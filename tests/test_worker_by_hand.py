@@ -8,7 +8,8 @@ import sys
 import pytest
 import real_runs
 
-from bench.data import sources
+from bench.data.sources import datasets
+from bench.data.sources.source import data_root
 from bench.record import run_folder, step_files
 
 
@@ -122,23 +123,23 @@ def test_another_shard_under_the_same_name_is_refused(two_rank_run, tmp_path, mo
     data = real_runs.run_json(two_rank_run)["data"]
     for file in data["train"] + data["val"]:
         (tmp_path / file["file"]).parent.mkdir(exist_ok=True)
-        shutil.copy(sources.data_root() / file["file"], tmp_path / file["file"])
+        shutil.copy(data_root() / file["file"], tmp_path / file["file"])
     monkeypatch.setenv("SPEEDRUN_DATA", str(tmp_path))
-    found = sources.recorded(data)
+    found = datasets.recorded(data)
     assert [shard.num_tokens for shard in found["val"]] == [file["num_tokens"] for file in data["val"]]
     path = tmp_path / data["val"][0]["file"]
     changed = bytearray(path.read_bytes())
     changed[-1] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(sources.CheckFailed, match=f"sha256 [0-9a-f]+, but run.json says {data['val'][0]['sha256']}"):
-        sources.recorded(data)
+    with pytest.raises(datasets.CheckFailed, match=f"sha256 [0-9a-f]+, but run.json says {data['val'][0]['sha256']}"):
+        datasets.recorded(data)
 
 
 def test_shards_outside_the_data_folder_are_found_by_their_redacted_paths(two_rank_run, tmp_path, monkeypatch):
     data = real_runs.run_json(two_rank_run)["data"]
     (file,) = data["val"]
-    shutil.copy(sources.data_root() / file["file"], tmp_path / "mine.bin")
+    shutil.copy(data_root() / file["file"], tmp_path / "mine.bin")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("~/mine.bin", str(tmp_path / "mine.bin")):
-        (shard,) = sources.recorded(data | {"train": [], "val": [file | {"file": name}]})["val"]
+        (shard,) = datasets.recorded(data | {"train": [], "val": [file | {"file": name}]})["val"]
         assert shard.path == tmp_path / "mine.bin"

@@ -10,10 +10,12 @@ from typing import TypedDict
 
 import yaml
 
-from bench import reading, stats
+from bench import stats
 from bench.claims import claim as claims
 from bench.claims import publication
 from bench.compare import sentences
+from bench.reading import json_file, plain_file, yaml_file
+from bench.reading.damage import Damaged
 from bench.record import ledger, race_folder, run_folder
 from bench.record.named import CLAIM
 from bench.record.rows import row_of
@@ -36,8 +38,8 @@ class Claimed(TypedDict):
 def lacks_claim(folder: Path) -> bool:
     """Whether the folder has a claim's README and no claim.yaml."""
     try:
-        is_claims = COMMAND in markdown_blocks.commands(reading.text(folder / "README.md"))
-    except reading.Damaged:
+        is_claims = COMMAND in markdown_blocks.commands(plain_file.text(folder / "README.md"))
+    except Damaged:
         return False
     return is_claims and not (folder / CLAIM).is_file()
 
@@ -45,7 +47,7 @@ def lacks_claim(folder: Path) -> bool:
 def read(folder: str | Path) -> claims.Claim:
     """A claim folder -> Claim.  ValueError: it has no readable claim.yaml, or no run."""
     folder = Path(folder).absolute()
-    found = reading.check_kind(reading.yaml_mapping(folder / CLAIM), Claimed, folder / CLAIM)
+    found = json_file.check_kind(yaml_file.read(folder / CLAIM), Claimed, folder / CLAIM)
     track, n, races, arm = (found[key] for key in ("track", "n", "races", "arm"))
     runs = [path for path in run_folder.find_runs([folder]) if _is_of(path, track, arm)]
     if not runs:
@@ -89,8 +91,8 @@ def write(folder: str | Path, claim: claims.Claim) -> None:
 def content(folder: Path) -> publication.Content:
     """A claim's folder -> what is in it, to be published as it stands.  ValueError: its two texts cannot be read."""
     try:
-        texts = {name: reading.text(folder / name) for name in (CLAIM, "README.md")}
-    except reading.Damaged as error:
+        texts = {name: plain_file.text(folder / name) for name in (CLAIM, "README.md")}
+    except Damaged as error:
         words = f"{CLAIM} or README.md cannot be read ({error}): ./run.sh judge says what is missing"
         raise ValueError(f"{folder}: {words}") from None
     runs = [path.relative_to(folder).as_posix() for path in run_folder.find_runs([folder])]
@@ -141,8 +143,8 @@ def _means(rows):
 
 def _table_fault(folder, claim):
     try:
-        text = reading.text(folder / "README.md")
-    except reading.Damaged as error:
+        text = plain_file.text(folder / "README.md")
+    except Damaged as error:
         return str(error).removeprefix(f"{folder}/")
     if COMMAND not in markdown_blocks.commands(text):
         return "README.md has no generated table"

@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench import reading, stats
+from bench import stats
 from bench.claims import leaderboard
 from bench.compare import comparison
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report.site.record_chart import Board, Entry, Record
 
@@ -88,7 +90,7 @@ def _plain(values):
 def _who(results):
     """Who made it: what a line "By: ..." of the README beside the ledger says; None without one."""
     try:
-        found = BY.search(reading.text(Path(results) / "README.md"))
-    except reading.Damaged:
+        found = BY.search(plain_file.text(Path(results) / "README.md"))
+    except Damaged:
         return None
     return found and found[1].strip()[:100]

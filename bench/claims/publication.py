@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import private, reading
+from bench import private
 from bench.paths import PUBLISHED, REPO, published_root
 from bench.race import state
+from bench.reading import plain_file
 from bench.record import artifacts, certificates, ledger, named, race_folder, run_folder
 from bench.record.verification import LOCAL_ROLES
 from bench.report import markdown_blocks
@@ -157,6 +158,6 @@ def _files_of_run(folder):
 
 def _refuse_private(results, path):
     """Records are written without private names; a diff of the sources and a plan are as the user made them."""
-    text = reading.text(results / path, reading.MAX_LINES_BYTES, errors="replace")
+    text = plain_file.text(results / path, plain_file.MAX_LINES_BYTES, errors="replace")
     if private.redact(text, REPO, user="") != text:  # user="": their name in a path may be an ordinary word
         raise ValueError(f"{path}: names this machine's repository, home or host: run again without it, publish that")

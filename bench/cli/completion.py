@@ -6,7 +6,8 @@ For run.sh in a checkout, for speedrun where it is installed.  It knows what the
 import argparse
 import importlib
 
-from bench.cli import CHECKOUT_VERBS, VERBS, arguments
+from bench.cli import arguments
+from bench.cli.verbs import CHECKOUT_VERBS, VERBS
 from bench.paths import INSTALLED
 
 OVERRIDING = ("run", "speedrun", "calibrate", "doctor")  # verbs whose words are Hydra overrides

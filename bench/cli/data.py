@@ -11,7 +11,8 @@ import yaml
 
 from bench.cli import arguments
 from bench.config import groups, schema
-from bench.data import shards, sources
+from bench.data import shards
+from bench.data.sources import datasets
 from bench.paths import of_user
 from bench.terminal import text_table
 from bench.units import format_bytes
@@ -77,7 +78,7 @@ def _get(verb, name, overrides, as_json):
     data = data_config(name, overrides)
     if verb == "make" and data.source == "hub":
         raise ValueError(f"data make {name}: it is not made but fetched: ./run.sh data fetch {name}")
-    facts = _facts(name, sources.prepare(data, fetch=verb == "fetch", say=_say))
+    facts = _facts(name, datasets.prepare(data, fetch=verb == "fetch", say=_say))
     print(json.dumps(facts, indent=1) if as_json else _lines(facts))
     return 0
 
@@ -96,7 +97,7 @@ def _show(names, overrides, as_json):
 
 def _shown(name, overrides):
     if not (name.endswith(".bin") or os.sep in name):
-        return _facts(name, sources.find(data_config(name, overrides), _say))
+        return _facts(name, datasets.find(data_config(name, overrides), _say))
     if not of_user(name).exists():
         raise ValueError(f"{name}: there is no such file; name one, or one of {', '.join(known())}")
     return _file_facts(of_user(name))

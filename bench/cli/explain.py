@@ -70,6 +70,6 @@ def _is_run(paths: list[Path]) -> bool:
 def _parser():
     parser = trace_jobs.parser("explain", main)
     parser.add_argument("--html", metavar="FILE", help="write a page instead")
-    help_ = "measured ceilings, in the place of those kept of the run's machine"
+    help_ = "measured ceilings, in place of those kept of the run's machine"
     parser.add_argument("--passport", metavar="FILE", help=help_)
     return parser

@@ -8,7 +8,8 @@ elsewhere.
 import json
 
 from bench.claims import claim as claims
-from bench.claims import claim_folder, rules
+from bench.claims import claim_folder
+from bench.claims.rules import rulebook
 from bench.cli import arguments, rule_lines
 from bench.race import state
 from bench.record import ledger, named
@@ -21,7 +22,7 @@ def main(argv):
     found = _claims(args.runs)
     verdicts = []
     for name, claim in found:
-        checked = rules.check(claim, args.replayed)
+        checked = rulebook.check(claim, args.replayed)
         accepted = all(rule["passed"] is not False for rule in checked)
         about = {"claim": name, "track": claim.track, "n": len(claim.runs)}
         verdicts.append(about | {"accepted": accepted, "rules": checked})
@@ -71,7 +72,7 @@ def text(verdict):
 
 
 def _parser():
-    lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rules.RULES)
+    lines = "\n".join(f"  {rule.__name__.replace('_', ' ')}: {rule.__doc__.splitlines()[0]}" for rule in rulebook.RULES)
     parser = arguments.Parser("./run.sh judge", main=main, epilog=f"rules:\n{lines}\n\nA track's numbers: conf/track/.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs claimed together, a race, or a claim folder")
     parser.add_argument("--claim", metavar="FOLDER", help="also make a claim folder: runs, races, ledger, README")

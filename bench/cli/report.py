@@ -88,23 +88,23 @@ def _pictures(charts, folder, panels=(), drawings=()):
     return {"pictures": [os.path.abspath(path) for path in png.write(charts, folder, panels, drawings)]}
 
 
-def _one(folder, args, room, name):
-    """A run or a race; room: the module that knows its page, its charts and its block of Markdown."""
+def _one(folder, args, module, name):
+    """A run or a race; module: the module that knows its page, its charts and its block of Markdown."""
     if args.md and (args.png or args.out):
         other = "--png" if args.png else f"--out {args.out}"
         raise ValueError(f"--md with {other}: Markdown is printed: leave {other.split()[0]} out, or --md")
     if args.md:
-        print(room.block(folder), end="")
+        print(module.block(folder), end="")
         return {}
     if args.png:
-        panels = room.panels_of(folder) if name == RACE else ()
-        drawings = room.drawings_of(folder) if hasattr(room, "drawings_of") else ()
+        panels = module.panels_of(folder) if name == RACE else ()
+        drawings = module.drawings_of(folder) if hasattr(module, "drawings_of") else ()
         out = of_user(args.out) if args.out else folder / "plots"
-        return _pictures(room.charts_of(folder), out, panels, drawings)
+        return _pictures(module.charts_of(folder), out, panels, drawings)
     path = of_user(args.out) if args.out else folder / name
     if name == RACE:
-        room.write_run_pages(folder)
-    atomic.write_out(path, room.html(folder, at=path.parent))
+        module.write_run_pages(folder)
+    atomic.write_out(path, module.html(folder, at=path.parent))
     return {"page": os.path.abspath(path)}
 
 

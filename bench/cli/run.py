@@ -91,7 +91,7 @@ def _show_cfg(args):
 
 
 def _seconds_of_budget(words):
-    """--budget's value, None for None.  ValueError: it is no time."""
+    """--budget's value, None for None.  ValueError: it is not a time."""
     try:
         return None if words is None else seconds_of(words)
     except ValueError as error:

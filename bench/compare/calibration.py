@@ -11,10 +11,11 @@ import math
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import reading, stats
+from bench import stats
 from bench.compare import eligibility, verdict
 from bench.compare.effects import MIN_FLOOR_PCT
 from bench.paths import results_root
+from bench.reading import json_file
 from bench.record.race_folder import TODAYS_FLAGS
 from bench.record.rows import Row
 
@@ -134,7 +135,7 @@ def _of_session(session_id, comparability_id):
     found = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(ValueError):  # not a calibration, or a damaged one
-            kept = reading.json_object(path, Kept)
+            kept = json_file.read(path, Kept)
             if kept["session_id"] == session_id is not None and kept["floor_pct"] > 0:
                 found.append(kept | {"file": path.name, "exact": kept["comparability_id"] == comparability_id})
     return found

@@ -4,11 +4,12 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from bench import reading
 from bench.compare import calibration, differences, eligibility, verdict
 from bench.compare.selection import Arm, called
 from bench.config import versions
 from bench.diagnosis import between_runs
+from bench.reading import json_file, yaml_file
+from bench.reading.damage import Damaged, of_record
 from bench.record import certificates, run_folder
 
 MAX_FACTS = 3  # runs of an arm whose config, code and environment are read for the differences
@@ -21,7 +22,7 @@ def of_arms(arms: Iterable[Arm], diagnose: bool = True, **options) -> list[tuple
     baseline, *candidates = arms = list(arms)
     first, *others = called(arms)
     pairs = zip(candidates, others, strict=True)
-    with contextlib.nullcontext() if baseline.race is None else reading.of_record(f"race {baseline.race}"):
+    with contextlib.nullcontext() if baseline.race is None else of_record(f"race {baseline.race}"):
         results = [_one(baseline, arm, (first, other), diagnose, options) for arm, other in pairs]
         verdict.adjusted(dict(enumerate(results)))
         if len(results) == 1 and baseline.race == candidates[0].race is not None:
@@ -95,10 +96,10 @@ def _facts(arm):
 def _facts_of_run(run, folder):
     config = environment = None
     if folder:
-        with contextlib.suppress(reading.Damaged):  # verify says so; what it held is unknown here
-            config = versions.upgraded(reading.yaml_mapping(f"{folder}/config.yaml"))
-        with contextlib.suppress(reading.Damaged):
-            environment = reading.json_object(f"{folder}/environment.json")
+        with contextlib.suppress(Damaged):  # verify says so; what it held is unknown here
+            config = versions.upgraded(yaml_file.read(f"{folder}/config.yaml"))
+        with contextlib.suppress(Damaged):
+            environment = json_file.read(f"{folder}/environment.json")
     return differences.facts(run, config, environment)
 
 

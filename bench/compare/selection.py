@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import reading
 from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, results_root
+from bench.reading.damage import Damaged
 from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
 from bench.terminal.text_table import counted
@@ -42,7 +42,7 @@ class Arm:
             return self.record_of(number).get("steps") or []
         try:
             return step_files.read(folder)
-        except reading.Damaged as error:
+        except Damaged as error:
             self.damaged[self.rows[number]["run_id"]] = str(error)
             return []
 
@@ -172,15 +172,15 @@ def _of_paths(word, paths, rows):
 
 def _of_logs(word, paths):
     """Logs that other harnesses wrote, each in the first format in which it holds a run; copies of a log count once."""
-    from bench import importers
+    from bench.importers import log_files
 
     rows, records = [], {}
     try:
-        files = importers.files(paths)
+        files = log_files.files(paths)
     except ValueError as error:
         raise ValueError(f"{word}: it holds no run folder and no training log ({error})") from None
     for path, part_of in files:
-        readings = (importers.read(path, form, part_of)[0] for form in importers.FORMATS)
+        readings = (log_files.read(path, form, part_of)[0] for form in log_files.FORMATS)
         for run, steps in next((runs for runs in readings if runs), []):
             rows.append(row_of(run))
             records.setdefault(run["run_id"], run | {"steps": steps})

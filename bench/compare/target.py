@@ -40,7 +40,7 @@ def of_track(track: str | None) -> dict:
     return yaml.safe_load(groups.path_of("track", name).read_text())["track"]
 
 
-def of_losses(losses, target_val_loss, p_value):
+def of_losses(losses: Sequence[float], target_val_loss: float | None, p_value: float) -> dict:
     """Losses of independent runs -> {"n", "mean", "sd", "t", "p", "below"}.
 
     below: whether the mean is shown to be below the target.  None where there is nothing to test: no target (None), or

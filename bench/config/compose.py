@@ -10,14 +10,13 @@ import functools
 
 import yaml
 
-from bench.config import hydra_app, schema, stages
+from bench.config import hydra_app, schema
 from bench.config.groups import GROUPS, PRIMARY, choices, config_name, default_track, did_you_mean, own_folders, path_of
 from bench.config.overrides import one_line, parsed
 from bench.config.typed import fill_like, filled, leaves
 
 FREE = ("model.args", "data.args")  # settings of the user's own class, which its __init__ knows
 LISTS = ("instruments", "exporters")  # of names, each with the settings of its yaml
-UNFIXED = ("data.vocab_size", "track.repeats")  # derived from the data; how often a run is made changes no run
 TRACK_OF_GPUS = "gpt2_small"  # where no track is named
 
 
@@ -57,31 +56,11 @@ def origins(overrides: list[str], machine: schema.Machine | None) -> tuple[dict[
 
 
 def _with_bases(group, name):
-    """A choice, then those that its yaml stands on, as experiment r09 on r08."""
+    """A choice, then those that its yaml is based on, as experiment r09 on r08."""
     yield name
     for base in (yaml.safe_load(path_of(group, name).read_text()) or {}).get("defaults", ()):
         if isinstance(base, str) and base in choices(group):
             yield from _with_bases(group, base)
-
-
-def deviations(config: schema.Config) -> list[str]:
-    """What a run changes of the things its track fixes, as 'key: value instead of value'."""
-    track = config.track
-    if not track.fixed:
-        return []
-    rules, found = dict(leaves(_of_track(track.name))), []
-    for key, value in leaves(schema.to_dict(config)):
-        is_fixed = any(_is_in(key, fixed) for fixed in [*track.fixed, "track"])
-        if is_fixed and rules.get(key) != value and key not in UNFIXED:
-            found.append(f"{key}: {value} instead of {rules.get(key)}")
-    for key, words in stages.changed(config).items():
-        if any(_is_in(key, fixed) or _is_in(fixed, key) for fixed in track.fixed):
-            found.append(f"{words} in the place of {key}, which the track fixes")
-    return found
-
-
-def _is_in(key, group):
-    return f"{key}.".startswith(f"{group}.")
 
 
 def group_words(overrides: list[str], machine: schema.Machine | None = None) -> list[str]:
@@ -164,7 +143,7 @@ def _set(values, override):
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if not isinstance(section, dict) or last not in section:
-        from bench.config import explain  # it stands on this file, which needs it only for this
+        from bench.config import explain  # it imports this file, which needs it only for this
 
         known = explain.settings()
         if key in known:
@@ -204,7 +183,7 @@ def _composed(groups, folders, name):
     return composed
 
 
-def _of_track(name):
+def of_track(name):
     """The composed values of a run that changes nothing on the track."""
     return _composed((f"track={name}",), own_folders(), PRIMARY)
 
@@ -221,7 +200,7 @@ def _check_track(track):
         raise ValueError(f"track.name={name}: unknown track; choose from {', '.join(choices('track'))}")
     if track | {"repeats": None} == _own_rules(name) | {"repeats": None}:
         return  # as its file has them, for which nothing need be composed
-    for key, rule in _of_track(name)["track"].items():
+    for key, rule in of_track(name)["track"].items():
         if key != "repeats" and track[key] != rule:
             remedy = "other rules are another file in conf/track/"
             raise ValueError(f"track.{key}={track[key]}: track {name} says {rule}; {remedy}")

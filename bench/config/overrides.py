@@ -91,7 +91,9 @@ def check_glob(word: str, loader) -> None:
     key = word.partition("=")[0]
     names = loader.get_group_options(key)
     if not names:
-        raise ValueError(f"{word}: {key} is no group: glob(...) chooses from the files of one, as model=glob(*) does")
+        raise ValueError(
+            f"{word}: {key} is not a group: glob(...) chooses from the files of one, as model=glob(*) does"
+        )
     if not pattern.filter(names):
         raise ValueError(f"{word}: it matches none of {', '.join(names)}")
 

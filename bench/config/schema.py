@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from bench import reading
 from bench.config import versions
 from bench.config.ranges import AtLeast1, Name, Repository, ShardNumbers, between
 from bench.config.track import TrackConfig
 from bench.config.typed import build
 from bench.config.versions import without_none
+from bench.reading import yaml_file
+from bench.reading.damage import of_record
 from models import optimizers
 from models.settings import Positive, PositiveInt, Range, one_of
 from models.stages import Stage
@@ -148,7 +149,7 @@ class HardwareConfig:
 
 @dataclass(kw_only=True)
 class ScriptConfig:
-    path: str | None = None  # a training script of anybody's, script=train_gpt.py; null: train a model of ours
+    path: str | None = None  # any training script, script=train_gpt.py; null: train a model of ours
     args: list[str] | None = None  # its arguments; {seed} in one of them is the run's seed; null: none
     python: str | None = None  # the interpreter that runs it; null: this program's own
     env: dict[str, Any] | None = None  # variables that it gets beside the harness's; null as a value: the shell's own
@@ -206,8 +207,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 def read(folder: Path | str) -> Config:
     """config.yaml of a run folder, of any version -> Config.  Raises ValueError."""
     path = Path(folder) / "config.yaml"
-    with reading.of_record(path):
-        return build(Config, versions.upgraded(reading.yaml_mapping(path)))
+    with of_record(path):
+        return build(Config, versions.upgraded(yaml_file.read(path)))
 
 
 def config_id(config: Config) -> str:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 
 if TYPE_CHECKING:  # imported where tokens are: a launcher only checks headers
     import numpy as np
@@ -73,9 +75,9 @@ def check(path: Path | str) -> Shard:
     """Header and size of a file -> Shard.  Raises CheckFailed, which names the file, what is wrong and what to try."""
     path = Path(path)
     try:
-        with reading.opened(path) as file:
+        with plain_file.opened(path) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
-    except reading.Damaged as error:
+    except Damaged as error:
         raise CheckFailed(f"{error}; check the name and the permissions") from error
     if len(head) < HEADER_BYTES:
         why = f"{size} bytes, and a header alone has {HEADER_BYTES}"

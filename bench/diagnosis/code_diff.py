@@ -12,9 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import TypedDict
 
-from bench import atomic, reading
+from bench import atomic
 from bench.machine import code_state, git
 from bench.paths import REPO
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Damaged
 
 MAX_PATCH_CHARS = 200_000
 WHOLE = ("own", "script")  # folders of code/ with the user's files
@@ -62,7 +64,7 @@ def _own_change(a_folder, b_folder):
     a, b = _whole_files(a_folder / "code"), _whole_files(b_folder / "code")
     found = []
     for name in sorted(a.keys() | b.keys()):
-        texts = [reading.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)]
+        texts = [plain_file.text(side[name], errors="replace").splitlines() if name in side else [] for side in (a, b)]
         lines = list(difflib.unified_diff(*texts, f"a/{name}", f"b/{name}", lineterm=""))
         if lines:
             added, removed = (sum(line[0] == sign for line in lines[2:]) for sign in "+-")
@@ -107,10 +109,10 @@ def _git(repo, scratch):
 def _tree(ask, folder):
     """The run's source as a tree.  Raises Unknown."""
     try:
-        found = reading.json_object(folder / "code" / "commit.json", Commit)
-        patch = reading.content(folder / "code" / "diff.patch")
+        found = json_file.read(folder / "code" / "commit.json", Commit)
+        patch = plain_file.content(folder / "code" / "diff.patch")
         commit, untracked = found["commit"], found["untracked"] or ()
-    except reading.Damaged:
+    except Damaged:
         raise Unknown(f"{folder.name} does not say which code ran") from None
     if not commit:
         raise Unknown(f"{folder.name} ran outside of git")
@@ -136,5 +138,5 @@ def _add(ask, folder, name):
     path = (root / str(name)).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         raise Unknown(f"{folder.name} does not hold its untracked source {name}")
-    blob = ask("hash-object", "-w", "--stdin", given=reading.content(path)).strip()
+    blob = ask("hash-object", "-w", "--stdin", given=plain_file.content(path)).strip()
     ask("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")

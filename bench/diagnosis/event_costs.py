@@ -26,7 +26,7 @@ def of(folder: Path | str, run: dict, rows: list[dict]) -> dict:
     events = step_files.read_events(folder)
     flagged = {row["step"] for row in rows if row.get("flags")}
     by_rank = {
-        name: [_without(flagged, of_rank) for of_rank in of_ranks]
+        name: [{row: ms for row, ms in of_rank.items() if row not in flagged} for of_rank in of_ranks]
         for name, of_ranks in step_files.read_by_rank(folder).items()
     }
     found = stall_causes.explain(stalls.find(rows), rows, events, by_rank)
@@ -40,10 +40,6 @@ def of(folder: Path | str, run: dict, rows: list[dict]) -> dict:
         costs["late_rank"] = {"count": late["num_late_steps"], "ms": late["late_ms_sum"]}
     costs["non_finite_loss"] = _of_worst_rank("non_finite_loss", events)
     return {"costs": costs, "skew": skewed, "events": _as_events(found, skewed, rows, events)}
-
-
-def _without(flagged, of_rank):
-    return {row: ms for row, ms in of_rank.items() if row not in flagged}
 
 
 def _of_worst_rank(kind, events):

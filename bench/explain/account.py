@@ -3,7 +3,7 @@
     {"of": "device" | "host", "step_ms", "num_steps", "parts": [line], "ranks": {"0": {...}}, "lateness", "next": [...]}
 
 step_ms is the mean over the counted steps and ranks.  A line of parts is {"part", "meaning", "is_limit", "ms", "pct",
-"source"}, mean over the same, source: where a limit's rates are from, None of what is no limit; a rank's own has
+"source"}, mean over the same, source: where a limit's rates are from, None where it is not a limit; a rank's own has
 "sum_ns", integers that add up to its "step_sum_ns" exactly.
 """
 

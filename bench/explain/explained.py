@@ -19,7 +19,7 @@ def of_paths(
 ) -> dict[str, dict]:
     """Paths of one job -> {title: answer of account.of_ranks()}, one for each window of its traces.
 
-    A run without a trace is explained by its record.  passport: a file, in the place of the one that fits the run.
+    A run without a trace is explained by its record.  passport: a file, in place of the one that fits the run.
     Raises NoTrace, a ValueError: nothing was recorded.
     """
     run = paths[0] if len(paths) == 1 and (paths[0] / "run.json").is_file() else None

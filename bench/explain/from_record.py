@@ -25,7 +25,7 @@ REGIONS = stall_causes.REGIONS
 def of(folder: Path | str, passport: Path | None = None) -> dict:
     """A run's folder -> the answer of account.of_ranks(), "of": "record".  ValueError without a measured step.
 
-    passport: a file, in the place of the one that fits the run.
+    passport: a file, in place of the one that fits the run.
     """
     run = run_folder.read(folder)
     rows = [row for row in step_files.read(folder) if row.get("step_ms") is not None and not row.get("flags")]

@@ -1,4 +1,4 @@
-"""A trace of the CPU alone -> the pieces of its steps: operators of the main thread in the place of kernels."""
+"""A trace of the CPU alone -> the pieces of its steps: operators of the main thread in place of kernels."""
 
 from bench.explain import bounded, parts
 from bench.explain.host import COMMUNICATES, Thread, main_track

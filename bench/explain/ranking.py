@@ -17,7 +17,7 @@ BY_LINE = (parts.HOST, parts.SYNC, parts.LOADER, parts.GARBAGE, parts.COMPILATIO
 WITH = {parts.SHAPE: parts.SLOWER, parts.WIRE: parts.EXPOSED, parts.LATENCY: parts.LAUNCH}  # one line of the same name
 NO_GAIN = (parts.ARITHMETIC, parts.BANDWIDTH)
 ADVICE = {
-    parts.SLOWER: "the same operator at its bound; one larger product in the place of small ones",
+    parts.SLOWER: "the same operator at its bound; one larger product in place of small ones",
     parts.OPTIMIZER: "share it out among ranks, fuse it, or do less of it",
     parts.UNBOUND: "all of its time, as its bound is not known: fuse it, or record shapes",
     parts.WAITING: "make that rank as fast as the others",

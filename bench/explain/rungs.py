@@ -15,7 +15,7 @@ from bench.trace import categories, flops
 from models import ladder
 
 RUNG = re.compile(r"^  (r\d\d) +([\d.]+ min) +(.*)$", re.M)
-TILE = 8  # a factor that is no multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
+TILE = 8  # a factor that is not a multiple of it keeps 16-bit tensor cores from their full rate (NVIDIA's matmul guide)
 VOCABULARY = 32_000  # a size from which on it is that of a vocabulary, not of a layer
 SHAPES = re.compile(r"\[([\d, ]+)\]")
 ACTIVATION = re.compile(r"^triton_.*(?:relu|gelu|silu|threshold_backward)")  # the MLP's, whatever is fused into it

@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from bench import reading, utc
+from bench import utc
+from bench.reading import damage, plain_file, yaml_file
 from bench.record import run_folder, step_files
 from bench.record.metrics import step_avg_ms
 
@@ -23,7 +24,7 @@ def text(folder: Path) -> str:
     patch = folder / "code" / "diff.patch"
     code = [f"# sources sha256 {run['code'].get('source_sha256')}, commit {run['code'].get('commit')}"]
     if patch.is_file() and patch.stat().st_size:
-        changes = reading.text(patch, errors="replace").splitlines()
+        changes = plain_file.text(patch, errors="replace").splitlines()
         code += ["# changes that were not committed:", *(f"# {line}" for line in changes)]
     imported = run.get("imported") or {}
     is_timed = not imported and any(row.get("step_ms") is not None for row in rows)
@@ -42,7 +43,7 @@ def text(folder: Path) -> str:
 
 def _harmless(text):
     """Without what a terminal would obey."""
-    return "\n".join("\t".join(map(reading.one_line, line.split("\t"))) for line in text.split("\n"))
+    return "\n".join("\t".join(map(damage.one_line, line.split("\t"))) for line in text.split("\n"))
 
 
 def _environment(run):
@@ -73,7 +74,7 @@ def _num_planned(folder, run, rows):
     declared = (run.get("imported") or {}).get("declared_steps")
     if declared is None and run["status"] != "complete":
         if (folder / "config.yaml").is_file():
-            declared = (reading.yaml_mapping(folder / "config.yaml").get("goal") or {}).get("max_steps")
+            declared = (yaml_file.read(folder / "config.yaml").get("goal") or {}).get("max_steps")
         if declared is None:
             what = f"status={run['status']}, and it does not say how many steps it was to have"
             raise ValueError(f"{run['run_id']}: {what}: export it --to csv")

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import reading, utc
+from bench import utc
 from bench.config import versions
 from bench.config.typed import leaves
+from bench.reading import yaml_file
+from bench.reading.damage import Damaged
 from bench.record import run_folder, step_files
 
 NAMES = {"train_loss": "loss/train", "val_loss": "loss/val", "lr": "optim/lr", "tokens": "progress/tokens"}
@@ -56,8 +58,8 @@ def series_of(row: dict) -> dict[str, float]:
 def _settings(folder):
     """config.yaml, flat; a list or None as its words."""
     try:
-        found = leaves(versions.upgraded(reading.yaml_mapping(folder / "config.yaml")))
-    except reading.Damaged:  # verify says so
+        found = leaves(versions.upgraded(yaml_file.read(folder / "config.yaml")))
+    except Damaged:  # verify says so
         return {}
     plain = (bool, int, float)
     return {key: one if isinstance(one, plain) else str(one)[:MAX_TEXT] for key, one in found if one != {}}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from bench import reading
+from bench.reading import damage
+from bench.reading.damage import Damaged, of_record
 from bench.record import listing, run_folder, step_files
 
 T = TypeVar("T")
@@ -33,9 +34,9 @@ def of_each(folders: Iterable[Path | str], make: Callable[[Path | str], T]) -> l
     found, folders = [], list(folders)
     for folder in folders:
         try:
-            with reading.of_record(folder):
+            with of_record(folder):
                 found.append(make(folder))
-        except reading.Damaged as error:
+        except Damaged as error:
             listing.excluded("export", str(error))
     return _some(found, folders)
 
@@ -52,7 +53,7 @@ def as_csv(rows: Sequence[Mapping]) -> str:
 def _cell(value):
     if isinstance(value, (list, dict)):
         return json.dumps(value)
-    return reading.one_line(value) if isinstance(value, str) else value
+    return damage.one_line(value) if isinstance(value, str) else value
 
 
 def _columns(rows):

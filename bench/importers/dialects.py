@@ -11,9 +11,10 @@ step_ms or step_s, of that step.  A pattern is searched in every line; step alon
 import re
 from collections.abc import Iterable, Sequence
 
-from bench import reading
 from bench.importers import console_forms, consoles, modded_nanogpt
 from bench.importers.foreign_run import Run
+from bench.reading import yaml_file
+from bench.reading.damage import Damaged
 
 WORD = re.compile(r" (train_loss|val_loss|train_time):([-+.\deEnaif]+)(ms|s)?(?= |$)")
 STEP = re.compile(r"^(?:\S{0,20}: ?)?(?:step:(\d{1,9})/(\d{1,9})|s:(\d{1,9})(?= t[re]l:))(?= )")
@@ -108,8 +109,8 @@ def of_name(name: str) -> Modded | Console:
 def read_yaml(path: str, where: str) -> Console:
     """The dialect that a yaml of patterns describes.  ValueError says what is wrong with it; where: the setting."""
     try:
-        found = reading.yaml_mapping(path)
-    except reading.Damaged as error:
+        found = yaml_file.read(path)
+    except Damaged as error:
         known = f"give one of {', '.join(NAMES)}, or a yaml of patterns"
         raise ValueError(f"{where}: cannot be read ({error}): {known}") from None
     if not {"step", "val"} & set(found) or set(found) - {"step", "val", "first_step"}:
@@ -123,7 +124,7 @@ def read_yaml(path: str, where: str) -> Console:
 
 def edge(path: str) -> tuple[str, int]:
     """Of a readable yaml of patterns: that of a step's line, its number the first group, and what to add to it."""
-    found = reading.yaml_mapping(path)
+    found = yaml_file.read(path)
     return re.sub(r"[?]P<(?!step>)[a-z_]+>", "?:", found["step"]), 1 - found.get("first_step", 1)
 
 
@@ -148,5 +149,5 @@ def detect(lines: Iterable[str]) -> str | None:
 
 
 def read(name: str, lines: Sequence[str]) -> tuple[list[Run], dict]:
-    """All lines of a program, in that dialect -> (its runs, facts as importers.read has them: "unmatched" and more)."""
+    """All lines of a program, in that dialect -> (its runs, facts as log_files.read has them: "unmatched" and more)."""
     return of_name(name).read(("\n".join(lines) + "\n").encode())

@@ -23,7 +23,7 @@ def _unknown():
 
 
 def of_run(run: Run, path: Path, form: str, facts: dict, part_of: Path | None = None) -> tuple[dict, list[dict]]:
-    """Run -> (record, rows of steps.csv).  path: of the log; facts: as importers.read has; part_of: its folder."""
+    """Run -> (record, rows of steps.csv).  path: of the log; facts: as log_files.read has; part_of: its folder."""
     track, name = _track_and_name(Path(path), part_of)
     rows, doubts = rows_of(run), _doubts(facts["unmatched"])
     digits = re.sub(r"\D", "", run.facts.get("started_at") or "")

@@ -20,7 +20,7 @@ TARGET = (
 def asked(words: Sequence[str]) -> tuple[Size, list[Fitted], dict]:
     """Words -> the size, each rung at it, and the request: of bench.race.request.parse(), with "ladder" for the plan.
 
-    A rung that is not named and cannot run here has its fault and is no arm.  ValueError: what is wrong.
+    A rung that is not named and cannot run here has its fault and is not an arm.  ValueError: what is wrong.
     """
     names = [word for word in words if "=" not in word]
     own = dict(word.split("=", 1) for word in words if word.split("=")[0] in OWN_WORDS and "=" in word)

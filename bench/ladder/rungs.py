@@ -16,9 +16,9 @@ GROUP = "experiment"
 SOURCE = re.compile(r"\brecords/(track_\d+)")
 MINUTES = re.compile(r"([\d.]+) minutes")
 EXPECTED = re.compile(r"Expected[^:]*: (.*)", re.DOTALL)
-VAL_LOSS = re.compile(r"val_loss (\d\.\d{4})")  # "3.28 or a little less" is no measurement
+VAL_LOSS = re.compile(r"val_loss (\d\.\d{4})")  # "3.28 or a little less" is not a measurement
 STEPS = re.compile(r"after ([\d,]+) steps")
-STEP_MS = re.compile(r"(?<!to )\b([\d.]+) ms a step")  # "147 to 155 ms a step" is no measurement either
+STEP_MS = re.compile(r"(?<!to )\b([\d.]+) ms a step")  # "147 to 155 ms a step" is not a measurement either
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     tokens in a row      sequences, windows and the blocks of a mask, as the size's are to the 1,024 of records 1 to 11
     steps                stages[].until_step and frozen_steps, as the size's steps are to the rung's own
 
-A sequence is never longer than a rank's part of a step, or of a validation.  Of an experiment that is no record the
+A sequence is never longer than a rank's part of a step, or of a validation.  Of an experiment that is not a record the
 size's tokens are in proportion to its own.
 """
 

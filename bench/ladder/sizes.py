@@ -30,8 +30,8 @@ class Size:
     about: str
     overrides: tuple[str, ...]  # of every rung
     shape: str | None  # conf/model/size/ of every rung; None: the record's own
-    batch_tokens: int | None  # in the place of the record's 524,288; None: nothing is scaled
-    seq_len: int | None  # in the place of the record's 1,024; None: the record's own
+    batch_tokens: int | None  # in place of the record's 524,288; None: nothing is scaled
+    seq_len: int | None  # in place of the record's 1,024; None: the record's own
     guess_s: float | None  # a run with its start, where no run of the config is known; None: by the record's own time
 
     @property

@@ -43,7 +43,7 @@ class Staircase(TypedDict):
 def of_race(folder: Path | str, interpolate: bool = False) -> Staircase:
     """A race's folder -> Staircase.  interpolate: linearly between the validations around the target.
 
-    ValueError: it is no ladder, has not ended, or ended without a result.
+    ValueError: it is not a ladder, has not ended, or ended without a result.
     """
     race = race_folder.read(folder)
     kept = race["plan"].get("ladder")

@@ -29,7 +29,7 @@ def main(folder, num_processes, program=(sys.executable, "-m", "bench.training.w
     logs = Path(folder) / "logs"
     signal.signal(signal.SIGTERM, _leave)
     with _reserved_port() as port:
-        of_rank = {rank: _own(rank) for rank in range(num_processes)}
+        of_rank = {rank: dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(num_processes)}
         ranks = RankProcesses((*program, str(folder)), os.environ | _alike(num_processes, port), of_rank, log=None)
         try:
             failures = _first_failures(ranks, logs)
@@ -52,10 +52,6 @@ def _alike(num_processes, port):
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-
-
-def _own(rank):
-    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
 
 
 def _first_failures(ranks, logs):

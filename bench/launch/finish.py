@@ -6,10 +6,11 @@ import os
 import sys
 import time
 
-from bench import atomic, private, reading, utc
+from bench import atomic, private, utc
 from bench.diagnosis import event_costs
 from bench.machine import environment
 from bench.paths import REPO
+from bench.reading.damage import Damaged
 from bench.record import artifacts, failures, ledger, run_folder, step_files, validity
 from bench.record.metrics import metrics
 
@@ -107,7 +108,7 @@ def _write(folder, run):
     results = folder.parent.parent
     try:
         _twice(lambda: ledger.ended(results, folder, run))
-    except (OSError, reading.Damaged) as error:
+    except (OSError, Damaged) as error:
         print(f"{results}: the ledger lacks the end of {folder.name} ({error})", file=sys.stderr)
 
 

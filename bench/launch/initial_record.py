@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import yaml
 
-from bench import atomic, instruments, private, utc
+from bench import atomic, private, utc
 from bench.config import groups, schema
-from bench.data import sources
+from bench.data.sources import datasets
+from bench.data.sources.source import data_root
 from bench.exporters import dashboards
+from bench.instruments import registry
 from bench.launch.script import script, work_folder
 from bench.machine import code_state, environment
 from bench.paths import REPO
@@ -84,7 +86,7 @@ def record_of(job, env: dict, command: Sequence[str]) -> dict:
         "hardware": schema.to_dict(config.hardware) | {"rendezvous": None},  # an address, and no part of the run
         "instruments": config.instruments,
         "exporters": private.redact_all(config.exporters, REPO),
-        "timing_protocol": _timing_protocol(job) | {"instruments": instruments.in_timed_region(config.instruments)},
+        "timing_protocol": _timing_protocol(job) | {"instruments": registry.in_timed_region(config.instruments)},
         "code": code_state.state(REPO, job.own_sources),
         "data": _data(job),
         "environment": environment.summary(env, config.hardware),
@@ -110,7 +112,7 @@ def _timing_protocol(job):
 
 def _data(job):
     dataset, config = job.dataset, job.config
-    root = sources.data_root()
+    root = data_root()
 
     def facts(shard):
         inside = shard.path.is_relative_to(root)
@@ -121,7 +123,7 @@ def _data(job):
         "source": dataset.name,
         "vocab_size": dataset.vocab_size,
         "epochs": job.epochs,
-        "floor_nats": sources.floor_nats(dataset, config.goal.val_tokens),
+        "floor_nats": datasets.floor_nats(dataset, config.goal.val_tokens),
         "train": [facts(shard) for shard in dataset.train],
         "val": [facts(shard) for shard in dataset.val],
     } | ({"origin": dataset.origin} if dataset.origin else {})
@@ -151,7 +153,7 @@ def write_inputs(folder, job, env, started_s, code, pipes=()):
     if job.script:
         from bench.launch.script import trace_files  # numpy, as below script_run
 
-        work = work_folder.make(folder, job.script, job.dataset, sources.data_root())
+        work = work_folder.make(folder, job.script, job.dataset, data_root())
         profile = trace_files.asked(job.config.instruments, job.script.dialect)
         launched["script"] = script.dumped(job.script, work, job.config.seed, list(pipes), profile)
     atomic.write_json(folder / run_folder.LAUNCH, launched, durable=False)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import instruments
 from bench.config import ranges, schema
+from bench.instruments import registry
 from bench.launch import ranks
 from bench.launch.nodes import adopted, channel, fabric
 from bench.launch.nodes.adopted import Adopted
@@ -59,9 +59,9 @@ def check(job: Job, found: Adopted | None) -> None:
     if several and job.script:
         what = f"{several}, but script={job.script.typed} is started by a torchrun of the harness' own"
         raise ValueError(f"{what}: ./run.sh run script={job.script.typed} hardware.num_processes=N, on one node")
-    around = instruments.program(job.config.instruments, Path(), hardware.device)
+    around = registry.program(job.config.instruments, Path(), hardware.device)
     if several and around:
-        remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in the place of profile=nsys"
+        remedy = f"start {around[0]} around each rank yourself, with +instruments=nvtx in place of profile=nsys"
         raise ValueError(f"{several}: the harness cannot start ranks within {around[0]} here: {remedy}")
     if hardware.nodes and not found and hardware.rendezvous is None and "SLURM_JOB_ID" not in os.environ:
         raise ValueError(

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from bench import atomic, instruments, utc
-from bench.data import sources
+from bench import atomic, utc
+from bench.data.sources import datasets
 from bench.exporters import dashboards
+from bench.instruments import registry
 from bench.launch import allocation, finish, initial_record, owner, ranks, ready, summary
 from bench.launch.console import Bars, say
 from bench.launch.nodes import carried
@@ -156,7 +157,7 @@ def _of_changed_data(folder, job, exit_code, failure):
     """-> failure: of a run that ended well, or in a way that data may have caused, by the data if they changed."""
     failure = failure or failures.classify(folder, exit_code)
     may_be = failure is None or failure["kind"] in failures.BY_CHANGED_DATA
-    if may_be and (changed := sources.changed(job.dataset, gone_too=failure is not None)):
+    if may_be and (changed := datasets.changed(job.dataset, gone_too=failure is not None)):
         return failures.of_data(changed, failure)
     return failure
 
@@ -218,7 +219,7 @@ def _watch(folder, job, run, child_env, series, watched, stop, of_nodes, signals
 
 def _program(folder, config):
     """(the words that start each rank, variables that it gets with them)."""
-    around = instruments.program(config.instruments, folder, config.hardware.device)
+    around = registry.program(config.instruments, folder, config.hardware.device)
     return (*around, *ranks.WORKER), ({run_processes.WITHIN: around[0]} if around else {})
 
 

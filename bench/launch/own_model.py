@@ -114,7 +114,7 @@ def faults_of(question: dict) -> list[str]:
     except ValueError as error:
         return [str(error).partition(": ")[2]]
     if not issubclass(model_class, torch.nn.Module):
-        return [f"{model_class.__name__} is no torch.nn.Module"]
+        return [f"{model_class.__name__} is not a torch.nn.Module"]
     shape = {name: question[name] for name in ("seq_len", "num_layers", "num_heads", "width")}
     arguments = {"vocab_size": question["vocab_size"] or 64, **shape}
     faults = _faults_of_methods(model_class, question["optim"], question.get("methods", ()))
@@ -175,7 +175,7 @@ def _parameters_of(model_class):
 
 
 def _faults_of_model(model_class, arguments, question, has_faults):
-    """What only a model that is made can show.  What the meta device cannot do is no fault."""
+    """What only a model that is made can show.  What the meta device cannot do is not a fault."""
     import torch
 
     try:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import models
-from bench import instruments, private
+from bench import private
 from bench.config import compose, resolve, schema, stages, windows
-from bench.data import sources
+from bench.config.deviations import deviations_of
+from bench.data.sources import datasets
 from bench.exporters import dashboards
+from bench.instruments import registry
 from bench.launch import own_model
 from bench.launch.script import script
 from bench.launch.script.script import Script
@@ -25,10 +27,10 @@ class Job:
     """A run that may start: everything asked has been checked."""
 
     config: schema.Config  # resolved
-    dataset: sources.Dataset
+    dataset: datasets.Dataset
     overrides: list[str]
     deviations: list[str]  # from the track's rules; not empty: open division
-    script: Script | None = None  # what runs in the place of our own training
+    script: Script | None = None  # what runs in place of our own training
 
     @property
     def config_id(self) -> str:
@@ -57,7 +59,7 @@ class Job:
     @property
     def is_profiled(self) -> bool:
         """Whether an instrument disturbs steps: the run counts nowhere, so that one of it is enough."""
-        return bool(instruments.flagging(self.config.instruments))
+        return bool(registry.flagging(self.config.instruments))
 
     @property
     def own(self) -> list[str]:
@@ -94,7 +96,7 @@ def asked(overrides: list[str], machine: schema.Machine | None = None) -> schema
     config = compose.compose(overrides, machine or this_machine())
     if config.script is None:
         _check_arch(config.model.arch)
-    instruments.check(config.instruments)
+    registry.check(config.instruments)
     _check_end(config)
     dashboards.check(config.exporters)
     return config
@@ -104,7 +106,7 @@ def _check_end(config):
     if config.checkpoint.save and config.script is not None:
         raise ValueError(f"checkpoint.save=true with script={config.script.path}: a script saves its own: remove it")
     if config.profile.stop_after_window:
-        instruments.last_step(config.instruments)
+        registry.last_step(config.instruments)
 
 
 def _check_arch(arch):
@@ -135,12 +137,12 @@ def prepare(
     for name in GLOBS:
         if getattr(data, name) is not None:
             setattr(data, name, str(of_user(getattr(data, name))))
-    dataset = sources.prepare(data, fetch=fetch, say=say)
-    sources.check_val_tokens(dataset, config.goal.val_tokens)
+    dataset = datasets.prepare(data, fetch=fetch, say=say)
+    datasets.check_val_tokens(dataset, config.goal.val_tokens)
     for name in GLOBS:  # from here on only for the record, where no home folder belongs
         if getattr(data, name) is not None:
             setattr(data, name, private.redact(getattr(data, name), REPO))
     config = resolve.resolve(config, machine or this_machine(), dataset.vocab_size)
     windows.check_ranks(config.instruments, config.hardware.num_processes)
-    instruments.program(config.instruments, Path(), config.hardware.device)
-    return Job(config, dataset, list(overrides), compose.deviations(config), its_script)
+    registry.program(config.instruments, Path(), config.hardware.device)
+    return Job(config, dataset, list(overrides), deviations_of(config), its_script)

@@ -1,19 +1,14 @@
 """One rank of the doctor's probe: can these ranks talk to each other, and is each device as fast as the others?
 
-Started by bench/launch/agent.py as  python -m bench.launch.probe_rank FOLDER  where FOLDER/probe.json says
-{"device", "timeout_s"}.  Each rank writes FOLDER/rankN.probe.json, or logs/rankN.failure.json as in a run.
+It is asked {"device", "timeout_s"} (bench/launch/answers.py).
 """
 
-import json
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
 
+from bench.launch import answers
 from bench.machine import processes
-from bench.record import failures
-from bench.training import flight_recorder
 from bench.units import MIB
 
 GPU_BYTES, CPU_BYTES = 64 * MIB, MIB  # of the all-reduce that is timed
@@ -23,15 +18,7 @@ MATMUL_REPEATS = 50
 
 
 def main(folder):
-    folder, rank = Path(folder), int(os.environ.get("RANK", 0))
-    flight_recorder.enable_stack_dumps(folder)
-    try:
-        asked = json.loads((folder / "probe.json").read_text())
-        answer = _answer(asked["device"], asked["timeout_s"])
-        (folder / f"rank{rank}.probe.json").write_text(json.dumps(answer))
-    except BaseException as error:
-        failures.write(folder, rank, None, error)
-        raise
+    answers.answer(folder, lambda _, asked: _answer(asked["device"], asked["timeout_s"]))
 
 
 def _answer(device_type, timeout_s):

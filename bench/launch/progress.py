@@ -5,8 +5,9 @@ import re
 import time
 from pathlib import Path
 
-from bench import reading
 from bench.launch.console import Bars, show
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 from bench.record import run_folder
 from bench.training.step_writer import NOTE
 from bench.units import format_about_s
@@ -112,7 +113,7 @@ class Progress:
     def _power_w(self):
         """Of all GPUs together at the last whole tick of telemetry.csv; None without."""
         try:
-            with reading.opened(self._folder / "telemetry.csv") as file:
+            with plain_file.opened(self._folder / "telemetry.csv") as file:
                 columns = file.readline().decode().rstrip("\n").split(",")
                 file.seek(max(file.tell(), file.seek(0, 2) - TAIL_BYTES))
                 lines = file.read().decode(errors="replace").split("\n")[1:-1]
@@ -130,10 +131,10 @@ class Progress:
 
     def _new_lines(self):
         try:
-            with reading.opened(self._folder / "logs" / "rank0.log") as file:
+            with plain_file.opened(self._folder / "logs" / "rank0.log") as file:
                 file.seek(self._offset)
                 new = file.read()
-        except (OSError, reading.Damaged):
+        except (OSError, Damaged):
             return []
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")

@@ -14,7 +14,7 @@ from bench.paths import REPO, working_folder
 from bench.training import flight_recorder
 
 WORKER = (sys.executable, "-m", "bench.training.worker")
-IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is no run
+IN_RUN = "SPEEDRUN_IN_RUN"  # of ranks: what they start is not a run
 GRACE_S = 5.0  # for the agent to end its ranks after SIGTERM; killed, they end because it is gone
 
 

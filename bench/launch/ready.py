@@ -10,7 +10,7 @@ from bench.paths import results_root
 from bench.terminal import text_table
 
 BUSY = ("cpu load", "gpus idle")  # checks which say that other programs run
-SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer hangs on it
+SAMPLE_S = 1.0  # of the load; longer than a single run's, because an answer depends on it
 ANYWAY = "go on where the machine is busy, or what is asked can give no verdict"
 
 

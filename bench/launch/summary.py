@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench import instruments
+from bench.instruments import registry
 from bench.launch.prepare import Job
 from bench.paths import shown
 from bench.record.metrics import step_avg_ms
@@ -51,7 +51,7 @@ def last_words(run: dict) -> str:
 
 def _times(run):
     """The clock's, and why the record's step_avg is not the one that the last step line had, where it is not."""
-    metrics, names = run["metrics"], " and ".join(instruments.flagging(run["instruments"]))
+    metrics, names = run["metrics"], " and ".join(registry.flagging(run["instruments"]))
     train, avg_ms = f"train {metrics['train_s']:.2f} s", metrics["step_avg_ms"]
     printed = _printed_ms(run)
     if metrics["num_flagged_steps"]:

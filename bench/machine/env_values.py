@@ -58,7 +58,7 @@ WORDS = frozenset(SETTINGS.split())
 
 
 def shown(value: str) -> str:
-    """value -> the same with a # and 16 hex digits, salted, in the place of each word that is no known setting.
+    """value -> the same with a # and 16 hex digits, salted, in place of each word that is not a known setting.
 
     What was shown once stays as it is.
     """

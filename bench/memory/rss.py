@@ -7,7 +7,7 @@ It says what the whole process held, the interpreter and its libraries included;
 from pathlib import Path
 from typing import TypedDict
 
-from bench import reading
+from bench.reading import json_file, plain_file
 from bench.units import MIB, format_bytes
 from bench.web.chart import chart, mark_of, series_of
 from bench.web.page import figure, page, section, soft, table, tag
@@ -23,7 +23,7 @@ class Samples(TypedDict):
 
 def load(path: Path) -> dict:
     """The samples as a dict.  ValueError for a file without any."""
-    samples = reading.json_object(path, Samples, reading.MAX_LINES_BYTES)
+    samples = json_file.read(path, Samples, plain_file.MAX_LINES_BYTES)
     if not len(samples["marks"]) == len(samples["rss_bytes"]) > 0:
         raise ValueError(f"{path}: holds no samples of a process: as many rss_bytes as marks, at least one")
     return samples

@@ -14,9 +14,9 @@ import torch
 
 from bench.config.stages import num_micro_steps, stages_of
 from bench.data import shards
-from bench.instruments import load
 from bench.instruments.base import PHASES, Context
 from bench.instruments.instrument_set import InstrumentSet
+from bench.instruments.registry import load
 from bench.launch.prepare import prepare
 from bench.overhead import rounds
 from bench.training import distributed

@@ -11,10 +11,11 @@ more of it.  Nothing in a passport leads to a person or a machine's name.
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic, private, reading, utc
+from bench import atomic, private, utc
 from bench.machine.check_host import MAX_FOREIGN_CPU_CORES
 from bench.passport.figures import Ceilings, Figure
 from bench.paths import results_root
+from bench.reading import json_file
 
 SCHEMA_VERSION = 1
 FOLDER = "passports"
@@ -60,8 +61,8 @@ def write(passport: Passport) -> Path:
 
 
 def read(path: Path | str) -> Passport:
-    """ValueError for anything that is no passport."""
-    passport = reading.json_object(path, Passport)
+    """ValueError for anything that is not a passport."""
+    passport = json_file.read(path, Passport)
     if passport["schema_version"] > SCHEMA_VERSION:
         version = passport["schema_version"]
         raise ValueError(f"{path}: schema_version {version} is newer than this harness: update it")

@@ -70,14 +70,10 @@ def _has_name(event):
 
 def _operators(profile, averages):
     """Without the rows of Python functions, which with_stack adds by the thousand."""
-    kept = [row for row in averages if not _is_python(row.key)]
+    kept = [row for row in averages if not (row.key.startswith(("<built-in", "nn.Module: ")) or ".py(" in row.key)]
     return EventList(
         kept, use_device=profile.use_device, profile_memory=profile.profile_memory, with_flops=profile.with_flops
     )
-
-
-def _is_python(name):
-    return name.startswith(("<built-in", "nn.Module: ")) or ".py(" in name
 
 
 def _row(row, profile):
@@ -110,11 +106,11 @@ def _most_memory(rows):
 
 
 def _text(averages, profile, facts):
-    place = "device" if profile.use_device else "cpu"
+    device = "device" if profile.use_device else "cpu"
     shown = {key: " to ".join(map(str, value)) if isinstance(value, list) else value for key, value in facts.items()}
-    lines = [", ".join(f"{key} {value}" for key, value in shown.items()), "", f"By own {place} time:"]
-    lines += [averages.table(sort_by=f"self_{place}_time_total", row_limit=NUM_ROWS, max_name_column_width=80)]
+    lines = [", ".join(f"{key} {value}" for key, value in shown.items()), "", f"By own {device} time:"]
+    lines += [averages.table(sort_by=f"self_{device}_time_total", row_limit=NUM_ROWS, max_name_column_width=80)]
     if profile.profile_memory:
-        lines += ["", f"By {place} memory that the operator itself allocated:"]
-        lines += [averages.table(f"self_{place}_memory_usage", NUM_MEMORY_ROWS, max_name_column_width=80)]
+        lines += ["", f"By {device} memory that the operator itself allocated:"]
+        lines += [averages.table(f"self_{device}_memory_usage", NUM_MEMORY_ROWS, max_name_column_width=80)]
     return "\n".join(lines) + "\n"

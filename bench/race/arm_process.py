@@ -29,11 +29,11 @@ TICK_S = 0.5
 
 def environment(results: Path | str) -> dict[str, str]:
     """Variables of every arm's process: folders by their absolute names, because worktrees lie elsewhere."""
-    from bench.data import sources
+    from bench.data.sources.source import data_root
 
     return os.environ | {
         "SPEEDRUN_RESULTS": str(Path(results).absolute()),
-        "SPEEDRUN_DATA": str(sources.data_root().absolute()),
+        "SPEEDRUN_DATA": str(data_root().absolute()),
         "SPEEDRUN_CWD": working_folder(),
     }
 
@@ -124,12 +124,12 @@ def _all_facts(arms):
 
 def _job(overrides):
     """The job, or the ValueError that refuses it."""
-    from bench import instruments
+    from bench.instruments import registry
     from bench.launch.prepare import prepare
 
     try:
         job = prepare(overrides, say=lambda text: print(text, file=sys.stderr), check_own=False)
-        if disturbing := instruments.flagging(job.config.instruments):
+        if disturbing := registry.flagging(job.config.instruments):
             words = "the steps that it disturbs have no time that counts: race without it; use it in its own run"
             raise ValueError(f"instruments.{disturbing[0]}: {words}")
     except ValueError as error:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from bench import reading
 from bench.race import plan
+from bench.reading import json_file
+from bench.reading.damage import of_record
 from bench.record import ledger, race_folder, run_folder
 
 LOCK = ".lock.tmp"  # a name that git ignores
@@ -121,8 +122,8 @@ def read(folder: str | Path, results: str | Path | None = None, book: ledger.Led
     """
     folder = Path(folder)
     results = folder.parent.parent if results is None else Path(results)
-    with reading.of_record(folder / "plan.json"):
-        found = reading.json_object(folder / "plan.json", Plan)
+    with of_record(folder / "plan.json"):
+        found = json_file.read(folder / "plan.json", Plan)
         slots = [Slot(number, one["arm"], one["seed"], one["discarded"]) for number, one in enumerate(found["order"])]
         arms = {slot.arm for slot in slots}
         if arms != set(found["arms"]) or found["baseline"] not in arms or found["n"] != max(found["looks"]):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import reading
+from bench.reading import json_file
 from bench.record import run_folder
 
 FILE = "certificate.json"
@@ -27,7 +27,7 @@ class Found(TypedDict):
 def read(folder: Path | str) -> dict | None:
     """The certificate of a run folder, as its record or as its replay; None: there is none, or it is of another run."""
     try:
-        found = reading.json_object(Path(folder) / FILE, Found)
+        found = json_file.read(Path(folder) / FILE, Found)
         run = run_folder.read_raw(folder)
         name = f"{run['track']}/{run['run_id']}"
         if name in found["replays"]:

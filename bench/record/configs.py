@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from bench import reading
 from bench.config import versions
+from bench.reading import plain_file, yaml_file
 
 Config = tuple[str, ...]  # () where there is no config.yaml: a log of another harness
 
@@ -29,7 +29,7 @@ MAX_TEXTS, MAX_KEPT = 1000, 20_000  # whole configs and groups that are remember
 def read(folder: str) -> Config:
     """config.yaml of a run folder; () where there is none or it cannot be read: verify says so, not a table."""
     try:
-        return of_text(reading.text(f"{folder}/config.yaml", reading.MAX_YAML_BYTES))
+        return of_text(plain_file.text(f"{folder}/config.yaml", yaml_file.MAX_BYTES))
     except ValueError:
         return ()
 
@@ -52,7 +52,7 @@ def _texts(part):
     """Lines of one or more groups -> their JSON texts."""
     if part.startswith(("name:", "seed:")) and part.count("\n") < 2:
         return ()
-    values = reading.yaml_value(part, "config.yaml")
+    values = yaml_file.parsed(part, "config.yaml")
     if not isinstance(values, dict):
         raise ValueError("it holds no settings")
     values = versions.upgraded(values)

@@ -13,8 +13,10 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import atomic, private, reading, utc
+from bench import atomic, private, utc
 from bench.paths import REPO
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 from bench.record import artifacts, run_folder, step_files
 
 KILLED = (
@@ -111,7 +113,7 @@ def kind_of(error: BaseException) -> str:
         return "disk_full"
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS, errno.ESTALE):
         return "disk_error"
-    if isinstance(error, reading.Damaged) and "run.json: " in text:  # removed or cut: it is the launcher's alone
+    if isinstance(error, Damaged) and "run.json: " in text:  # removed or cut: it is the launcher's alone
         return "folder_removed"
     if isinstance(error, ValueError):
         return "bad_data" if ".bin" in text else "bad_setting"
@@ -172,8 +174,8 @@ def _killed(folder, ended):
 
 def _log(folder, name):
     try:
-        return reading.text(folder / "logs" / name, reading.MAX_LINES_BYTES, errors="replace")
-    except reading.Damaged:
+        return plain_file.text(folder / "logs" / name, plain_file.MAX_LINES_BYTES, errors="replace")
+    except Damaged:
         return ""
 
 

@@ -13,13 +13,15 @@ import functools
 import gc
 import hashlib
 import marshal
+import operator
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import atomic, reading
+from bench import atomic, two_processes
+from bench.reading import damage, json_file, plain_file, yaml_file
+from bench.reading.damage import Damaged, of_record
 from bench.record import configs, run_folder, shape
 from bench.record import rows as rows_module
 from bench.record.rows import COLUMNS, Row, encoded, row_of
@@ -28,7 +30,7 @@ NAME = ".index.json"
 MIN_RUNS = 50  # fewer are read as fast without
 SETTLED_S = 2.0  # a file younger than this may change again within one tick of its time stamps
 MIN_PARALLEL = 2000
-NUM_READERS = 2
+NUM_PARTS = 8  # of the work of two processes
 NUM_STALE_KEPT = 20  # writing an index costs more than reading so few runs again
 
 
@@ -89,14 +91,12 @@ def _is_settled(row, stat):
 
 def _read_all(parent, names):
     """[(name, row or None, None or why it cannot be read)]; thousands of them by two processes."""
-    if len(names) < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
+    if len(names) < MIN_PARALLEL:
         return [_read(parent, name) for name in names]
-    import multiprocessing
-
-    size = -(-len(names) // (4 * NUM_READERS))
+    size = -(-len(names) // NUM_PARTS)
     parts = [names[at : at + size] for at in range(0, len(names), size)]
-    with multiprocessing.get_context("fork").Pool(NUM_READERS) as pool:
-        found = [one for part in pool.imap(functools.partial(_read_part, parent), parts) for one in marshal.loads(part)]
+    with two_processes.started(functools.partial(_read_part, parent), parts, are_many=True) as read:
+        found = sorted((one for part in read for one in marshal.loads(part)), key=operator.itemgetter(0))
     return [(name, values and dict(zip(COLUMNS, values)), message) for name, values, message in found]
 
 
@@ -109,9 +109,9 @@ def _read_part(parent, names):
 def _read(parent, name):
     folder = f"{parent}/{name}"
     try:
-        with reading.of_record(folder):
+        with of_record(folder):
             return name, row_of(run_folder.read(folder), configs.read(folder)), None
-    except reading.Damaged as error:
+    except Damaged as error:
         return name, None, str(error)
 
 
@@ -122,11 +122,11 @@ def _load(parent):
     """.index.json -> {name: (signature, values by COLUMNS)}; {} for one that is missing, damaged or of other code."""
     path = Path(parent, NAME)
     try:
-        with reading.of_record(path):
-            with reading.opened(path) as file:
-                is_own = reading.is_own(file)  # what somebody else may have written is no copy of these runs
+        with of_record(path):
+            with plain_file.opened(path) as file:
+                is_own = plain_file.is_own(file)  # what somebody else may have written is not a copy of these runs
             return _parsed(path, *_signature(path.stat())) if is_own else {}
-    except reading.Damaged:
+    except Damaged:
         return {}
 
 
@@ -134,7 +134,7 @@ def _load(parent):
 def _parsed(path, *signature):
     import msgspec
 
-    index = msgspec.json.decode(reading.content(path, reading.MAX_LINES_BYTES))
+    index = msgspec.json.decode(plain_file.content(path, plain_file.MAX_LINES_BYTES))
     if index["code"] != _code():
         return {}
     columns = [UNPACK.get(column, _unpacked)(index["rows"][column]) for column in COLUMNS]
@@ -198,7 +198,10 @@ PACK, UNPACK = {"config": _packed_configs}, {"config": _unpacked_configs}
 
 def _code():
     """Hash of the code that makes rows: entries of other code count for nothing."""
-    sources = (Path(module.__file__).read_bytes() for module in (reading, run_folder, rows_module, configs))
+    sources = (
+        Path(module.__file__).read_bytes()
+        for module in (damage, json_file, plain_file, yaml_file, run_folder, rows_module, configs)
+    )
     parts = [*sources, Path(__file__).read_bytes(), shape.SCHEMA.read_bytes()]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 

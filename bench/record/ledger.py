@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import reading, utc
+from bench import utc
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Missing
 from bench.record import lock_file
 
 NAME = "ledger.jsonl"
@@ -34,7 +36,7 @@ TURN = ".ledger.turn"
 
 
 class OfRace(TypedDict):
-    """The place in a race of a run that was started."""
+    """The slot in a race of a run that was started."""
 
     race_id: str
     arm: NotRequired[str]
@@ -119,16 +121,14 @@ def _last_line(file, size):
 
 def _name(last):
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
-    if last is None:
-        return None
-    found = _parsed(last)
-    return found["sha256"] if found else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
+    found = last and _parsed(last)
+    return found["sha256"] if found else last and hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
 
 def _parsed(line):
     """A line's dict, or None if it is not one that append() finished."""
     try:
-        return reading.json_value(line, NAME, Line)
+        return json_file.parsed(line, NAME, Line)
     except ValueError:
         return None
 
@@ -160,7 +160,7 @@ def ended(results: Path | str, folder: Path | str, run: dict) -> dict:
 
 def sha256_of(path: Path | str) -> str:
     """Of a file's content, as hex."""
-    return hashlib.sha256(reading.content(path)).hexdigest()
+    return hashlib.sha256(plain_file.content(path)).hexdigest()
 
 
 def name_of(results: Path | str, folder: Path | str) -> str:
@@ -194,8 +194,8 @@ def read(results: Path | str) -> Ledger:
     """The ledger in this results folder; without one it has no lines and no faults."""
     results = Path(results)
     try:
-        content = reading.content(results / NAME, reading.MAX_LINES_BYTES)
-    except reading.Missing:
+        content = plain_file.content(results / NAME, plain_file.MAX_LINES_BYTES)
+    except Missing:
         return Ledger(results, [], [])
     parsed = [(number, _parsed(text), text) for number, text in enumerate(content.split(b"\n"), 1) if text]
     lines = [line or {"event": "damaged", "line": number} for number, line, _ in parsed]

@@ -4,14 +4,14 @@ import os
 import sys
 from collections.abc import Iterable
 
-from bench import reading
 from bench.paths import results_root
+from bench.reading import damage
 from bench.record import certificates, index, named, rows
 
 
 def excluded(verb: str, message: str) -> None:
     """Says on standard error that a verb goes on without a record, and why, in one line."""
-    print(f"{verb}: excluded: {reading.one_line(message)}", file=sys.stderr)
+    print(f"{verb}: excluded: {damage.one_line(message)}", file=sys.stderr)
 
 
 def report(message: str) -> None:

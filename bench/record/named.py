@@ -141,7 +141,7 @@ def sweep_folder(word: str) -> Path:
     """The folder of the one sweep that a word means.  ValueError: it means none."""
     found = Lookup().find(word).sweep or _one_with(word, sweep.folders(), "sweep")
     if found is None:
-        raise ValueError(f"{word}: is no sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
+        raise ValueError(f"{word}: is not a sweep{_known_sweeps() or ': ./run.sh run -m makes one'}")
     return found
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from bench import reading
 from bench.paths import REPO, results_root
+from bench.reading import json_file
+from bench.reading.damage import of_record
 
 FOLDER = "races"
 STAIRCASE = "ladder.html"  # in the folder of a race of the ladder
@@ -92,8 +93,8 @@ def read(folder: Path | str) -> Race:
     if not path.is_file():
         name = Path(folder).name
         raise ValueError(f"{name}: the race has no race.json, it has not ended: race --resume {name}, or --look {name}")
-    with reading.of_record(path):
-        race = reading.json_object(path, Race)
+    with of_record(path):
+        race = json_file.read(path, Race)
         against = (race.get("result") or {}).get("against") or {}
         _rename(race, "peeked", "unplanned_look")
         for name, comparison in against.items():

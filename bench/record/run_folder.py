@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import atomic, reading, utc
+from bench import atomic, utc
 from bench.machine import processes
 from bench.paths import PUBLISHED
+from bench.reading import json_file
+from bench.reading.damage import Damaged, of_record
 from bench.record import shape
 
 SCHEMA_VERSION = 1
@@ -106,14 +108,14 @@ def _stat_of_run(folder):
 def read(folder: Path | str) -> dict:
     """A run folder -> effective() of its record, newest version; nothing is written.  ValueError."""
     run = read_raw(folder)
-    with reading.of_record(folder):
+    with of_record(folder):
         return effective(run)
 
 
 def read_raw(folder: Path | str, checked: bool = True) -> dict:
     """A run folder -> its record, upgraded; ValueError.  checked=False: also with fields missing or of other kinds."""
     path = os.path.join(folder, "run.json")
-    run = reading.json_object(path)
+    run = json_file.read(path)
     version = run.get("schema_version")
     if type(version) is not int or "run_id" not in run:
         raise ValueError(f"{path}: is not a run's record: it has no schema_version and run_id")
@@ -130,11 +132,11 @@ def read_raw(folder: Path | str, checked: bool = True) -> dict:
 
 def _check_kinds(path, run):
     """Every field is there and of its kind, and the metrics, which every verb counts with, are numbers or null."""
-    reading.check_kind(run, shape.record(), path)
+    json_file.check_kind(run, shape.record(), path)
     for name, value in run["metrics"].items():
         if value is not None and type(value) not in (int, float, bool):
             found = str(value)[:40]
-            raise reading.Damaged(f"{path}: metrics.{name}={found!r} is not a number: the file was damaged, restore it")
+            raise Damaged(f"{path}: metrics.{name}={found!r} is not a number: the file was damaged, restore it")
 
 
 def read_all(paths: Iterable[Path | str], on_error: Callable[[str], None] | None = None) -> Iterator[dict]:

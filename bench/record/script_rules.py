@@ -8,7 +8,7 @@ import hashlib
 import math
 from pathlib import Path
 
-from bench import reading
+from bench.reading import plain_file
 from bench.record import printed_times, step_files
 
 RELATIVE = 1e-9
@@ -54,7 +54,7 @@ def the_source_is_kept(folder: Path, run: dict) -> tuple[bool, str]:
     wrong = [
         name
         for name, sha256 in sha256_by_file.items()
-        if hashlib.sha256(reading.content(folder / "code" / name)).hexdigest() != sha256
+        if hashlib.sha256(plain_file.content(folder / "code" / name)).hexdigest() != sha256
     ]
     return not wrong and bool(sha256_by_file), ", ".join(wrong) or f"{len(sha256_by_file)} files"
 

@@ -20,7 +20,7 @@ def schema() -> dict:
 
 @functools.cache
 def record() -> Any:
-    """The type of a whole record, for reading.json_object()."""
+    """The type of a whole record, for json_file.read()."""
     whole = schema()
     return _object("record", whole, whole["required"])
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Missing
 
 CORE_COLUMNS = ("step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms")  # of every record
 RUN_COLUMNS = (*CORE_COLUMNS, "t_ns")  # of our own runs from their first row on; a complete run adds its instruments'
@@ -66,8 +68,8 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
     """
     path = Path(folder) / "steps.csv"
     try:
-        head, *lines = reading.text(path, reading.MAX_LINES_BYTES).split("\n")
-    except reading.Missing:
+        head, *lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")
+    except Missing:
         return []
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is damaged ({error.reason}): restore it") from None
@@ -94,7 +96,7 @@ def read(folder: Path | str, strict: bool = False) -> list[dict]:
 def read_columns(folder: Path | str, names: Sequence[str]) -> dict[str, list]:
     """{name: its values in order of step}, as read() has them, ten times as fast.  No file or column: None for each."""
     with contextlib.suppress(ValueError):
-        head, *lines, cut = reading.text(Path(folder) / "steps.csv", reading.MAX_LINES_BYTES).split("\n")
+        head, *lines, cut = plain_file.text(Path(folder) / "steps.csv", plain_file.MAX_LINES_BYTES).split("\n")
         found = None if cut else _whole(head.split(","), lines, names)
         if found:
             return {name: found.get(name) or [None] * len(lines) for name in names}
@@ -144,8 +146,8 @@ def write_by_rank(folder: Path | str, columns: dict[str, list[dict[int, float]]]
 def read_by_rank(folder: Path | str) -> dict[str, list[dict[int, float]]]:
     """steps_by_rank.csv -> {name: [{row: milliseconds} of each rank]}.  No file: {}; a line that was cut is skipped."""
     try:
-        head, *lines = reading.text(Path(folder) / BY_RANK, reading.MAX_LINES_BYTES).split("\n")
-    except reading.Missing:
+        head, *lines = plain_file.text(Path(folder) / BY_RANK, plain_file.MAX_LINES_BYTES).split("\n")
+    except Missing:
         return {}
     columns = [name.rpartition("_rank") for name in head.split(",")[1:]]
     found = {name: [{} for other, _, _ in columns if other == name] for name, _, _ in columns}
@@ -166,7 +168,7 @@ def read_events(folder: Path | str) -> list[dict]:
     """events.jsonl -> list of dicts, without a line that a kill cut.  No file: [].  ValueError names a damaged line."""
     path = Path(folder) / "events.jsonl"
     try:
-        lines = reading.text(path, reading.MAX_LINES_BYTES).split("\n")
-    except reading.Missing:
+        lines = plain_file.text(path, plain_file.MAX_LINES_BYTES).split("\n")
+    except Missing:
         return []
-    return [reading.json_value(line, f"{path}, line {number}", Event) for number, line in enumerate(lines[:-1], 1)]
+    return [json_file.parsed(line, f"{path}, line {number}", Event) for number, line in enumerate(lines[:-1], 1)]

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from bench import atomic, reading, utc
+from bench import atomic, utc
 from bench.config import overrides as words_of_config
 from bench.paths import results_root
+from bench.reading import json_file, plain_file
 
 FOLDER, NAME, POINTS = "sweeps", "sweep.json", "points.jsonl"
 SCHEMA_VERSION = 1
@@ -84,7 +85,7 @@ def end(folder: Path, why: str | None = None) -> None:
 
 def read(folder: Path | str) -> Facts:
     """sweep.json.  ValueError where it is missing or damaged."""
-    return reading.json_object(Path(folder) / NAME, Facts)
+    return json_file.read(Path(folder) / NAME, Facts)
 
 
 def points(folder: Path | str) -> list[Point]:
@@ -99,8 +100,8 @@ def points(folder: Path | str) -> list[Point]:
 
 def _lines(folder):
     for path in sorted(folder.glob("points*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
-        for number, line in enumerate(reading.text(path).splitlines(), 1):
-            yield reading.json_value(line, f"{path}, line {number}", Kept)
+        for number, line in enumerate(plain_file.text(path).splitlines(), 1):
+            yield json_file.parsed(line, f"{path}, line {number}", Kept)
 
 
 def _record(folder, name):

@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import private, reading
+from bench import private
 from bench.config import schema
 from bench.paths import REPO
+from bench.reading import damage
 from bench.record import artifacts, run_folder, script_rules, shape, step_files, step_rules
 from bench.record.metrics import metrics
 
@@ -48,7 +49,7 @@ def applied(rules: Iterable[Callable[..., tuple[bool, str]]], *args: object) -> 
     for rule in rules:
         try:
             passed, evidence = rule(*args)
-        except reading.BAD as error:
+        except damage.BAD as error:
             passed, evidence = False, f"cannot be checked: {type(error).__name__}: {error}"
         yield rule.__name__.replace("_", " "), passed, evidence
 

@@ -76,7 +76,7 @@ def searched(repo: Path, bad: str) -> Iterator[Path]:
 def search(repo: Path, good: str, bad: str, ask: Callable[[str], str]) -> Ended:
     """ask(commit) -> GOOD, BAD or UNDECIDED, until one commit, or several undecided ones, are left.
 
-    ValueError: good is no ancestor of bad.
+    ValueError: good is not an ancestor of bad.
     """
     if git.ask(repo, "merge-base", "--is-ancestor", good, bad) is None:
         raise ValueError(f"{good[:12]} is not an ancestor of {bad[:12]}: name an older commit that was good")

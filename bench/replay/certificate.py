@@ -3,7 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from bench import atomic, reading, utc
+from bench import atomic, utc
+from bench.reading import json_file
 from bench.record import certificates
 from bench.replay import environments, outcomes
 from bench.replay.environments import Field
@@ -96,7 +97,7 @@ def _of(recorded, outcome, why, **more):
 def environment_of(one: Recorded) -> dict:
     """environment.json; {} where it is missing."""
     path = one.folder / "environment.json"
-    return reading.json_object(path) if path.is_file() else {}
+    return json_file.read(path) if path.is_file() else {}
 
 
 def _environment(one):
@@ -104,6 +105,6 @@ def _environment(one):
 
 
 def write(found: Certificate, folders: list[Path]) -> None:
-    """Into each of these run folders, in the place of an earlier one."""
+    """Into each of these run folders, in place of an earlier one."""
     for folder in folders:
         atomic.write_json(folder / certificates.FILE, dataclasses.asdict(found))

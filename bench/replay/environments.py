@@ -36,7 +36,7 @@ class Field:
 def differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[Field]:
     """Two run.json["environment"], each with "variables": fields that differ, what can change losses first.
 
-    A field that one of them does not know is no difference: older records say less.
+    A field that one of them does not know is not a difference: older records say less.
     """
     names = [*CAUSES, *sorted((recorded.keys() | here.keys()) - set(CAUSES) - {"memory_gib"})]
     fields = [Field(name, _plain(name, recorded.get(name)), _plain(name, here.get(name))) for name in names]

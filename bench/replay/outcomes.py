@@ -31,7 +31,7 @@ class Difference:
 
     @property
     def frac(self) -> float:
-        """Relative to the recorded loss; infinite where one of them is no number or missing."""
+        """Relative to the recorded loss; infinite where one of them is not a number or missing."""
         if not (_is_number(self.recorded) and _is_number(self.replayed)):
             return math.inf
         return abs(self.replayed - self.recorded) / max(abs(self.recorded), 1e-12)

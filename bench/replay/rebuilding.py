@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from bench import reading
-from bench.data import sources
 from bench.data.shards import CheckFailed
+from bench.data.sources import datasets
 from bench.machine import git
 from bench.machine.check import Check
 from bench.paths import REPO
 from bench.race import worktrees
+from bench.reading import plain_file, yaml_file
+from bench.reading.damage import Damaged
 from bench.record import run_folder, verification
 
 OF_THE_RECORD = (  # rules of `verify` without which a record does not say what ran
@@ -52,9 +53,9 @@ def read(folder: Path) -> Recorded:
         raise ValueError(f"{folder.name}: is imported from a log, which has no code, settings and data to run again")
     if run["status"] != "complete":
         raise ValueError(f"{folder.name}: its status is {run['status']}: only a complete run can be run again")
-    config = reading.yaml_mapping(folder / "config.yaml")
+    config = yaml_file.read(folder / "config.yaml")
     path = folder / "overrides.yaml"
-    overrides = reading.yaml_value(reading.text(path, reading.MAX_YAML_BYTES), path) or []
+    overrides = yaml_file.parsed(plain_file.text(path, yaml_file.MAX_BYTES), path) or []
     return Recorded(folder, run, config, overrides)
 
 
@@ -111,8 +112,8 @@ def _difference(recorded):
 
 def _patch(recorded):
     try:
-        return reading.content(recorded.folder / "code" / "diff.patch")
-    except reading.Damaged:
+        return plain_file.content(recorded.folder / "code" / "diff.patch")
+    except Damaged:
         return None
 
 
@@ -142,7 +143,7 @@ def _devices(recorded):
 def _data(recorded):
     data = recorded.run["data"]
     try:
-        found = sources.recorded(data, say=lambda text: None)
+        found = datasets.recorded(data, say=lambda text: None)
     except CheckFailed as error:
         if "is not there" in str(error) and data["source"] in MADE:
             return Check("data", "ok", f"{data['source']} is made again, and must give the same bytes")
@@ -160,13 +161,15 @@ MADE = ("pysource", "markov")  # sources that this machine can make again
 class Checkout:
     code: Path  # of the harness, as it was
     own: Path  # a folder with the user's own classes and script
+    temp: Path  # the temporary folder of what runs there: torch's agent, which old code used, leaves a folder a run
 
 
 @contextlib.contextmanager
 def checkout(recorded: Recorded) -> Iterator[Checkout]:
     """The record's code, for as long as the block lasts.  ValueError: the difference does not apply."""
     code, name = recorded.run["code"], f"replay-{recorded.run['run_id']}"
-    with worktrees.of(REPO, {name: code["commit"]}) as paths, tempfile.TemporaryDirectory() as own:
+    temporary = tempfile.TemporaryDirectory
+    with worktrees.of(REPO, {name: code["commit"]}) as paths, temporary() as own, temporary() as temp:
         if code["diff_sha256"]:
             try:
                 git.run(paths[name], "apply", "--binary", "--whitespace=nowarn", "-", given=_patch(recorded))
@@ -176,7 +179,7 @@ def checkout(recorded: Recorded) -> Iterator[Checkout]:
         for source, target in ((kept / "untracked", paths[name]), (kept / "own", own), (kept / "script", own)):
             if source.is_dir():
                 shutil.copytree(source, target, dirs_exist_ok=True)
-        yield Checkout(paths[name], Path(own))
+        yield Checkout(paths[name], Path(own), Path(temp))
 
 
 def words(recorded: Recorded, own: Path) -> list[str]:

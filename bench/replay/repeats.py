@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bench import stats
+from bench.compare import target
 from bench.replay import outcomes
 
 CONFIDENCE = 0.99  # of the interval in which a record of the same distribution lies
@@ -19,11 +20,11 @@ def prediction_interval(values: Sequence[float], confidence: float = CONFIDENCE)
 
 
 def judged(
-    recorded_loss: float, losses: Sequence[float], target: float | None, p_value: float, reached: bool | None
+    recorded_loss: float, losses: Sequence[float], target_val_loss: float | None, p_value: float, reached: bool | None
 ) -> tuple[str, str, dict]:
     """Last val_losses of fresh seeds -> (word, sentence, numbers).
 
-    target, p_value: the track's; reached: whether the record reached the target, None without one.
+    target_val_loss, p_value: the track's; reached: whether the record reached the target, None without one.
     """
     low, high = prediction_interval(losses)
     facts = {"val_losses": list(losses), "prediction_interval": [low, high], "recorded_val_loss": recorded_loss}
@@ -33,12 +34,12 @@ def judged(
         f"where {CONFIDENCE:.0%} of runs lie by {len(losses)} fresh seeds (mean {stats.mean(losses):.4f})"
     ]
     word = outcomes.REPRODUCED if is_within else outcomes.DIFFERS
-    if target is not None and reached:
-        _, p = stats.one_sample_t_less(losses, target)
-        facts |= {"target_val_loss": target, "p": p}
-        said.append(f"their mean is {'' if p < p_value else 'not shown to be '}below {target:g} (p = {p:.2g})")
-        if p >= p_value:
-            word = outcomes.DIFFERS
+    if target_val_loss is not None and reached:
+        found = target.of_losses(losses, target_val_loss, p_value)
+        facts |= {"target_val_loss": target_val_loss, "p": found["p"]}
+        is_below = f"{'' if found['below'] else 'not shown to be '}below {target_val_loss:g}"
+        said.append(f"their mean is {is_below} (p = {found['p']:.2g})")
+        word = word if found["below"] else outcomes.DIFFERS
     return word, "; ".join(said), facts
 
 
@@ -47,7 +48,6 @@ def time_facts(recorded_s: float | None, times_s: Sequence[float], is_comparable
     if recorded_s is None or not is_comparable:
         return "times are not compared: another machine, session or software", {}
     mean = stats.mean(times_s)
-    half = stats.student_t_quantile(0.975, len(times_s) - 1) * stats.sd(times_s) * (1 + 1 / len(times_s)) ** 0.5
-    change, half_pct = 100 * (mean - recorded_s) / recorded_s, 100 * half / recorded_s
-    words = f"run time {change:+.2f} % [{change - half_pct:+.2f}, {change + half_pct:+.2f}] against the record"
+    change, low, high = (100 * (s - recorded_s) / recorded_s for s in (mean, *prediction_interval(times_s, 0.95)))
+    words = f"run time {change:+.2f} % [{low:+.2f}, {high:+.2f}] against the record"
     return words, {"train_s": list(times_s), "recorded_train_s": recorded_s, "change_pct": change}

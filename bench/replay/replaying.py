@@ -59,7 +59,7 @@ def _runs(recorded, asked, say) -> Iterator[Recorded]:
     seed = recorded.run["seed"]
     seeds = [seed] if asked.times is None else [seed + FRESH_SEED + number for number in range(asked.times)]
     with rebuilding.checkout(recorded) as made:
-        env = running.environment(made.own, variables)
+        env = running.environment(made, variables)
         words = rebuilding.words(recorded, made.own)
         _agree(recorded, running.identity(made.code, [*words, f"seed={seed}"], env))
         for number, seed in enumerate(seeds, 1):

@@ -12,6 +12,7 @@ from bench.paths import results_root
 from bench.race import arm_process
 from bench.record import run_folder
 from bench.replay.environments import VARIABLES
+from bench.replay.rebuilding import Checkout
 
 END_WITHIN_S = 30.0  # the launcher ends its workers, then finishes the record
 TAIL_LINES = 15
@@ -21,16 +22,16 @@ OWN_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
 def results() -> Path:
-    """The results folder of replays, with a ledger of its own: a replay is no further repeat of its config."""
+    """The results folder of replays, with a ledger of its own: a replay is not a further repeat of its config."""
     return results_root() / "replays"
 
 
-def environment(own: Path, variables: Mapping[str, str] | None) -> dict[str, str]:
-    """Of the replay's process: this one's, with the record's variables in the place of those like them here.
+def environment(made: Checkout, variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Of the replay's process: this one's, with the record's variables in place of those like them here.
 
     variables: environments.variables() of the record; None: this shell's stay.
     """
-    env = arm_process.environment(results()) | {"SPEEDRUN_CWD": str(own)}
+    env = arm_process.environment(results()) | {"SPEEDRUN_CWD": str(made.own), "TMPDIR": str(made.temp)}
     if variables is None:
         return env
     env = {name: value for name, value in env.items() if not name.startswith(VARIABLES)}

@@ -1,7 +1,7 @@
 """curves.html of a site, and curves/*.js beside it: the curves of all runs, some runs a file, loaded when chosen.
 
 A file is addCurves("..."): JSON {run_id: curve_data.packed()}, deflated, in base64.  It is made again only
-when steps.csv of one of its runs changed.  Which runs share a file hangs on their ids alone, so that a new run changes
+when steps.csv of one of its runs changed.  Which runs share a file depends on their ids alone: a new run changes
 one file and not those of all later runs.
 """
 
@@ -10,12 +10,12 @@ import contextlib
 import functools
 import json
 import os
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench import atomic, reading
+from bench import atomic, two_processes
+from bench.reading import plain_file
 from bench.record.rows import Row
 from bench.report import curve_data, curves
 
@@ -54,8 +54,10 @@ def making(site: Path, runs: Iterable[tuple[str, Row]]) -> Iterator[Callable[...
         atomic.write_text(site / "curves.html", curves.page_of(index, "index.html", "assets"), durable=False)
         return site / "curves.html"
 
-    with _meanwhile(functools.partial(_write_file, curves.points_of(len(runs))), jobs):
+    are_many = sum(len(part) for _, part in jobs) >= MIN_PARALLEL
+    with two_processes.started(functools.partial(_write_file, curves.points_of(len(runs))), jobs, are_many) as made:
         yield finish
+        list(made)
 
 
 def _files(runs):
@@ -71,7 +73,7 @@ def _files(runs):
 
 def _stale(folder, files, max_points):
     """({name: stamps} or {} where nothing changed, [(path, runs)] to write); files of other runs are removed."""
-    made, code = _made(folder), f"{_code():08x}"
+    made, code = atomic.read_json(folder / MADE, {}, plain_file.MAX_LINES_BYTES), f"{_code():08x}"
     stamps = {name: [code, max_points, *map(_stamp, part)] for name, part in files.items()}
     stale = [name for name in files if made.get(name) != stamps[name] or not (folder / f"{name}.js").exists()]
     for path in folder.glob("*.js"):
@@ -79,23 +81,6 @@ def _stale(folder, files, max_points):
             path.unlink()
     jobs = [(folder / f"{name}.js", files[name]) for name in stale]
     return stamps if stale or made.keys() != stamps.keys() else {}, jobs
-
-
-@contextlib.contextmanager
-def _meanwhile(make, jobs):
-    """make(job) of each: of many runs by two processes beside the block, of few after it."""
-    num_runs = sum(len(runs) for _, runs in jobs)
-    if num_runs < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
-        yield
-        for job in jobs:
-            make(job)
-    else:
-        import multiprocessing
-
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            made = pool.map_async(make, jobs, chunksize=4)
-            yield
-            made.get()
 
 
 def _write_file(max_points, job):
@@ -106,13 +91,6 @@ def _write_file(max_points, job):
             found[run_id] = curve_data.packed(curve_data.of_run(folder, max_points))
     words = base64.b64encode(zlib.compress(json.dumps(found, separators=(",", ":")).encode(), 3)).decode()
     atomic.write_text(path, f'addCurves("{words}");\n', durable=False)
-
-
-def _made(folder):
-    try:
-        return reading.json_object(folder / MADE, max_bytes=reading.MAX_LINES_BYTES)
-    except reading.Damaged:
-        return {}
 
 
 def _stamp(run):

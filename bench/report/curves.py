@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench import reading
 from bench.compare.selection import Arm
+from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import curve_data, run_page
 from bench.web.chart import of_arms
@@ -35,7 +35,7 @@ def _of_run(folder):
     """None of a run whose steps are damaged: the others are drawn, and ./run.sh verify says what is wrong."""
     try:
         return curve_data.of_run(folder)
-    except reading.Damaged:
+    except Damaged:
         return None
 
 
@@ -181,6 +181,6 @@ def _curves(arm, number, max_points):
         return curve_data.of_rows(arm.record_of(number).get("steps") or [], max_points)
     try:
         return curve_data.of_run(folder, max_points)
-    except reading.Damaged as error:
+    except Damaged as error:
         arm.damaged[arm.rows[number]["run_id"]] = str(error)
         return curve_data.of_rows([], max_points)

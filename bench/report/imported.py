@@ -1,4 +1,4 @@
-"""What the page of a run says that another program's log is the only witness of: whence it is, what nobody knows."""
+"""What the page of a run says that another program's log is the only witness of: where it is from, what is unknown."""
 
 from bench.report import run_events, run_facts
 from bench.web.page import Safe, bullets, section, soft, table, tag

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, reading
+from bench import atomic
+from bench.reading import plain_file
+from bench.reading.damage import Damaged, of_record
 from bench.record import race_folder, run_folder
 from bench.report import comparison_parts as parts
 from bench.report import curves, run_page
@@ -24,14 +26,14 @@ COLOUR = parts.COLOUR  # of a verdict
 
 def html(folder: Path | str, at: Path | str | None = None) -> str:
     """A race's folder -> the page's html.  at: the folder that the page will lie in, None: the race's."""
-    with reading.of_record(folder):
+    with of_record(folder):
         return _html(folder, at or folder)
 
 
 def _html(folder, at):
     race = race_folder.read(folder)
     runs, against = _in_order(race, folder), (race.get("result") or {}).get("against") or {}
-    names, baseline = list(race["arms"]), _baseline(race)
+    names, baseline = list(race["arms"]), race.get("baseline") or next(iter(race["arms"]))
     charts, drawn = _points(runs, names, at), _curves(runs, names)
     title = f"Race: {baseline} against {parts.and_(name for name in names if name != baseline)}"
     plan = tag("pre", json.dumps(race.get("plan"), indent=1)), tag("p", "sha256 ", tag("code", race.get("plan_sha256")))
@@ -61,7 +63,7 @@ def write_run_pages(folder: Path | str) -> None:
     """report.html in the folder of each run of a race, for its page to link; a record that cannot be shown has none."""
     race = race_folder.read(folder)
     for run in _in_order(race, folder):
-        with contextlib.suppress(reading.Damaged, OSError):
+        with contextlib.suppress(Damaged, OSError):
             atomic.write_text(run["folder"] / run_page.NAME, run_page.html(run["folder"]), durable=False)
 
 
@@ -70,7 +72,7 @@ def block(folder: Path | str) -> str:
     path = Path(folder) / "race.md"
     if not path.exists():
         raise ValueError(f"--md {folder}: the race has no race.md yet: it is written when the race ends")
-    return reading.text(path)
+    return plain_file.text(path)
 
 
 def charts_of(folder: Path | str) -> list[dict]:
@@ -87,10 +89,6 @@ def panels_of(folder: Path | str) -> list[forest.Panel]:
 
 
 # ---- who raced, and how it ended
-
-
-def _baseline(race):
-    return race.get("baseline") or next(iter(race["arms"]))
 
 
 def _facts(race):

@@ -4,8 +4,9 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import reading, stats
+from bench import stats
 from bench.diagnosis import stalls
+from bench.reading import json_file, plain_file
 from bench.report.run_events import what
 from bench.units import NS_PER_S, s_from_ms
 from bench.web.chart import chart, mark_of, series_of, short
@@ -45,20 +46,22 @@ def of_run(folder: Path, rows: list[dict], events: list[dict], stages: Sequence[
 
 def _columns(path):
     """telemetry.csv -> {column: values} of what is shown; a cut or foreign cell is None."""
-    with reading.lines(path) as lines:
+    with plain_file.lines(path) as lines:
         head, *rows = [*csv.reader(lines)] or [[]]
-    places = {name: head.index(name) for name in ("t_ns", "device", *(name for name, _ in TELEMETRY)) if name in head}
-    if not {"t_ns", "device"} <= places.keys():
+    index_of = {name: head.index(name) for name in ("t_ns", "device", *(name for name, _ in TELEMETRY)) if name in head}
+    if not {"t_ns", "device"} <= index_of.keys():
         return {}
-    last = max(places.values())
-    rows = [row if len(row) > last else row + [None] * (last + 1 - len(row)) for row in rows if _has_stamp(row, places)]
+    last = max(index_of.values())
+    rows = [
+        row if len(row) > last else row + [None] * (last + 1 - len(row)) for row in rows if _has_stamp(row, index_of)
+    ]
     kinds = {"t_ns": int, "device": lambda cell: cell}
-    return {name: list(map(kinds.get(name, _number), [row[at] for row in rows])) for name, at in places.items()}
+    return {name: list(map(kinds.get(name, _number), [row[at] for row in rows])) for name, at in index_of.items()}
 
 
-def _has_stamp(row, places):
-    stamp = row[places["t_ns"]] if places["t_ns"] < len(row) else ""
-    return stamp.isdecimal() and len(stamp) <= reading.MAX_DIGITS
+def _has_stamp(row, index_of):
+    stamp = row[index_of["t_ns"]] if index_of["t_ns"] < len(row) else ""
+    return stamp.isdecimal() and len(stamp) <= json_file.MAX_DIGITS
 
 
 def _is_known(value):

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import reading
+from bench.reading import plain_file, yaml_file
+from bench.reading.damage import Damaged
 from bench.record import certificates
 from bench.report.run_events import plain
 from bench.units import format_bytes
@@ -119,8 +120,8 @@ def files(folder: Path, run: dict, at: Path) -> Safe:
 
 def _text(path):
     try:
-        return reading.text(path, reading.MAX_YAML_BYTES, errors="replace")
-    except reading.Damaged as error:
+        return plain_file.text(path, yaml_file.MAX_BYTES, errors="replace")
+    except Damaged as error:
         return str(error)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import reading
+from bench.reading.damage import of_record
 from bench.record import race_folder, run_folder, step_files
 from bench.report import imported, run_charts, run_events, run_facts, run_memory, scripts, trace_page
 from bench.terminal import text_table
@@ -39,7 +39,7 @@ def html(
     at: the folder that the page will lie in, None: the run's.  repeats: (words, link) of other runs of its config.
     explained: with where a step's time goes, for which traces are read: up to a second.
     """
-    with reading.of_record(folder):
+    with of_record(folder):
         return _html(Path(folder), assets, back, Path(at or folder), repeats, explained)
 
 
@@ -95,7 +95,7 @@ def link(folder: Path | str | None, at: Path | str) -> str | None:
 
 def block(folder: Path | str) -> str:
     """A run in Markdown, for a pull request."""
-    with reading.of_record(folder):
+    with of_record(folder):
         return _block(folder)
 
 
@@ -118,14 +118,14 @@ def _block(folder):
 def charts_of(folder: Path | str) -> list[dict]:
     """All specs of a run, in the order of the page.  ValueError for a folder without a record."""
     folder = Path(folder)
-    with reading.of_record(folder):
+    with of_record(folder):
         run = run_folder.read(folder)
         found = run_charts.of_run(folder, step_files.read(folder), step_files.read_events(folder), _stages(run))
         return [spec for spec in found if spec]
 
 
 def drawings_of(folder: Path | str) -> list[lanes.Panel]:
-    """What is no chart: the drawings of the run's analysis.json."""
+    """What is not a chart: the drawings of the run's analysis.json."""
     return trace_page.panels_of_run(Path(folder))
 
 

@@ -1,4 +1,4 @@
-"""What the page of a run says of somebody's own training script: what it claims, and what was seen of it."""
+"""What the page of a run says of a training script: what it claims, and what was seen of it."""
 
 from bench.web.page import Safe, section, soft, table, tag
 
@@ -50,7 +50,7 @@ def section_of(run: dict) -> Safe | str:
     note = soft(
         "Its time is its own claim; the wall time of its lines was taken by another process.  Seeds are labels."
     )
-    return section("Somebody's own script", table((), lines, class_="facts"), note)
+    return section("The training script", table((), lines, class_="facts"), note)
 
 
 def _number(value):

@@ -1,4 +1,4 @@
-"""The page of a sweep: its best config, how the result hangs on each setting, what failed and what was not run."""
+"""The page of a sweep: its best config, how the result depends on each setting, what failed and what was not run."""
 
 from collections.abc import Iterator
 from pathlib import Path

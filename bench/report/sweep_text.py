@@ -99,7 +99,7 @@ def _ahead(found, first, second):
         nats = second["val_loss_mean"] - first["val_loss_mean"]
     by = f"{nats:.4f} nats ahead of {values(found, second)}"
     if interval is None:
-        return f"{by}, and without repeats nobody knows whether by chance: sweep seed=0,1,2 too"
+        return f"{by}, and without repeats it is unknown whether by chance: sweep seed=0,1,2 too"
     words = f"95 % interval {interval[0]:+.4f} to {interval[1]:+.4f}"
     return f"{by} ({words})" if interval[0] > 0 else f"{by}, which these runs do not tell apart ({words})"
 

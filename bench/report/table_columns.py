@@ -36,7 +36,7 @@ class Columns:
             return [word]
         if f"{word}_mean" in self._fixed:  # of a group
             return [f"{word}_mean"]
-        if word in self.settings or (not self._rows and "." in word):  # without a run nobody knows its settings
+        if word in self.settings or (not self._rows and "." in word):  # without a run its settings are unknown
             return [word]
         found = fnmatch.filter([*self._fixed, *self.settings], word) if GLOB.search(word) else []
         if not found:
@@ -66,8 +66,8 @@ class Columns:
 
 def between(shown: Sequence[str], varied: Sequence[str], after: str) -> list[str]:
     """Columns with these after that one, each once."""
-    place = shown.index(after) + 1
-    return list(dict.fromkeys([*shown[:place], *varied, *shown[place:]]))
+    index = shown.index(after) + 1
+    return list(dict.fromkeys([*shown[:index], *varied, *shown[index:]]))
 
 
 def more_varied(rows: Iterable[Mapping]) -> str:

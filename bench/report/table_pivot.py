@@ -46,9 +46,9 @@ class Pivot:
 
 
 def of_rows(rows: Sequence[Mapping], keys: Sequence[str], value: str) -> Pivot:
-    """Rows that have the keys and the value as columns -> Pivot.  ValueError where the value is no number."""
+    """Rows that have the keys and the value as columns -> Pivot.  ValueError where the value is not a number."""
     if any(row[value] is not None and not isinstance(row[value], (int, float)) for row in rows):
-        raise ValueError(f"--value {value}: it is no number: choose from {', '.join((*LOWER, *HIGHER))}")
+        raise ValueError(f"--value {value}: it is not a number: choose from {', '.join((*LOWER, *HIGHER))}")
     members = {}
     for row in rows:
         members.setdefault(tuple(_hashable(row[key]) for key in keys), []).append(row)

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench import reading
+from bench.reading import damage
 from bench.record.rows import Row
 from bench.terminal import screen, text_table
 
@@ -166,7 +166,7 @@ def print_csv(rows: Sequence[Mapping], columns: Sequence[str]) -> None:
     for row in rows:
         values = [row[name] for name in columns]
         values = [" ".join(map(str, value)) if isinstance(value, list) else value for value in values]
-        writer.writerow([reading.one_line(value) if isinstance(value, str) else value for value in values])
+        writer.writerow([damage.one_line(value) if isinstance(value, str) else value for value in values])
 
 
 def number_words(column: str, value: float, more: int = 0) -> str:

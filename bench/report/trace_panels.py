@@ -39,7 +39,7 @@ def of_answer(answer: dict, id: str) -> tuple[list[Panel], list[dict]]:
         *_critical_path(one, of_rank, id),
         *trace_timelines.of_links(one, of_rank, id),
     ]
-    return panels, list(_queues(one, of_rank, id))
+    return [panel for panel in panels if panel.lanes], list(_queues(one, of_rank, id))
 
 
 def _times(ranks, id):
@@ -61,8 +61,7 @@ def _times(ranks, id):
         lanes.append(Lane(f"rank {number}", f"{ms_from_us(times['span_us']):.2f} ms: {words}", bars))
     names = [(COMPUTE, "compute"), (COMMUNICATION, "communication and copies alone"), (IDLE, "idle")]
     about = "from the first start to the last end on the device; the parts add up to it"
-    if lanes:
-        yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
+    yield Panel(f"{id}times", "Where the device's time went", about, "ms", lanes, names)
 
 
 def _overlap(ranks, id):
@@ -77,8 +76,7 @@ def _overlap(ranks, id):
             words = f"{one['overlap_pct']:.1f} % hidden, {exposed_ms:.2f} ms exposed"
             lanes.append(Lane(f"rank {number}", words, stacked(parts)))
     names = [(COMPUTE, "under a computation kernel"), (COMMUNICATION, "exposed")]
-    if lanes:
-        yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
+    yield Panel(f"{id}overlap", "Communication", "the time in which it runs", "ms", lanes, names)
 
 
 def _idle(ranks, id):
@@ -97,9 +95,8 @@ def _idle(ranks, id):
             lanes.append(Lane(label, f"{words} ms", bars))
     lanes = sorted(lanes, key=lambda lane: -lane.bars[-1].end)[:NUM_LINES] if len(ranks) == 1 else lanes
     names = [(colour, words) for _, words, colour in CAUSES]
-    if lanes:
-        about = "the gaps between a stream's kernels; streams wait side by side, so that sums may exceed the span"
-        yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
+    about = "the gaps between a stream's kernels; streams wait side by side, so that sums may exceed the span"
+    yield Panel(f"{id}idle", "Idle time by its cause", about, "ms", lanes, names)
 
 
 def _steps(one, of_rank, id):
@@ -128,8 +125,7 @@ def _ranked(id, title, about, lines, names=()):
     for label, us, pct, more, colour in lines:
         share = "" if pct is None else f", {pct:.1f} %"
         lanes.append(Lane(label, f"{ms_from_us(us):.3f} ms{share}{more}", [Bar(0.0, ms_from_us(us), colour, label)]))
-    if lanes:
-        yield Panel(id, title, about, "ms", lanes, names)
+    yield Panel(id, title, about, "ms", lanes, names)
 
 
 def _kernels(one, of_rank, id):
@@ -177,8 +173,7 @@ def _critical_path(one, of_rank, id):
             lanes.append(Lane(label, f"{ms_from_us(path['span_us'] / num):.2f} ms: {words}", bars))
     about = "the chain of work that leads to the last kernel; it adds up to the time"
     names = [(colour, name) for name, colour in PATH]
-    if lanes:
-        yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
+    yield Panel(f"{id}critical-path", "Critical path", about, "%", lanes, names, 100.0)
 
 
 def _queues(one, of_rank, id) -> Iterator[dict]:

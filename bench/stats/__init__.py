@@ -3,7 +3,7 @@
 Written without scipy, which is not needed at run time; the tests compare every function with it to 1e-9.
 """
 
-# ruff: noqa: F401  (what the room offers: stats.welch, stats.sd)
+# ruff: noqa: F401  (what this package offers: stats.welch, stats.sd)
 from bench.stats.describe import cv_pct, mean, mean_interval, median_interval, percentile, sd
 from bench.stats.distributions import noncentral_t_cdf, normal_cdf, student_t_cdf, student_t_quantile, student_t_sf
 from bench.stats.hypotheses import (

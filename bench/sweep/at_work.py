@@ -1,4 +1,4 @@
-"""The processes of this machine in which a launcher of somebody else's makes the runs of a sweep.
+"""The processes of this machine in which a launcher that is not ours makes the runs of a sweep.
 
 Each leaves a file in the sweep's folder while it makes a run, .at_work/PID, so that the sweep's own process can end it
 in order before that launcher kills it, as joblib does with its workers and all that they started.

@@ -1,4 +1,4 @@
-"""Runs of a sweep that a launcher of somebody else's starts, as the sweep's own process sees them.
+"""Runs of a sweep that a launcher that is not ours starts, as the sweep's own process sees them.
 
 Each is said when it has ended.  A signal ends the runs under way with the sweep, which waits for their records; a job
 of submitit's that is lost does not end the others.

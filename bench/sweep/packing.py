@@ -25,11 +25,11 @@ from bench.units import format_about_s
 
 TICK_S = 0.2
 END_WITHIN_S = 30.0  # the run's own launcher ends its workers, then finishes the record
-OPTION = "--beside"  # of ./run.sh run: a Place as JSON
+OPTION = "--beside"  # of ./run.sh run: a Slot as JSON
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """What one run of several may use."""
 
     slot: int  # from 0
@@ -52,7 +52,7 @@ class Place:
         return cores if self.gpu is None else f"GPU {self.gpu}, {cores}"
 
 
-def places(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Place]:
+def slots(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) -> list[Slot]:
     """One for each run at a time; [] where they are to follow each other.
 
     parallel: hydra.launcher.parallel, "auto" for as many as there are GPUs, or cores where on_cpu.  ValueError.
@@ -73,7 +73,7 @@ def places(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) 
             f"and no two runs share one: use hydra.launcher.parallel={max(1, min(most, len(cores) // max(each, 1)))}"
         )
     return [
-        Place(
+        Slot(
             slot,
             number,
             tuple(cores[slot * each : (slot + 1) * each]),
@@ -84,27 +84,27 @@ def places(parallel: int | str | None, cores_per_run: int | None, on_cpu: bool) 
     ]
 
 
-def pin(place: Place) -> None:
-    """This process and all that it starts: on the place's cores alone."""
+def pin(slot: Slot) -> None:
+    """This process and all that it starts: on the slot's cores alone."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, place.cores)
+        os.sched_setaffinity(0, slot.cores)
 
 
-def parsed(text: str) -> Place:
-    """OPTION's JSON -> Place."""
+def parsed(text: str) -> Slot:
+    """OPTION's JSON -> Slot."""
     values = json.loads(text)
-    return Place(**values | {"cores": tuple(values["cores"])})
+    return Slot(**values | {"cores": tuple(values["cores"])})
 
 
-def with_slowdown(where: Sequence[Place], slowdown_pct: float) -> list[Place]:
-    """The places, each with what the probe measured."""
-    return [replace(place, slowdown_pct=round(slowdown_pct, 2)) for place in where]
+def with_slowdown(where: Sequence[Slot], slowdown_pct: float) -> list[Slot]:
+    """The slots, each with what the probe measured."""
+    return [replace(slot, slowdown_pct=round(slowdown_pct, 2)) for slot in where]
 
 
-def environment(place: Place) -> dict[str, str]:
-    """Variables of a process at a place."""
+def environment(slot: Slot) -> dict[str, str]:
+    """Variables of a process at a slot."""
     env = os.environ | {"SPEEDRUN_CWD": working_folder()}
-    return env | {"CUDA_VISIBLE_DEVICES": place.gpu} if place.gpu is not None else env
+    return env | {"CUDA_VISIBLE_DEVICES": slot.gpu} if slot.gpu is not None else env
 
 
 class Budget:
@@ -140,11 +140,11 @@ class Budget:
 
 
 def run_all(
-    points: Mapping[int, list[str]], where: Sequence[Place], logs: Path, facts: dict, budget: Budget, is_all: bool
+    points: Mapping[int, list[str]], where: Sequence[Slot], logs: Path, facts: dict, budget: Budget, is_all: bool
 ) -> Iterator[tuple[int, str | None, str]]:
-    """Run every point, as many at a time as there are places; yields (index, record's folder or None, end of output).
+    """Run every point, as many at a time as there are slots; yields (index, record's folder or None, end of output).
 
-    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its place; is_all:
+    points: overrides by index; logs: a folder for what the runs print; facts: for each process, with its slot; is_all:
     whether these are all runs of the sweep, and how long they take is to be said.
     Raises Interrupted after the runs under way have ended.
     """
@@ -161,57 +161,53 @@ def run_all(
         while running or may_begin():
             signals.check()
             while free and may_begin():
-                number, place = todo.pop(0), free.pop(0)
+                number, slot = todo.pop(0), free.pop(0)
                 words = sweep.its_own(points[number], points.values())
-                say("run", f"{len(points) - len(todo)} of {len(points)} on {place}: {words}")
+                say("run", f"{len(points) - len(todo)} of {len(points)} on {slot}: {words}")
                 stack = all_of_them.enter_context(contextlib.ExitStack())
                 paths = [logs / f"{number}.{kind}" for kind in ("log", "folder")]
                 out = stack.enter_context(open(paths[0], "wb"))
-                given = json.dumps(asdict(place) | facts | {"answer": str(paths[1])})
+                given = json.dumps(asdict(slot) | facts | {"answer": str(paths[1])})
                 program = [sys.executable, "-m", "bench", "run", *points[number], "--quiet", OPTION, given]
-                process = stack.enter_context(processes.child(program, REPO, environment(place), out, END_WITHIN_S))
-                running.append((number, place, process, stack, paths, time.monotonic()))
+                process = stack.enter_context(processes.child(program, REPO, environment(slot), out, END_WITHIN_S))
+                running.append((number, slot, process, stack, paths, time.monotonic()))
             for one in [one for one in running if one[2].poll() is not None]:
                 running.remove(one)
-                number, place, _, stack, (log, answer), began_s = one
+                number, slot, _, stack, (log, answer), began_s = one
                 stack.close()
                 budget.spent(time.monotonic() - began_s)
                 if todo and not was_known:
                     was_known = True
                     say("plan", f"to go: {budget.plan(len(todo), len(where))}")
-                free.append(place)
+                free.append(slot)
                 folder = answer.read_text() if answer.exists() else None
                 answer.unlink(missing_ok=True)
-                yield number, folder, _tail(log)
+                yield number, folder, "\n".join(log.read_text(errors="replace").splitlines()[-5:])
             time.sleep(TICK_S)
 
 
-def _tail(path):
-    return "\n".join(path.read_text(errors="replace").splitlines()[-5:])
-
-
-def measured(where: Sequence[Place]) -> float:
-    """Per cent by which a step of the probe is slower beside the others than alone, the worst place's (probe.py)."""
+def measured(where: Sequence[Slot]) -> float:
+    """Per cent by which a step of the probe is slower beside the others than alone, the worst slot's (probe.py)."""
     alone = _probe(where[:1])
     beside = _probe(where)
     return max(0.0, 100 * (max(beside) / alone[0] - 1))
 
 
-def _probe(where: Iterable[Place]) -> list[float]:
-    """Milliseconds of the probe's step at each place, all at once."""
+def _probe(where: Iterable[Slot]) -> list[float]:
+    """Milliseconds of the probe's step at each slot, all at once."""
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "bench.sweep.probe", json.dumps(asdict(place))],
+                    [sys.executable, "-m", "bench.sweep.probe", json.dumps(asdict(slot))],
                     cwd=REPO,
-                    env=environment(place),
+                    env=environment(slot),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
                 )
             )
-            for place in where
+            for slot in where
         ]
         for process in running:  # all are ready before one begins
             process.stdout.readline()

@@ -1,7 +1,7 @@
 """The points of a sweep as runs: each with its own process group and record, what is complete skipped.
 
 Hydra's sweepers and launchers call this, through bench/config/multirun.py: all() in the sweep's own process, or one()
-in a process of somebody else's launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
+in a process of another launcher.  The sweep's folder (bench/record/sweep.py) keeps whose each record is.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Points:
     def elsewhere(
         self, launcher: str, settings: Mapping, refusals: type[Exception]
     ) -> contextlib.AbstractContextManager:
-        """Around a launcher of somebody else's, which calls one() in processes whose output this one does not see."""
+        """Around a launcher that is not ours, which calls one() in processes whose output this one does not see."""
         return elsewhere.followed(self.folder, launcher, settings, refusals)
 
     @contextlib.contextmanager
@@ -59,7 +59,7 @@ class Points:
         self._series = None
 
     def one(self, words: list[str], number: int) -> float | None:
-        """A run in a process of somebody else's launcher -> its objective.  words: its overrides.
+        """A run in a process of another launcher -> its objective.  words: its overrides.
 
         None too where the process is not the first of its job's, or the sweep was ended before it began.
         """
@@ -165,7 +165,7 @@ class Points:
                 "hydra.sweeper.pruner and no hydra.launcher.stop_above_nats"
             )
         on_cpu = asked(points[0], this_machine()).hardware.device == "cpu" or not this_machine().num_gpus
-        where = packing.places(settings["parallel"], settings["cores_per_run"], on_cpu)
+        where = packing.slots(settings["parallel"], settings["cores_per_run"], on_cpu)
         if len(where) < 2 or len(points) < 2:
             return []
         is_new = self._slowdown_pct is None
@@ -192,11 +192,11 @@ class Points:
             if run:
                 yield number, run
 
-    def beside(self, words: list[str], place: packing.Place) -> dict:
-        """One of several runs, in a process of its own, pinned to its place -> its record."""
-        packing.pin(place)
+    def beside(self, words: list[str], slot: packing.Slot) -> dict:
+        """One of several runs, in a process of its own, pinned to its slot -> its record."""
+        packing.pin(slot)
         job = prepare(words, say=lambda text: say("data", text))
-        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=place.fact())
+        return launcher.launch(job, self.command, sweep_id=self.sweep_id, beside=slot.fact())
 
     def records(self) -> list[dict]:
         """Of every point that has one so far, with its folder."""

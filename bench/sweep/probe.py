@@ -1,6 +1,6 @@
-"""One run's load for a few seconds, to see what runs side by side cost each other.  python -m bench.sweep.probe PLACE
+"""One run's load for a few seconds, to see what runs side by side cost each other.  python -m bench.sweep.probe SLOT
 
-PLACE: a packing.Place as JSON.  Prints "ready", waits for a line, prints the median milliseconds of a step: products of
+SLOT: a packing.Slot as JSON.  Prints "ready", waits for a line, prints the median milliseconds of a step: products of
 matrices, which fill the cores or the GPU, and a copy, which fills the way to memory, as in a training step.
 """
 
@@ -16,13 +16,13 @@ COPIED_BYTES = 32 * 2**20  # above a core's share of the caches
 
 
 def main(text: str) -> None:
-    """text: the place."""
-    place = packing.parsed(text)
-    packing.pin(place)
+    """text: the slot."""
+    slot = packing.parsed(text)
+    packing.pin(slot)
     import torch
 
-    torch.set_num_threads(len(place.cores))
-    device = torch.device("cuda" if place.gpu is not None else "cpu")
+    torch.set_num_threads(len(slot.cores))
+    device = torch.device("cuda" if slot.gpu is not None else "cpu")
     width = WIDTH * (8 if device.type == "cuda" else 1)
     left_WW, right_WW = torch.rand(2, width, width, device=device)
     copied = torch.zeros(COPIED_BYTES // 4, device=device)

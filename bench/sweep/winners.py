@@ -16,7 +16,7 @@ NAMES = "ABCDEFGHIJ"
 def arms(folder: Path, top: int) -> list[str]:
     """A sweep's folder -> words for ./run.sh race: A='optim.lr=0.002 ...', the best first by mean val_loss.
 
-    ValueError: it has too few configs with complete runs, or top is no number of arms.
+    ValueError: it has too few configs with complete runs, or top is not a number of arms.
     """
     if not 2 <= top <= len(NAMES):
         raise ValueError(f"--top {top}: use 2 to {len(NAMES)}: a race has that many arms")

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from bench import reading
+from bench.reading import plain_file
 
 TEXT = ("device", "throttle_reasons")
 MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
@@ -14,7 +14,7 @@ MAX_GAP_S = 1.0  # between an end of what is asked for and the nearest sample
 def read(path: Path | str) -> list[dict]:
     """telemetry.csv -> rows, empty cells None, cut lines skipped; read_ns: when the device was read, with late_ms."""
     rows = []
-    with reading.lines(path) as lines:
+    with plain_file.lines(path) as lines:
         for cells in csv.DictReader(lines):
             try:
                 row = {name: (text if name in TEXT else float(text)) if text else None for name, text in cells.items()}

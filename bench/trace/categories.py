@@ -14,7 +14,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import reading
+from bench.reading import plain_file, yaml_file
+from bench.reading.damage import Damaged
 
 MATMUL, ATTENTION, NORMALISATION, LOSS = "matmul", "attention", "normalisation", "loss"
 OPTIMIZER, COMMUNICATION, MEMORY_COPY = "optimizer", "communication", "memory copy"
@@ -126,11 +127,11 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
     and an example that its own pattern does not match.
     """
     try:
-        entries = reading.yaml_value(reading.text(path), path)  # reads json as well
-    except reading.Damaged as error:
+        entries = yaml_file.parsed(plain_file.text(path), path)  # reads json as well
+    except Damaged as error:
         raise ValueError(f"rules={path}: cannot be read ({error}): give a yaml or json list") from None
     if not isinstance(entries, list):
-        raise ValueError(f"rules={path}: it holds no list: write one {{category, pattern}} an entry")
+        raise ValueError(f"rules={path}: it is not a list: write one {{category, pattern}} an entry")
     return tuple(_rule(path, number, entry) for number, entry in enumerate(entries, 1)) + RULES
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.trace import events
+from bench.trace.collector import Collector
 from bench.trace.rank import Rank
 from bench.trace.source import NoTrace, Source
 
@@ -136,7 +136,7 @@ def _pool(size):
 
 
 def _read(path, kinds, part=0, num_parts=1):
-    source, collector = Source(path), events.Collector(kinds)
+    source, collector = Source(path), Collector(kinds)
     collects = gc.isenabled()
     gc.disable()  # a chunk is a hundred thousand objects in no circle
     try:

@@ -81,7 +81,7 @@ def collective_of(rank: Rank, row: int) -> tuple[str, int, str | None, int] | No
     extra = rank.extras[rank.extra[row]] if rank.extra[row] >= 0 else None
     if extra is None or extra[3] is None:
         return None
-    return str(extra[3]), events.whole(extra[4]), None if extra[8] is None else str(extra[8]), events.whole(extra[7])
+    return str(extra[3]), whole(extra[4]), None if extra[8] is None else str(extra[8]), whole(extra[7])
 
 
 def _own_time(rank, ops, nests):

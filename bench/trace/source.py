@@ -11,7 +11,8 @@ import re
 import zlib
 from pathlib import Path
 
-from bench import reading
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 
 BLOCK_BYTES = 2**20
 MAX_EVENT_BYTES = 128 * 2**20  # no event is nearly as long, and the tail after the events is short
@@ -39,11 +40,11 @@ class Source:
         self.path = Path(path)
         self.head, self.tail, self.cut = b"", b"", None
         try:
-            with reading.opened(path) as file:
+            with plain_file.opened(path) as file:
                 magic = file.read(4)
                 self.num_bytes = os.fstat(file.fileno()).st_size
             self.is_gzip, self.is_zip = magic[:2] == GZIP_MAGIC, magic == ZIP_MAGIC
-        except reading.Damaged as error:
+        except Damaged as error:
             raise NoTrace(f"{error}; name a trace, a run folder or a folder of traces") from None
 
     def chunks(self, part=0, num_parts=1):

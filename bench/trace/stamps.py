@@ -35,7 +35,7 @@ def _exact(values):
     width = texts.dtype.itemsize
     digits = texts.view(np.uint8).reshape(len(texts), width)
     if DECIMALS + 1 < width <= MAX_DIGITS + 1 and (digits[:, -DECIMALS - 1] == ord(".")).all():
-        digits = np.delete(digits, width - DECIMALS - 1, axis=1) - ord("0")  # what is no digit wraps to over 9
+        digits = np.delete(digits, width - DECIMALS - 1, axis=1) - ord("0")  # what is not a digit wraps to over 9
         if digits.max() <= 9:
             return digits.astype(np.int64) @ 10 ** np.arange(width - 2, -1, -1)
     return np.array([_one_ns(value) for value in values], np.int64)

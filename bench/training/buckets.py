@@ -157,7 +157,7 @@ class _Scattered(Reduced):
 
 
 class Sliced(_Scattered):
-    """weights: this rank's part of them, a parameter for the optimizer in the place of the layout's tensors."""
+    """weights: this rank's part of them, a parameter for the optimizer in place of the layout's tensors."""
 
     def __init__(self, layout: Layout, ranks: Ranks):
         super().__init__(layout, ranks)

@@ -9,7 +9,7 @@ import torch
 
 from bench.config import schema
 from bench.config.schema import Config
-from bench.data import sources
+from bench.data.sources import datasets
 from bench.record import run_folder
 from bench.training import evaluate, staging, weights
 from bench.training.build_model import build_model
@@ -23,7 +23,7 @@ def model_of(folder: Path | str, device: torch.device | str = "cpu") -> torch.nn
     config, path = schema.read(folder), Path(folder) / weights.FILE
     if not path.is_file():
         raise ValueError(f"{folder}: it has no {weights.FILE}: run again with checkpoint.save=true")
-    model = build_model(config, torch.device(device), sources.chosen(config.data).eos_token)
+    model = build_model(config, torch.device(device), datasets.chosen(config.data).eos_token)
     try:
         model.load_state_dict(weights.read(path))
     except RuntimeError as error:
@@ -45,7 +45,7 @@ def val_loss_of(folder: Path | str, device: torch.device | str = "cpu") -> float
     ValueError as model_of(), and where the validation data are not here.
     """
     config, device = schema.read(folder), torch.device(device)
-    shards = sources.recorded(run_folder.read(folder)["data"])["val"]
+    shards = datasets.recorded(run_folder.read(folder)["data"])["val"]
     batches = evaluate.batches(config, shards, 0, 1, device)
 
     def autocast():

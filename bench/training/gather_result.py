@@ -31,13 +31,14 @@ class RankResult:
     t_offset_ns: int = 0  # what makes its t_ns those of node 0's clock
 
 
-def write(folder, facts, times, everyone, summaries, stopped_at=None):
-    """Everything but steps.csv.
+def write(folder, own_rows, facts, times, everyone, summaries, stopped_at=None):
+    """steps.csv, steps_by_rank.csv, the other ranks' events and .result.tmp.
 
-    facts: {"model", "measured"}, known before the first step; times: seconds of what came before it; everyone: each
-    rank's RankResult; summaries: {instrument: the summary of all ranks together}; stopped_at: the step after which
-    profile.stop_after_window ended the run, None where it did not.
+    own_rows: rank 0's of steps.csv; facts: {"model", "measured"}, known before the first step; times: seconds of what
+    came before it; everyone: each rank's RankResult; summaries: {instrument: the summary of all ranks together};
+    stopped_at: the step after which profile.stop_after_window ended the run, None where it did not.
     """
+    step_files.write(folder, rows(own_rows, everyone), step_files.RUN_COLUMNS)
     if len(everyone) > 1:
         step_files.write_by_rank(folder, _by_rank(everyone))
     for event in sorted(_events(everyone), key=lambda event: event["t_ns"]):

@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from bench.config import schema
 from bench.data import shards as shard_files
-from bench.data import sources
+from bench.data.sources import datasets
 from bench.paths import results_root
 from bench.record import artifacts, run_folder
 
@@ -31,12 +30,8 @@ def prepare_by_hand(folder: Path, rank: int):
         artifacts.remove_outputs(folder)
 
 
-def read_config(folder: Path) -> schema.Config:
-    return schema.read(folder)
-
-
 def find_shards(launch: dict | None, record: dict) -> dict:
     """{"train": [Shard], "val": [Shard]}, checked: the launcher's, or by hand those that run.json names."""
     if not launch:
-        return sources.recorded(record["data"])
+        return datasets.recorded(record["data"])
     return {split: [shard_files.check(path) for path in launch["shards"][split]] for split in ("train", "val")}

@@ -1,7 +1,7 @@
 """How ranks come to one update from the gradients of each: hardware.reducer.
 
 null    torch's DistributedDataParallel; every rank then does the whole update.  Of one process: nothing
-plain   all-reduce when the backward pass is over; every rank does the whole update.  What the others must agree with
+plain   all-reduce when the backward pass has ended; every rank does the whole update.  What the others must agree with
 shard   each rank gets the mean of the gradients of its share while the backward pass still runs, updates its share,
         and gives the others the result (ZeRO's first stage with the traffic of its second; Rajbhandari et al. 2020,
         arXiv:1910.02054)
@@ -104,7 +104,7 @@ def _buffers_argument():
 
 
 class Plain(Alone):
-    """The reference: buckets are reduced one after the other when the last backward pass is over."""
+    """The reference: buckets are reduced one after the other when the last backward pass has ended."""
 
     name = "plain"
 
@@ -197,7 +197,7 @@ class Shard(Alone):
             self._num_launched += 1
 
     def _learn_order(self):
-        """Rank 0's order of the first step from now on, in the place of the guess."""
+        """Rank 0's order of the first step from now on, in place of the guess."""
         numbers = torch.tensor([self._order.index(bucket) for bucket in self._filled], device=self._ranks.device)
         self._order = [self._order[number] for number in distributed.from_first(numbers).tolist()]
         self._knows_order = True

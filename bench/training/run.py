@@ -10,10 +10,11 @@ import time
 
 import torch
 
+from bench.config import schema
 from bench.config.stages import mean_batch_tokens
-from bench.instruments import last_step, load
 from bench.instruments.base import Context
 from bench.instruments.instrument_set import InstrumentSet, warning
+from bench.instruments.registry import last_step, load
 from bench.machine.cpu_meter import CpuMeter
 from bench.memory.peaks import peaks_for
 from bench.record import metrics, run_folder, work
@@ -39,7 +40,7 @@ class Run:
         launch_s = None if launched_s is None else started_s - launched_s
         self.times = {"launch_s": launch_s, "import_s": time.monotonic() - started_s}
         self.folder, self.rows = folder, rows
-        self.config = inputs.read_config(folder)
+        self.config = schema.read(folder)
         hardware = self.config.hardware
         torch.set_num_threads(hardware.num_threads)  # torchrun by hand sets OMP_NUM_THREADS=1
         kernels.choose(hardware)
@@ -72,8 +73,9 @@ class Run:
         if self.ranks.is_first:
             summaries = self.instruments.merge([rank.summaries for rank in everyone])
             everyone[0].warnings = self.instruments.warnings  # merging may have added some
-            self._writer.complete(gather_result.rows(self._writer.rows, everyone))
-            gather_result.write(self.folder, self._facts, self.times, everyone, summaries, self._stopped_at)
+            gather_result.write(
+                self.folder, self._writer.rows, self._facts, self.times, everyone, summaries, self._stopped_at
+            )
         distributed.barrier()  # no rank leaves while another may still need it
         self._trainer.close()
         del self._trainer

@@ -1,4 +1,4 @@
-"""One rank of somebody's own training script, unmodified.  Started by bench/launch/agent.py as  PYTHON THIS_FILE FOLDER
+"""One rank of a user's training script, unmodified.  Started by bench/launch/agent.py as  PYTHON THIS_FILE FOLDER
 
 PYTHON may be another interpreter than the harness's, with another torch: this file needs the standard library of
 Python 3.8 and nothing of ours, and imports no torch.  FOLDER/.launch.tmp says what to run.  All that the script prints
@@ -105,10 +105,8 @@ def end_with_agent(launcher_pid):
 def exists(pid):
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # any other: it is another user's
     return True
 
 

@@ -1,8 +1,8 @@
 """Rank 0's step writer: step lines, steps.csv, events and progress, from a thread beside the training loop.
 
 The loop only appends to a deque.  Twice a second this thread writes what has come: lines in modded-nanogpt's format to
-standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  Until complete()
-replaces them by the numbers of all ranks, steps.csv holds rank 0's; after a kill they are what is left.
+standard output, rows to steps.csv, events to events.jsonl, and .progress.tmp for the launcher's bar.  Until the end,
+when gather_result.py replaces them by the numbers of all ranks, steps.csv holds rank 0's; a kill leaves those.
 """
 
 import collections
@@ -74,10 +74,6 @@ class StepWriter:
     def check(self):
         if self._error is not None:
             raise self._error
-
-    def complete(self, rows):
-        """steps.csv with the numbers of all ranks, after the loop."""
-        step_files.write(self._folder, rows, step_files.RUN_COLUMNS)
 
     def _run(self):
         try:

@@ -12,9 +12,9 @@ import torch
 
 from bench.config.schema import Config
 from bench.config.stages import num_micro_steps
-from bench.data import sources
 from bench.data.loader import Loader
 from bench.data.shards import Shard
+from bench.data.sources import datasets
 from bench.training import causality, distributed, staging
 from bench.training import evaluate as evaluation
 from bench.training.build_model import build_model
@@ -29,7 +29,7 @@ class Trainer:
         self, config: Config, ranks: distributed.Ranks, train_shards: Sequence[Shard], val_shards: Sequence[Shard]
     ):
         self.config, self.ranks, self._val_shards = config, ranks, val_shards
-        eos_token = sources.chosen(config.data).eos_token
+        eos_token = datasets.chosen(config.data).eos_token
         self.model = build_model(config, ranks.device, eos_token)
         self.timeline = staging.timeline_of(config, self.model)
         if config.hardware.compile:

@@ -55,7 +55,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
 
 def read(path: Path | str) -> dict[str, torch.Tensor]:
-    """{name: tensor on the CPU}, each with memory of its own.  ValueError: it is no such file, or is cut."""
+    """{name: tensor on the CPU}, each with memory of its own.  ValueError: it is not such a file, or is cut."""
     return _read(Path(path))[0]
 
 
@@ -69,7 +69,7 @@ def _read(path, tensors_too=True):
         with open(path, "rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
             if not 2 <= num_bytes <= min(MAX_HEADER_BYTES, os.path.getsize(path) - 8):
-                raise ValueError("its first 8 bytes are no length of a header")
+                raise ValueError("its first 8 bytes are not the length of a header")
             header = json.loads(file.read(num_bytes))
             about = header.pop(METADATA, {})
             found = {name: _tensor(file, 8 + num_bytes, facts) for name, facts in header.items()} if tensors_too else {}

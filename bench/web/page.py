@@ -17,7 +17,7 @@ REPORT_STYLES = (*CHART_STYLES, "report.css")  # of the page of a run or of a ra
 
 
 class Safe(str):
-    """Markup that this room made; any other str is foreign text and is escaped."""
+    """Markup that bench/web made; any other str is foreign text and is escaped."""
 
 
 def text(value: object) -> Safe:

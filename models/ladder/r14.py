@@ -1,4 +1,4 @@
-"""Record 14, 2024-12-04: 4.66 -> 4.41 minutes.  Value embeddings in the place of the first block's values.
+"""Record 14, 2024-12-04: 4.66 -> 4.41 minutes.  Value embeddings in place of the first block's values.
 
 Each block mixes into its values a row of a table of its own, chosen by the token.  Rotary angles are counted in the
 activations' dtype: in bfloat16 they are wrong far from the start, until record 17.

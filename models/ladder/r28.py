@@ -2,7 +2,7 @@
 
 What a head gives is multiplied by the sigmoid of a linear layer, at first a half: a head can say nothing.  Muon takes
 the gates too.  Record 27 stores the MLP's first matrix transposed, so that Muon no longer doubles its step, and
-multiplies a matrix by its own transpose in a Triton kernel of its own: that is left out, it computes the same.  The
+multiplies a matrix by its own transpose in a Triton kernel of its own: that is omitted, it computes the same.  The
 head's logits are no longer divided.
 model.args: those of record 21.
 """

@@ -1,6 +1,6 @@
 """NorMuon (models/normuon_update.py): Muon by Polar Express, evened out over rows, with cautious weight decay.
 
-optim.groups.matrices.name=normuon puts it in the place of Muon, whose settings it has too.
+optim.groups.matrices.name=normuon puts it in place of Muon, whose settings it has too.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Config(muon.Config):
     # what ends up with one mean square, rows or columns; null: the longer side's, of a square matrix rows
     evened: Annotated[str, one_of("rows", "columns")] | None = None
     cautious: bool = True  # weight decay only where the step shrinks the weight, and times the learning rate's square
-    polar_express: bool = True  # its five polynomials in the place of ns_steps of ns_coefficients
+    polar_express: bool = True  # its five polynomials in place of ns_steps of ns_coefficients
 
     def build(self, tensors: list, lr: float, rank: int, world_size: int, device_type: str):
         """NorMuon, its work shared out among the ranks."""

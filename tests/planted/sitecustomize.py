@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from bench import instruments
+from bench.instruments import registry
 from bench.instruments.base import Instrument
 
 SLEEP_STEP, COLLECT_STEP, COMPILE_STEP = 8, 14, 20
@@ -65,7 +65,7 @@ class Planted(Instrument):
         return {"found": (Path(__file__).parent / "nothing").read_text()}
 
 
-really = instruments.load
+really = registry.load
 
 
 def load(chosen, context):
@@ -73,4 +73,4 @@ def load(chosen, context):
     return [*made, Planted(context)], warnings
 
 
-instruments.load = load
+registry.load = load

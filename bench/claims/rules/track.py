@@ -1,8 +1,9 @@
 """Rules whose numbers, models and names are the track's: track.rules, track.fixed and the data in conf/."""
 
-from bench import instruments
 from bench.claims.rules.evidence import of_each
-from bench.config import compose, schema
+from bench.config import schema
+from bench.config.deviations import deviations_of
+from bench.instruments import registry
 from bench.record import metrics
 from bench.record.rows import row_of
 from bench.terminal.text_table import some
@@ -27,7 +28,7 @@ _known_deviations = {}  # by config_id: composing takes a third of a second, and
 def _deviations(config):
     config_id = schema.config_id(config)
     if config_id not in _known_deviations:
-        _known_deviations[config_id] = compose.deviations(config)
+        _known_deviations[config_id] = deviations_of(config)
     return _known_deviations[config_id]
 
 
@@ -91,7 +92,7 @@ def no_forbidden_instrument_ran(claim):
     """No profiler and no other instrument that flags steps, and no step that an instrument disturbed."""
 
     def fault_of(run):
-        found = instruments.flagging(run.record["instruments"])
+        found = registry.flagging(run.record["instruments"])
         if found:
             return f"{', '.join(found)} ran"
         disturbed = metrics.num_disturbed_steps(run.record)

@@ -9,8 +9,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import atomic, reading
+from bench import atomic
 from bench.data import shards
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 from bench.units import MIB, format_bytes
 
 FILE = ".checked.json"
@@ -32,8 +34,8 @@ class Facts:
         self._anew_bytes, self._read = ANEW_BYTES, set()  # left to be read; files that are
 
     def __enter__(self):
-        with contextlib.suppress(reading.Damaged), reading.opened(self._path) as file:
-            self._known = atomic.read_json(self._path, {}) if reading.is_own(file) else {}
+        with contextlib.suppress(Damaged), plain_file.opened(self._path) as file:
+            self._known = atomic.read_json(self._path, {}) if plain_file.is_own(file) else {}
         return self
 
     def __exit__(self, *exc_info):

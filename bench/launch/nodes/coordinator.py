@@ -110,8 +110,8 @@ class Coordinator:
         while len(self.peers) < self._num_members and self._is_adopted and time.monotonic() < until_s:
             with contextlib.suppress(ValueError):
                 self._take_one(self._join)
-        for peer in self.peers:
-            peer.channel.send("refuse", why=why)
+        with contextlib.suppress(ValueError):
+            self._refuse_all(why)
 
     def _refuse_all(self, why):
         for peer in self.peers:
@@ -157,8 +157,9 @@ class Coordinator:
         """Whether all ranks have.  When one fails, or a node is lost, all the others are ended too."""
         until_s = time.monotonic() + within_s
         while True:
-            self._take_own()
-            if self._all_ended():
+            for rank, exit_code in self._own.ended() if self._own is not None else ():
+                self._ended(rank, exit_code)
+            if not (self._own is not None and self._own.are_left) and not any(peer.left for peer in self.peers):
                 return True
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -228,11 +229,6 @@ class Coordinator:
             peer.left = set()
             self._stop_ranks()
 
-    def _take_own(self):
-        if self._own is not None:
-            for rank, exit_code in self._own.ended():
-                self._ended(rank, exit_code)
-
     def _ended(self, rank, exit_code):
         if exit_code:
             self.exit_codes.append({"rank": rank, "exit_code": exit_code, "failed_at_s": time.monotonic()})
@@ -244,9 +240,6 @@ class Coordinator:
         for peer in self.peers:
             if peer.left:
                 peer.channel.send("stop")
-
-    def _all_ended(self):
-        return not (self._own is not None and self._own.are_left) and not any(peer.left for peer in self.peers)
 
     def _store(self, message, chunks):
         """From a channel's thread: a file of another node."""

@@ -25,7 +25,7 @@ class RankProcesses:
     def __init__(self, words: Sequence[str], env: Mapping[str, str], of_rank: Mapping[int, Mapping[str, str]], log):
         with held():  # no signal leaves a rank that nobody knows
             self._left = {rank: self._begun(words, {**env, **own}, log) for rank, own in of_rank.items()}
-        self._told_s = None  # when they were told to end
+        self._asked_s = None  # when they were asked to end
         self._woken = False
 
     def _begun(self, words, env, log):
@@ -62,8 +62,8 @@ class RankProcesses:
 
         A stopped process gets no signal: it is woken, so that it leaves its stack; what has not ended then is killed.
         """
-        if self._told_s is None:
-            self._told_s = time.monotonic()
+        if self._asked_s is None:
+            self._asked_s = time.monotonic()
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -78,7 +78,7 @@ class RankProcesses:
             self.ended()
 
     def _press(self):
-        since_s = 0.0 if self._told_s is None else time.monotonic() - self._told_s
+        since_s = 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
         if since_s > WAKE_AFTER_S and not self._woken:
             self._woken = True
             self._signal(signal.SIGCONT)

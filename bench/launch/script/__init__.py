@@ -1,1 +1,1 @@
-"""Runs of somebody's own training script: prepared, watched from outside, made into a record."""
+"""Runs of a user's training script: prepared, watched from outside, made into a record."""

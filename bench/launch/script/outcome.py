@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import atomic, private, reading, utc
+from bench import atomic, private, utc
 from bench.importers import dialects
 from bench.importers.foreign_run import Run
 from bench.importers.modded_nanogpt import MEANINGS
@@ -18,6 +18,8 @@ from bench.importers.records import rows_of
 from bench.launch.script import opened_data, trace_files, work_folder
 from bench.launch.script.script import TIMING_PROTOCOL, WALL_PROTOCOL
 from bench.paths import REPO
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Damaged
 from bench.record import failures, printed_times, run_folder, step_files
 from bench.units import ms_from_ns, s_from_ms
 
@@ -170,17 +172,17 @@ def _facts_of_ranks(folder, num_ranks):
     for rank in range(num_ranks):
         found["by_rank"].append(_facts(folder / f".rank{rank}.facts.tmp"))
         path = folder / f".rank{rank}.opened.tmp"
-        with contextlib.suppress(reading.Damaged), reading.lines(path) as lines:
+        with contextlib.suppress(Damaged), plain_file.lines(path) as lines:
             for line in lines:
-                with contextlib.suppress(reading.Damaged):  # a line that a killed rank left unfinished
-                    found["opened"].append(reading.json_value(line, path, opened_data.Opened))
+                with contextlib.suppress(Damaged):  # a line that a killed rank left unfinished
+                    found["opened"].append(json_file.parsed(line, path, opened_data.Opened))
     return found
 
 
 def _facts(path):
     try:
-        return reading.json_object(path, Facts)
-    except reading.Damaged:
+        return json_file.read(path, Facts)
+    except Damaged:
         return {}
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from bench import instruments, reading
 from bench.config import profiler_windows
 from bench.importers import dialects
+from bench.instruments import registry
 from bench.profiling import files
+from bench.reading import json_file, plain_file
+from bench.reading.damage import Damaged
 
 NAMES = ("trace", "window")  # instruments whose windows a script can have: profile=modded, profile=window
 # A line that says that a step is done: its pattern, and what is to be added to the number in it.
@@ -61,7 +63,7 @@ def conclude(folder: Path, chosen: Mapping[str, dict], num_ranks: int, rows: lis
     summaries = {}
     recorded = [_recorded(_noted(folder, rank)) for rank in range(num_ranks)]
     for name in NAMES:
-        for window in instruments.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
+        for window in registry.kind(name).profiler_windows(chosen[name]) if name in chosen else ():
             facts = {"status": "not reached", "steps_asked": [window.first_step, window.last_step]}
             for rank, of_rank in enumerate(recorded):
                 one = of_rank.get(window.name)
@@ -88,9 +90,7 @@ def are_done(folder: Path, chosen: Mapping[str, dict], num_ranks: int) -> bool:
 
 
 def _windows(chosen):
-    return [
-        window for name in NAMES if name in chosen for window in instruments.kind(name).profiler_windows(chosen[name])
-    ]
+    return [window for name in NAMES if name in chosen for window in registry.kind(name).profiler_windows(chosen[name])]
 
 
 def _noted(folder, rank):
@@ -100,8 +100,8 @@ def _noted(folder, rank):
 def _recorded(path):
     """{name of a window: what training/script_profiler.py noted of it} of one rank; {} where the script spoilt that."""
     try:
-        noted = reading.json_value(reading.content(path), path, list[Noted])
-    except reading.Damaged:
+        noted = json_file.parsed(plain_file.content(path), path, list[Noted])
+    except Damaged:
         return {}
     return {one["name"]: one for one in noted}
 

@@ -9,10 +9,11 @@ import ast
 import functools
 import re
 
-from bench import reading
 from bench.memory.snapshot.lives import Life
 from bench.memory.snapshot.sites import INSIDE_TORCH
 from bench.paths import REPO
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 
 CALLS = ("_call_impl", "_wrapped_call_impl")
 MODULE_FILE = re.compile(r"(^|/)torch/nn/modules/module\.py$")
@@ -56,8 +57,8 @@ def _methods(filename):
     if filename.startswith("/") or not path.is_relative_to(REPO.resolve()) or path.suffix != ".py":
         return ()
     try:
-        tree = ast.parse(reading.text(path))
-    except (reading.Damaged, SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(plain_file.text(path))
+    except (Damaged, SyntaxError, ValueError, RecursionError):
         return ()
     return [
         (node.lineno, node.end_lineno, owner.name, node.name)

@@ -7,7 +7,8 @@ its shape is checked, so that what comes after can rely on it.
 import pickle
 from pathlib import Path
 
-from bench import reading
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 
 MAX_ENTRIES = 20_000_000  # of all traces together: shared lists could make a small file endless to walk through
 
@@ -23,9 +24,9 @@ class _Plain(pickle.Unpickler):
 def load(path: Path | str) -> dict:
     """Path of a .pickle -> the snapshot as a dict.  ValueError for a file that is not a snapshot, or not only data."""
     try:
-        with reading.opened(path) as file:
+        with plain_file.opened(path) as file:
             found = _Plain(file).load()
-    except reading.Damaged:
+    except Damaged:
         raise
     except Exception as error:  # a damaged pickle raises almost anything, RecursionError and MemoryError included
         reason = str(error) or type(error).__name__

@@ -59,7 +59,7 @@ class Uses:
         return PARAMETERS if life.stop is None else OTHER
 
     def _segment(self, entry):
-        """(number, phase) of the stretch in which an entry lies."""
+        """(number, phase) of the segment in which an entry lies."""
         number = bisect.bisect_right(self._entries, entry) - 1
         return number, self._edges[number][1] if number >= 0 else None
 

@@ -1,22 +1,17 @@
 """One rank of the measurement: its device's figures, then those of all ranks together.
 
-Started by bench/launch/agent.py as  python -m bench.passport.measure.rank FOLDER  where FOLDER/asked.json says
-{"device", "num_threads", "limit_s", "until_s"}: seconds of measuring, and the time.monotonic() at which it ends.  GPUs
-are measured all at once, as they are used.  On a CPU the first rank measures and the second is only there to be talked
-to.  Each writes FOLDER/rankN.figures.json; the first says in FOLDER/progress how far it is.
+It is asked {"device", "num_threads", "limit_s", "until_s"} (bench/launch/answers.py): seconds of measuring, and the
+time.monotonic() at which it ends.  GPUs are measured all at once, as they are used.  On a CPU the first rank measures
+and the second is only there to be talked to.  The first says in FOLDER/progress how far it is.
 """
 
-import json
-import os
 import sys
 import time
-from pathlib import Path
 
+from bench.launch import answers
 from bench.machine import processes
 from bench.passport.kept import CANNOT, NO_TIME
 from bench.passport.measure import cases, load, samples, works
-from bench.record import failures
-from bench.training import flight_recorder
 
 NUM_ROUNDS = 3  # over all cases, so that what disturbs for a second or two is not all that one of them sees
 COLLECTIVE_TIMEOUT_S = 240.0  # on a CPU the second rank waits for the first one's figures
@@ -25,14 +20,7 @@ LOAD_PRODUCT = {"cuda": ("bfloat16", (8192, 8192, 8192), 50), "cpu": ("float32",
 
 
 def main(folder):
-    folder, rank = Path(folder), int(os.environ.get("RANK", 0))
-    flight_recorder.enable_stack_dumps(folder)
-    try:
-        answer = Measurement(folder, json.loads((folder / "asked.json").read_text())).answer()
-        (folder / f"rank{rank}.figures.json").write_text(json.dumps(answer))
-    except BaseException as error:
-        failures.write(folder, rank, None, error)
-        raise
+    answers.answer(folder, lambda path, asked: Measurement(path, asked).answer())
 
 
 class Measurement:

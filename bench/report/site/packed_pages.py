@@ -9,13 +9,14 @@ import functools
 import hashlib
 import json
 import os
-import threading
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench import atomic, reading
+from bench import atomic, two_processes
+from bench.reading import plain_file
+from bench.reading.damage import Damaged
 from bench.record.rows import Row
 from bench.report import repeats, run_page
 from bench.web.page import page, tag
@@ -23,11 +24,10 @@ from bench.web.page import page, tag
 NUM_PAGES = 1000  # of a site: each takes 5 ms and 12 KB (120 steps)
 NUM_PACKS = 256  # as in pages.js
 MIN_PARALLEL = 64  # packs: fewer are made as fast by one process
-NUM_WRITERS = 2
 HEAD, TAIL = 'window.packed = "', '";\n'
 MADE = ".made.json"
 WATCHED = ("run.json", "events.jsonl", "steps.csv", "analysis.json", "memory")
-ROOMS = ("report", "memory", "web", "diagnosis")  # whose code makes a page
+FOLDERS = ("report", "memory", "web", "diagnosis")  # whose code makes a page
 NUM_SAMPLES = 12
 BYTES_OF_A_ROW = 300  # of the table, as measured
 
@@ -43,16 +43,17 @@ def write(
         others = beside[row["run_id"]]
         stamp = [version, *(_changed_ns(f"{folder}/{name}") for name in WATCHED), [list(other) for other in others]]
         packs.setdefault(pack_of(row["run_id"]), {})[row["run_id"]] = (folder, stamp, others)
-    made, stale = _made(home / MADE), []
+    made, stale = atomic.read_json(home / MADE, {}, plain_file.MAX_LINES_BYTES), []
     for name, members in packs.items():
         known = made.setdefault(name, {})
         is_same = {run_id: one[0] for run_id, one in known.items()} == {key: one[1] for key, one in members.items()}
         if not is_same or not (home / f"{name}.js").exists():
             stale.append((name, members, known))
     done = len(runs) - sum(len(members) for _, members, _ in stale)
-    for name, facts in _each(functools.partial(_write_pack, home), stale):
-        made[name], done = facts, done + len(facts)
-        say(done, len(runs))
+    with two_processes.started(functools.partial(_write_pack, home), stale, len(stale) >= MIN_PARALLEL) as written:
+        for name, facts in written:
+            made[name], done = facts, done + len(facts)
+            say(done, len(runs))
     made = {name: made[name] for name in packs}
     for path in home.glob("[0-9]*.js"):
         if path.stem not in packs:
@@ -128,7 +129,7 @@ def _html(folder, home, others=()):
     try:
         html = run_page.html(folder, assets="../assets", back="../index.html", at=home, repeats=others, explained=False)
         return html, None
-    except reading.Damaged as error:  # says what is wrong, after the path
+    except Damaged as error:  # says what is wrong, after the path
         return None, str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")[:300]
 
 
@@ -138,27 +139,9 @@ def _packed(pages):
 
 def _unpacked(path):
     try:
-        packed = reading.text(path, reading.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
+        packed = plain_file.text(path, plain_file.MAX_LINES_BYTES).removeprefix(HEAD).removesuffix(TAIL)
         return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
     except (ValueError, TypeError, zlib.error):
-        return {}
-
-
-def _each(work, jobs):
-    """work(job) of each as it is done; of many by two processes."""
-    if len(jobs) < MIN_PARALLEL or threading.active_count() > 1 or not hasattr(os, "fork"):
-        yield from map(work, jobs)
-        return
-    import multiprocessing
-
-    with multiprocessing.get_context("fork").Pool(NUM_WRITERS) as pool:
-        yield from pool.imap_unordered(work, jobs, chunksize=4)
-
-
-def _made(path):
-    try:
-        return reading.json_object(path, max_bytes=reading.MAX_LINES_BYTES)
-    except reading.Damaged:
         return {}
 
 
@@ -171,10 +154,10 @@ def _changed_ns(path):
 
 @functools.cache
 def _version():
-    """A hash over the rooms that make pages: those of another version are made again."""
+    """A hash over the folders that make pages: those of another version are made again."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((Path(__file__).parent.parent / room).rglob("*")):
+    for folder in FOLDERS:
+        for path in sorted((Path(__file__).parent.parent / folder).rglob("*")):
             if path.is_file() and path.suffix in (".py", ".js", ".css"):
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from bench import utc
 from bench.report.site import packed_pages
+from bench.web import forest
 from bench.web.page import Safe, details, section, soft, table, tag
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 16, 40
@@ -179,7 +180,7 @@ def _dot(record, score, x, y):
 
 
 def _grid(dates_s, scores, across, up, axis):
-    for score in ticks(*_padded(scores, 1e-3)):
+    for score in forest.ticks(*_padded(scores, 1e-3)):
         y = f"{up(score):.1f}"
         yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")
         yield tag("text", f"{score:,.6g}", x=LEFT - 8, y=y, dy="0.35em", text_anchor="end")
@@ -200,14 +201,6 @@ def _padded(values, least):
 
 def _scale(low, high, start, end):
     return lambda value: start + (end - start) * (value - low) / (high - low)
-
-
-def ticks(low: float, high: float, num: int = 5) -> list[float]:
-    """About so many round numbers from low to high, low < high."""
-    rough = (high - low) / num
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(digit * unit for digit in (1, 2, 5, 10) if digit * unit >= rough)
-    return [round(number * step, 9) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def time_ticks(low_s: float, high_s: float, num: int = 5) -> list[tuple[float, str]]:

@@ -1,0 +1,49 @@
+"""When a claim holds: each rule a function of the claim (bench/claims/claim.py) -> (passed, evidence).
+
+passed None: the rule does not apply.  A track's own numbers and names are data in conf/track/; what is done with
+them is here.
+"""
+
+from bench.claims.rules import races, records, runs, track
+from bench.record import verification
+
+RULES = [
+    records.every_record_is_true_to_itself,
+    records.the_ledger_is_whole,
+    records.every_record_is_that_of_the_ledger,
+    records.every_run_completed,
+    track.nothing_that_the_track_fixes_was_changed,
+    track.the_hardware_is_that_of_the_track,
+    track.the_data_are_those_of_the_track,
+    track.only_what_may_be_untimed_was_untimed,
+    track.no_forbidden_instrument_ran,
+    runs.the_runs_share_config_and_code,
+    runs.the_runs_share_one_setting,
+    runs.every_run_has_its_own_seed,
+    runs.there_are_enough_runs,
+    runs.the_claimed_runs_are_all_there,
+    runs.no_run_was_dropped,
+    runs.the_target_is_reached,
+    races.the_plan_was_made_first,
+    races.the_runs_follow_the_plan,
+    races.there_was_no_unplanned_look,
+    races.interrupts_were_few,
+    races.it_is_faster_than_its_baseline,
+    races.the_table_says_what_the_runs_say,
+]
+
+
+ON_REQUEST = [records.every_run_came_out_again]  # judge --replayed
+
+
+def check(claim, replayed: bool = False) -> list[dict]:
+    """Every rule's {"rule", "passed", "evidence"}, also after one that failed.  replayed: demand certificates too."""
+    found = verification.applied(RULES + ON_REQUEST * replayed, claim)
+    return [{"rule": name, "passed": passed, "evidence": evidence} for name, passed, evidence in found]
+
+
+def first_failed(claim) -> str | None:
+    """The name of a rule that does not hold, None where all do.  What reads every file of every run is asked last."""
+    quick = [rule for rule in RULES if rule is not records.every_record_is_true_to_itself]
+    found = verification.applied([*quick, records.every_record_is_true_to_itself], claim)
+    return next((name for name, passed, _ in found if passed is False), None)

@@ -1,0 +1,163 @@
+"""Where tokens come from: each source by name, and how its files are found, made, fetched and checked.
+
+find() trusts nothing because it exists: header, size, sha256 and largest token are checked, and checked again when a
+file has changed.  prepare() first makes what is missing, or fetches it if asked.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.data import shards
+from bench.data.shards import CheckFailed, Shard
+from bench.data.sources import checked
+from bench.data.sources.source import Source, data_root
+from bench.paths import REPO
+from bench.user_code import classes
+
+SOURCES = {  # what data.source may be: module and class, imported when they are needed
+    "pysource": ("pysource", "PySource"),
+    "markov": ("markov", "Markov"),
+    "text": ("text", "Text"),
+    "shards": ("userfiles", "UserShards"),
+    "hub": ("hub", "Hub"),
+}
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A shard that has passed all checks."""
+
+    path: Path
+    num_tokens: int
+    num_bytes: int
+    sha256: str
+    max_token: int
+    stamp: list[int] | None = field(default=None, compare=False)  # checked.stamp_of() when it was hashed
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All shards of a data source, checked.  Every token is below vocab_size."""
+
+    name: str
+    vocab_size: int
+    train: tuple[ShardFile, ...]
+    val: tuple[ShardFile, ...]
+    floor_source: Any = field(default=None, compare=False)  # knows how the val tokens were drawn; markov only
+    origin: dict | None = field(default=None, compare=False)  # Source.origin
+
+
+def chosen(data) -> Source:
+    """DataConfig -> its Source, settings checked.  Raises ValueError, also for a class that is not a Source."""
+    if classes.is_import_path(data.source):
+        own = classes.load("data.source", data.source)
+        if not issubclass(own, Source):
+            raise ValueError(f"data.source={data.source}: {own.__name__} must extend bench.data.sources.source.Source")
+        return own(data)
+    if data.source not in SOURCES:
+        raise ValueError(f"data.source={data.source}: unknown source; choose from {', '.join(SOURCES)}")
+    module, name = SOURCES[data.source]
+    return getattr(importlib.import_module(f"bench.data.sources.{module}"), name)(data)
+
+
+def find(data, say: Callable[[str], None] = print) -> Dataset:
+    """DataConfig -> Dataset of what is there.  Raises CheckFailed: what is missing or damaged, and what to do."""
+    return _find(chosen(data), say)
+
+
+def prepare(data, fetch: bool = False, say: Callable[[str], None] = print) -> Dataset:
+    """find(), after making what can be made on this machine; takes from the network only if fetch."""
+    origin = chosen(data)
+    origin.obtain(fetch, say)
+    return _find(origin, say)
+
+
+def recorded(data: dict, say: Callable[[str], None] = print) -> dict[str, list[Shard]]:
+    """run.json["data"] -> {"train": [Shard], "val": [Shard]}, the same bytes.  CheckFailed: not there, or others."""
+    with checked.Facts(data_root()) as facts:
+        return {split: [_again(data, file, facts, say) for file in data[split]] for split in ("train", "val")}
+
+
+def _again(data, file, facts, say):
+    """file: an entry of data; its path starts in the data root, or redacted (bench/private.py) with ~ or ./"""
+    path = (REPO if file["file"].startswith("./") else data_root()) / os.path.expanduser(file["file"])
+    hint = f"./run.sh data show {data['source']} names what is there; SPEEDRUN_DATA=/path names another data folder"
+    if not path.is_file():
+        raise CheckFailed(f"{path}: the shard {file['file']} of run.json is not there: {hint}")
+    shard = shards.check(path)
+    digest = facts.sha256(path, say)
+    if digest != file["sha256"]:
+        what = f"sha256 {digest}, but run.json says {file['sha256']}: damaged or another file"
+        raise CheckFailed(f"{path}: {what}; {hint}")
+    return shard
+
+
+def floor_nats(dataset: Dataset, val_tokens: int) -> float | None:
+    """Exact mean nats per token of the true distribution over the first val_tokens targets; None where unknown."""
+    if dataset.floor_source is None:
+        return None
+    check_val_tokens(dataset, val_tokens)
+    return dataset.floor_source.floor_nats(shards.check(dataset.val[0].path).tokens()[: val_tokens + 1])
+
+
+def check_val_tokens(dataset: Dataset, val_tokens: int) -> None:
+    """Raises ValueError where the val shards hold too few tokens: val_tokens targets need one token more."""
+    num_tokens = sum(file.num_tokens for file in dataset.val)
+    if val_tokens + 1 > num_tokens:
+        hint = f"the val shards of data={dataset.name} hold {num_tokens} tokens: use fewer"
+        raise ValueError(f"goal.val_tokens={val_tokens}: {hint}")
+
+
+def changed(dataset: Dataset, gone_too: bool = False) -> list[str]:
+    """Sentences: the files that hold other bytes than when they were checked.
+
+    Only what was written to or replaced since is read again; a file that is gone may have been read before, and counts
+    with gone_too, for a run that failed.
+    """
+    found = []
+    for file in dataset.train + dataset.val:
+        if gone_too and not file.path.exists():
+            found.append(f"{file.path.name}: was removed while the run lasted")
+        with contextlib.suppress(OSError):
+            if file.stamp is not None and checked.stamp_of(file.path) != file.stamp:
+                digest = shards.sha256(file.path)
+                if digest != file.sha256:
+                    found.append(
+                        f"{file.path.name}: was changed while the run lasted: sha256 {digest}, and was "
+                        f"{file.sha256} when it began"
+                    )
+    return found
+
+
+def _find(origin, say):
+    files = origin.files()
+    with checked.Facts(data_root()) as facts:
+        of_split = {split: tuple(_check(origin, one, facts, say) for one in files[split]) for split in ("train", "val")}
+    for split, shard_files in of_split.items():
+        if not shard_files:
+            raise CheckFailed(f"data={origin.name} has no {split} shards: {origin.remedy(split)}")
+    largest = max(file.max_token for file in of_split["train"] + of_split["val"])
+    if origin.vocab_size is None:
+        hint = f"the largest token is {largest}: give data.vocab_size={largest + 1} or more"
+        raise ValueError(f"data.vocab_size is not set: {hint}")
+    for file in of_split["train"] + of_split["val"]:
+        if file.max_token >= origin.vocab_size:
+            most = f"data.vocab_size={origin.vocab_size} allows {origin.vocab_size - 1} at most"
+            words = f"{most}: it is of another vocabulary or damaged; {origin.remedy(file.path)}"
+            raise CheckFailed(f"{file.path}: largest token {file.max_token}, but {words}")
+    return Dataset(origin.name, origin.vocab_size, **of_split, floor_source=origin.floor_source, origin=origin.origin)
+
+
+def _check(origin, expected, facts, say):
+    shard = shards.check(expected.path)
+    stamp = checked.stamp_of(shard.path)
+    digest, max_token = facts.of(shard, say)
+    if expected.sha256 not in (None, digest):
+        what = f"sha256 {digest} instead of {expected.sha256}: damaged or changed"
+        raise CheckFailed(f"{shard.path}: {what}; {origin.remedy(shard.path)}")
+    return ShardFile(shard.path, shard.num_tokens, shard.num_bytes, digest, max_token, stamp)

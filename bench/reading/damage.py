@@ -1,0 +1,49 @@
+"""What is said of a file that cannot be used: one sentence that names it, what is wrong and what to try."""
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+BAD = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+class Damaged(ValueError):
+    """The file cannot be used: a sentence that names it."""
+
+
+class Missing(Damaged):
+    """There is no such file."""
+
+
+def one_line(text: object) -> str:
+    """Without what a terminal would obey: a control character as \\x1b, line ends too."""
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
+
+
+@contextlib.contextmanager
+def of_record(where: object) -> Iterator[None]:
+    """with of_record(folder): ...   What a damaged record makes fail inside is one Damaged that names it.
+
+    For the place where one record is turned into a row, a page or a line, so that the next one is still shown.  What
+    the types of the fields did not catch ends here, with the line of code that stumbled, as it may also be our fault.
+    """
+    try:
+        yield
+    except Damaged:
+        raise
+    except BAD as error:
+        words = str(error)
+        if type(error) is ValueError:
+            raise Damaged(words if str(where) in words else f"{where}: {words}") from None
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{Path(last.filename).name}:{last.lineno}"
+        raise Damaged(f"{where}: the record lacks something or is damaged ({error!r:.200}, {at})") from None
+
+
+def kind_name(found: object) -> str:
+    """Of a value of JSON or YAML that is of the wrong kind."""
+    return {list: "a list", str: "text", type(None): "null"}.get(type(found), "a number")
