@@ -24,7 +24,7 @@ def main() -> None:
 
 
 class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """speedrun_bench.ROOM is the module bench.ROOM itself, under a second name."""
+    """speedrun_bench.NAME is the module bench.NAME itself, under a second name."""
 
     _first_specs = {}  # of what is being imported
 

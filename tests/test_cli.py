@@ -30,8 +30,11 @@ def results(tmp_path_factory):
             ["run", "track=cpu_nano", "hardware=cpu", "hardware.num_processes=3"],
             "it must be a multiple of seq_len * num_processes",
         ),
-        (["run", "track=cpu_nano", "optim.muon_lr=0.02"], "this run has no such setting; those with optim=muon have"),
-        (["run", "instruments.trace.first_step=3"], "no such setting; those with instruments=[trace] have"),
+        (
+            ["run", "track=cpu_nano", "optim.muon_lr=0.02"],
+            "this run has no such setting; only runs with optim=muon have it",
+        ),
+        (["run", "instruments.trace.first_step=3"], "no such setting; only runs with instruments=[trace] have it"),
         (["run", "data=shards"], "data.train_glob is not set"),
         (
             ["run", "optim.schedule=cosine"],

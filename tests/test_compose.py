@@ -57,7 +57,7 @@ def test_instruments_are_a_list():
         ("seed=1.5", "seed=1.5: use a whole number of 0 or more"),
         ("+goal.typo=3", r"\+goal.typo=3: settings are neither added nor deleted"),
         ("~optim", "~optim: settings are neither added nor deleted"),
-        ("hydra.run.dir=x", "hydra.run.dir=x: one run has nothing of Hydra's to set"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: a single run takes no setting of Hydra"),
         ("+instruments=wattmetre", r"\+instruments=wattmetre: there is no instrument 'wattmetre'"),
         ("~instruments=trace", "~instruments=trace: the run has no trace: it has regions, memory"),
         ("~instruments", "~instruments: settings are neither added nor deleted"),

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from bench.config import compose
-from bench.instruments import regions, registry
+from bench.instruments import instrument_set, regions, registry
 from bench.instruments.base import Context, Instrument
 from bench.instruments.instrument_set import InstrumentSet
+from bench.record import step_files
 from bench.training.timers import HostMarks
 
 
@@ -223,3 +224,7 @@ def test_only_what_works_while_the_clock_runs_is_part_of_the_timing_protocol(mon
 
     monkeypatch.setattr(registry, "kind", lambda name, settings: Later if name == "later" else regions.Regions)
     assert registry.in_timed_region({"regions": {}, "later": {}}) == ["regions"]
+
+
+def test_no_instrument_takes_a_column_of_the_runs_own():
+    assert set(step_files.RUN_COLUMNS) == instrument_set.RUN_COLUMNS

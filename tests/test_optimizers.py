@@ -450,5 +450,5 @@ def test_a_new_optimizer_is_one_file_and_one_yaml(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "optim.mix=2.0: use a number from 0 to 1"
-    assert lines[1] == "optim.muon_lr=0.1: this run has no such setting; those with optim=muon have"
+    assert lines[1] == "optim.muon_lr=0.1: this run has no such setting; only runs with optim=muon have it"
     assert lines[2:] == ["False 1.0 8", "SGD"]

@@ -114,7 +114,7 @@ def test_how_long_is_known_after_the_first_run_where_nothing_was_known(monkeypat
         runs.begin()
         now_s = 60.0
         assert runs.end() == ", about 8 min to go"
-    assert capsys.readouterr().out == "    plan  9 runs, how long is known after the first\n"
+    assert capsys.readouterr().out == "    plan  9 runs, the duration is known after the first\n"
 
 
 def test_the_first_steps_say_how_long_it_takes_where_nothing_else_does(monkeypatch, capsys):
@@ -131,7 +131,7 @@ def test_the_first_steps_say_how_long_it_takes_where_nothing_else_does(monkeypat
         now_s = 200.0
         assert runs.end() == ", about 30 min to go"  # 9 * 200 s: what a run took
     assert capsys.readouterr().out == (
-        "    plan  10 runs, how long is known after the first\n"
+        "    plan  10 runs, the duration is known after the first\n"
         "    plan  about 2 min a run by its first steps, about 23 min to go for all of them\n"
     )
 

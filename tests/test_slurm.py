@@ -194,7 +194,7 @@ def test_a_sweep_by_submitit_waits_for_a_job_whose_node_failed_and_which_begins_
     assert lost, out
     for run in lost:  # the launcher may have been killed with its node
         found = run["failure"]
-        assert found["kind"] == "launcher_killed" or ": SLURM begins job " in found["message"], (found, run["ended_at"])
+        assert found["kind"] == "launcher_killed" or ": SLURM starts job " in found["message"], (found, run["ended_at"])
     assert {run["launched_by"]["num_restarts"] for run in lost} == {0}
     assert not any(run_processes.find(folder) for folder in real_runs.folders(tmp_path))
     assert slurm.run("squeue", "--noheader").stdout == ""

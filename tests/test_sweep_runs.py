@@ -217,7 +217,7 @@ def test_a_plugin_of_hydra_makes_runs_with_records_of_their_own(package, words, 
     assert done.returncode == 0, done.stderr
     assert [run["status"] for run in json.loads(done.stdout)] == ["complete"] * 2
     if package == "optuna":  # once for all trials
-        assert done.stderr.count("    plan  2 runs, how long is known after the first\n") == 1, done.stderr
+        assert done.stderr.count("    plan  2 runs, the duration is known after the first\n") == 1, done.stderr
         assert "    plan  1 run" not in done.stderr and "     run  2 of 2: optim.lr=" in done.stderr
     (folder,) = sweep.folders(tmp_path)
     for run in map(real_runs.run_json, real_runs.folders(tmp_path)):

@@ -69,7 +69,7 @@ def test_a_shuffle_has_every_value_once():
         (["optim.lr=choice(0.1,0.2"], "no viable alternative"),
         (
             ["hydra.run.dir=x", "seed=0,1"],
-            "hydra.run.dir=x: of Hydra's own a sweep takes hydra.launcher, hydra.sweeper",
+            "hydra.run.dir=x: of Hydra's settings a sweep takes only hydra.launcher, hydra.sweeper",
         ),
         (["hydra/launcher=joblb", "seed=0,1"], "Available options in 'hydra/launcher': basic"),
         (["hydra.launcher.nope=1", "seed=0,1"], "Could not override 'hydra.launcher.nope'"),
@@ -144,7 +144,7 @@ def test_a_run_may_begin_with_a_root_of_ones_own(own, monkeypatch, capsys):
     assert f"{own}/mine.yaml" in text.replace("\n# ", "")
     assert groups.as_typed() == ["--config-dir", str(own), "--config-name", "mine"]
     monkeypatch.setenv(groups.NAME_VARIABLE, "nope")
-    with pytest.raises(ValueError, match="--config-name nope: there is no such root; choose from config, mine"):
+    with pytest.raises(ValueError, match="--config-name nope: there is no such config; choose from config, mine"):
         run.main(["--cfg", "job"])
 
 

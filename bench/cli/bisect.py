@@ -29,7 +29,7 @@ def main(argv):
         try:
             found = _Search(args).run()
         except Interrupted as error:
-            say("bisect", f"{error}; the search begins anew", always=True)
+            say("bisect", f"{error}; the next search starts from the beginning", always=True)
             return 1
     if args.json:
         print(json.dumps(found, indent=1))

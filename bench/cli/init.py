@@ -1,6 +1,6 @@
 """Make this folder a project of your own.  ./run.sh init      an own model, experiment and track to start from
 
-Writes conf/ and my_model.py into the folder you stand in; a file that is there stays as it is.
+Writes conf/ and my_model.py into the current folder; a file that is there stays as it is.
 """
 
 import shutil
@@ -22,7 +22,7 @@ def main(argv):
     _parser().parse_args(argv)
     folder = Path(working_folder()).absolute()
     if folder.is_relative_to(REPO):
-        raise ValueError(f"{folder}: this is the harness's own folder: make one of your own and stand there")
+        raise ValueError(f"{folder}: this is the harness's own folder: create a folder of your own and cd into it")
     for source in sorted(path for path in STARTER.rglob("*") if path.suffix in (".py", ".yaml")):
         name = source.relative_to(STARTER)
         if (folder / name).exists():

@@ -148,7 +148,7 @@ def _set(values, override):
         known = explain.settings()
         if key in known:
             have = " or ".join(known[key].brought_by)
-            raise ValueError(f"{word}: this run has no such setting; those with {have} have")
+            raise ValueError(f"{word}: this run has no such setting; only runs with {have} have it")
         near = did_you_mean(key, [known for known, _ in leaves(values)] + list(GROUPS))
         remedy = "`./run.sh run --cfg job` shows every setting, with its meaning"
         raise ValueError(f"unknown setting {word}: {near}{remedy}")

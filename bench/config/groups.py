@@ -1,6 +1,6 @@
 """The folders that choices come from: conf/ of this program, then those of the user.
 
-A user's folder is conf/ of the project they stand in, where `./run.sh init` made it (it holds speedrun.yaml); the one
+A user's folder is conf/ in the current folder, as `./run.sh init` made it (it holds speedrun.yaml); the one
 that --config-dir names; and those of installed packages, by the entry points of ENTRY_POINTS.  It has the same groups
 as conf/: model/mine.yaml is model=mine.  A name in two folders is refused.
 """
@@ -46,7 +46,7 @@ def config_name() -> str:
     """The root that runs begin with: --config-name, or PRIMARY.  ValueError: there is none of that name."""
     name = os.environ.get(NAME_VARIABLE, PRIMARY).removesuffix(".yaml")
     if name not in _roots():
-        raise ValueError(f"--config-name {name}: there is no such root; choose from {', '.join(sorted(_roots()))}")
+        raise ValueError(f"--config-name {name}: there is no such config; choose from {', '.join(sorted(_roots()))}")
     return name
 
 

@@ -66,7 +66,7 @@ def of_sweep(words: list[str]) -> tuple[list[str], list[str]]:
         key = word.lstrip("+~").partition("=")[0].replace("/", ".")
         if not key.startswith(SWEEP_KEYS):
             taken = ", ".join(SWEEP_KEYS)
-            raise ValueError(f"{word}: of Hydra's own a sweep takes {taken}; folders are this program's")
+            raise ValueError(f"{word}: of Hydra's settings a sweep takes only {taken}; output folders are fixed")
     mine = [word for word in words if word not in of_hydra]
     for word in mine:
         _parsed(word)
@@ -130,7 +130,7 @@ def _quoted(override):
 
 def _refuse(override):
     if is_of_hydra(override):
-        raise ValueError(f"{override}: one run has nothing of Hydra's to set: it is for sweeps, ./run.sh run -m")
+        raise ValueError(f"{override}: a single run takes no setting of Hydra: it is for sweeps, ./run.sh run -m")
     if override[:1] in ("+", "~") and not re.match(r"(\+|~)(instruments|exporters)=", override):
         raise ValueError(
             f"{override}: settings are neither added nor deleted: write key=value, or key=null to switch it off; "

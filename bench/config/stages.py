@@ -143,7 +143,7 @@ def _check_together(config):
             raise ValueError(f"{words}: give window_tokens too, and no goal.val_window_tokens")
     for index, (before, stage) in enumerate(zip(config.stages, config.stages[1:], strict=False), start=1):
         if before.untied and not stage.untied:
-            raise ValueError(f"stages[{index}].untied=null: the stage before has it: an embedding apart stays so")
+            raise ValueError(f"stages[{index}].untied=null: the stage before sets it: an untied embedding stays untied")
     names = {name for stage in config.stages for name in stage.momenta or ()}
     for index, stage in enumerate(config.stages):
         for name in sorted(names - set(stage.momenta or ())):

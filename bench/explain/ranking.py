@@ -1,6 +1,6 @@
 """Where the next millisecond is: what each thing above the limit could give at most, with its evidence.
 
-A gain is an upper bound: what the step would lose if that time were nought and nothing else took its place.  It is the
+A gain is an upper bound: what the step would lose if that time were zero and nothing else took its place.  It is the
 mean over the ranks, of waiting that of the ranks that wait.  Lines of one origin are one: kernels of a name, gaps at a
 line of Python, waiting for a rank; what a product's shape costs and what lies above that; a collective at its
 bandwidth, which could be hidden, and what lies above.  Those whose bound is not known come last, as most of their time

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.instruments.base import Instrument
 
-RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms"}
+RUN_COLUMNS = {"step", "flags", "tokens", "lr", "train_loss", "val_loss", "step_ms", "t_ns"}
 
 
 class InstrumentSet:

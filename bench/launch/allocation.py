@@ -57,7 +57,7 @@ def found(environ: Mapping[str, str] = os.environ) -> Allocation | None:
 class Ending:
     """What SLURM says of a job that it is ending."""
 
-    is_requeued: bool  # it begins anew
+    is_requeued: bool  # SLURM starts it again
     words: str  # why it ends, behind a signal's name; "" where that is not known, as after scancel
 
 
@@ -74,7 +74,7 @@ def ending(environ: Mapping[str, str] = os.environ) -> Ending:
     facts = dict(re.findall(r"(JobState|Reason|Restarts)=(\S+)", said))
     is_requeued = int(facts.get("Restarts", "0")) > job.num_restarts
     if is_requeued:
-        return Ending(True, f": SLURM begins job {job.job_id} anew (a lost node, a preemption or scontrol requeue)")
+        return Ending(True, f": SLURM starts job {job.job_id} again (a lost node, a preemption or scontrol requeue)")
     why = WHY.get(facts.get("JobState", "")) or WHY.get(facts.get("Reason", ""))
     return Ending(False, f": SLURM ended job {job.job_id}, {why}" if why else "")
 

@@ -1,4 +1,4 @@
-"""cluster=slurm: a verb as a job of SLURM's, submitted, followed and brought home, from where people log in.
+"""cluster=slurm: a verb as a job of SLURM's, submitted, followed and collected, from where people log in.
 
 The job runs the same verb, without cluster=, on the first node of its allocation (bench/launch/allocation.py starts the
 others).  The checkout, the data and the results must lie on a file system that its nodes share.
@@ -38,7 +38,7 @@ ENDED = (
 )
 REMEDIES = {
     "TIMEOUT": ": give it more time, cluster.time_min=MINUTES",
-    "NODE_FAIL": ": a node of it failed; sinfo -R says which, cluster.requeue=true begins anew by itself",
+    "NODE_FAIL": ": a node of it failed; sinfo -R says which, cluster.requeue=true starts it again by itself",
     "OUT_OF_MEMORY": ": ask for more memory, cluster.options='--mem=64G'",
 }
 PASSED_ON = ("SPEEDRUN_PYTHON", "SPEEDRUN_DATA", "SPEEDRUN_TORCH", "SPEEDRUN_CONFIG_DIR")
@@ -169,7 +169,7 @@ def _state(job_id):
     done = subprocess.run(["scontrol", "show", "job", "--oneliner", job_id], capture_output=True, text=True)
     words = dict(re.findall(r"(JobState|ExitCode|Reason)=(\S+)", done.stdout))
     if not words:
-        raise ValueError(f"job {job_id}: SLURM knows no more of it ({done.stderr.strip()}): its log has the rest")
+        raise ValueError(f"job {job_id}: SLURM no longer lists it ({done.stderr.strip()}): its log has the rest")
     code, _, signal = words["ExitCode"].partition(":")
     return words["JobState"], int(code) or (1 if signal not in ("0", "") else 0), words.get("Reason", "")
 

@@ -20,7 +20,7 @@ from bench.user_code import classes
 
 METHODS = {  # what a run calls: what it must do
     "forward": "forward(tokens_BT, targets_BT): the mean loss in nats per token",
-    "init_weights": "init_weights(generator): draw every parameter anew, from a CPU torch.Generator",
+    "init_weights": "init_weights(generator): draw every parameter again, from a CPU torch.Generator",
     "flops_per_token": "flops_per_token(seq_len): of forward and backward, for MFU",
     "flops_per_token_causal": "flops_per_token_causal(seq_len): the same without masked pairs of tokens",
     "set_window": "set_window(window_tokens): how far back it looks from now on, as the run's stages say",

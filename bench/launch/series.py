@@ -63,7 +63,7 @@ class Series:
     def __enter__(self):
         self._opened_s = time.monotonic()
         num_left, left_s = len(self._kinds) - self._num_done, self.left_s()
-        how_long = format_about_s(left_s) or "how long is known after the first"
+        how_long = format_about_s(left_s) or "the duration is known after the first"
         say("plan", f"{counted(num_left, 'run')}, {how_long}{self._in_budget()}")
         self.bars.__enter__()
         return self

@@ -6,6 +6,7 @@ measure() starts a process a rank:  torchrun -m bench.overhead.ranks FILE WORLD_
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,8 @@ def measure(overrides: list[str], world_size: int, max_rounds: int, most_s: floa
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
         torchrun += [f"--log-dir={folder}"]  # else it leaves one of its own in the temp directory
         command = [sys.executable, *torchrun, "-m", "bench.overhead.ranks", *words]
-        done = subprocess.run(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+        env = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun would set it, after six lines of stars
+        done = subprocess.run(command, cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
         if done.returncode or not path.exists():
             raise RuntimeError(f"bench.overhead.ranks ended with {done.returncode}: what its ranks say is above")
         return rows(json.loads(path.read_text()), f"{world_size} x {where}")

@@ -31,14 +31,14 @@ HINTS = {  # what to do
     "disk_error": "look into the kernel log (dmesg) and at the disk or mount where results/ is, then run again",
     "rank_killed": KILLED,
     "not_started": "check with ./run.sh doctor, which starts ranks too; too many open files: raise ulimit -n; "
-    "no module: remove .venv, ./run.sh makes it anew; 127.0.0.1: bring the loopback up (ip link set lo up)",
+    "no module: remove .venv, ./run.sh makes it again; 127.0.0.1: bring the loopback up (ip link set lo up)",
     "folder_removed": "start it again, and leave the folder of a run alone while it lasts",
     "agent_killed": KILLED,
     "node_lost": "look at that node: its machine, its network, what the command there said last; start it again",
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
-    "stalled": "look where it stood: logs/ has each rank's stack; raise hardware.stall_timeout_s if it was to wait",
+    "stalled": "see where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",

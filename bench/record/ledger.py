@@ -69,9 +69,6 @@ START = {"config_id": None, "source_sha256": None, "race": None}  # what a line 
 END = {"status": "aborted"}
 
 
-# ---- writing
-
-
 def append(results: Path | str, event: str, **facts: object) -> dict:
     """Adds one line under a lock, on disk when this returns.  Returns it as a dict.  Raises OSError: nothing written.
 
@@ -121,8 +118,10 @@ def _last_line(file, size):
 
 def _name(last):
     """What the next line calls this one: its own sha256, or that of its bytes if append() did not write it."""
-    found = last and _parsed(last)
-    return found["sha256"] if found else last and hashlib.sha256(last.rstrip(b"\n")).hexdigest()
+    if last is None:
+        return None
+    line = _parsed(last)
+    return line["sha256"] if line else hashlib.sha256(last.rstrip(b"\n")).hexdigest()
 
 
 def _parsed(line):

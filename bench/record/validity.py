@@ -9,7 +9,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
         return "invalid", ["the run did not complete"]
     doubts = [doubt["doubt"] for doubt in run.get("doubts", ())]
     val_loss, floor_nats = run["metrics"]["val_loss"], run["data"]["floor_nats"]
-    sees = "validation sees its targets"
+    sees = "the targets leak into the validation"
     if None not in (floor_nats, val_loss) and val_loss < floor_nats - _slack_nats(run):
         return "invalid", [f"val_loss {val_loss:.6f} is below the data's floor {floor_nats:.6f}: {sees}"]
     implausible = (run.get("goal") or {}).get("implausible_val_loss")
@@ -17,7 +17,7 @@ def validity(run: dict) -> tuple[str, list[str]]:
         words = f"val_loss {val_loss:.6f} is below {implausible:g}, which nothing trained on this track can reach"
         return "invalid", [f"{words}: {sees} (track.rules.implausible_val_loss)", *doubts]
     if run["metrics"].get("train_s") == 0 and run["metrics"]["num_steps"]:
-        words = f"its clock stood still: {run['metrics']['num_steps']} steps in 0 s"
+        words = f"its clock did not advance: {run['metrics']['num_steps']} steps in 0 s"
         return "invalid", [f"{words}, so that no time of it was measured", *doubts]
     if beside := run.get("beside"):
         others = beside["num_slots"] - 1

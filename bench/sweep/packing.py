@@ -132,7 +132,7 @@ class Budget:
     def plan(self, num_runs: int, num_slots: int) -> str:
         """How long so many runs take, so many at a time, and how many of them fit."""
         if self.run_s is None:
-            return f"{num_runs} runs, {num_slots} at a time, how long is known after the first"
+            return f"{num_runs} runs, {num_slots} at a time, the duration is known after the first"
         whole_s = -(-num_runs // num_slots) * self.run_s
         num_fitting = None if self.budget_s is None else num_slots * max(0, int(self._left_s() // self.run_s))
         fitting = series.in_budget(num_fitting, num_runs, self.budget_s)

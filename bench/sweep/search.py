@@ -1,4 +1,4 @@
-"""A search by optuna's ask and tell: it proposes points, each becomes a run, and is told the run's objective.
+"""A search by optuna's ask and tell: it proposes points, each becomes a run, and the search gets the run's objective.
 
 The study is a file, so that the same search goes on where it stood: results/sweeps/STUDY.journal.  Only this file knows
 optuna, and only inside functions: it is an optional package.

@@ -1,4 +1,4 @@
-"""When a run of a sweep has no hope any more: rules that launch() asks with every validation."""
+"""When a run of a sweep can no longer win: rules that launch() asks with every validation."""
 
 from collections.abc import Iterable
 

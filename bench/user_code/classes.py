@@ -54,7 +54,7 @@ def load(where: str, import_path: str) -> Any:
     if not name.isidentifier():
         raise ValueError(f"{where}={import_path}: write my_model.py:Net, or my_package.my_model:Net")
     if os.path.isabs(os.path.expanduser(module_name)):
-        remedy = "a record keeps the name and no private path: write it from the folder that you stand in"
+        remedy = "a record keeps the name and no private path: write it relative to the current folder"
         raise ValueError(f"{where}={import_path}: {remedy}")
     try:
         module = _module(module_name)

@@ -24,7 +24,7 @@ class MyModel(LanguageModel):
         self.norm = nn.LayerNorm(width)
 
     def init_weights(self, generator):
-        """Needed: every parameter anew, drawn from a CPU generator, so that every rank has the same."""
+        """Needed: every parameter drawn again, from a CPU generator, so that every rank has the same."""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 normal_(parameter, 0.02, generator)

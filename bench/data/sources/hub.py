@@ -201,7 +201,7 @@ class Hub(Source):
         digest = part_file.arrived(part, file.num_bytes, file.sha256, get)
         if digest != file.sha256:
             what = f"sha256 {digest}, but {self._lock_path().name} says {file.sha256}"
-            again = f"./run.sh data fetch {self.name} begins it anew"
+            again = f"./run.sh data fetch {self.name} starts it again"
             raise CheckFailed(f"{file.name}: {what}: the transfer or the hub's copy is damaged: {again}")
         os.replace(part, self.folder() / file.name)
 

@@ -15,7 +15,7 @@ from bench.launch.script import outcome, trace_files, work_folder
 from bench.launch.script.output import Output
 from bench.machine.cpu_meter import CpuMeter
 from bench.paths import REPO
-from bench.record import failures, printed_times, run_folder, step_files
+from bench.record import failures, metrics, printed_times, run_folder, step_files
 from bench.telemetry import join, samples, throttling
 from bench.telemetry.sampling import Sampling
 
@@ -105,10 +105,11 @@ class Watched:
         )
 
     def _write_progress(self):
-        step, time_ms = self._last["step"], self._last.get("train_time_ms")
+        step = self._last["step"]
         progress = {"step": step, "num_steps": self._last.get("total") or self._job.config.goal.num_steps}
-        if time_ms and step:
-            progress["step_avg_ms"] = time_ms / step
+        average_ms = self._last.get("step_avg_ms") or metrics.step_avg_ms(self._last.get("train_time_ms"), step)
+        if average_ms:
+            progress["step_avg_ms"] = average_ms
         atomic.write_json(self._folder / run_folder.PROGRESS, progress, durable=False)
 
     def conclude(self, run: dict, exit_code: int | None, failure: dict | None) -> dict | None:
