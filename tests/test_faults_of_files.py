@@ -67,7 +67,7 @@ def test_an_export_of_nothing_that_can_be_read_is_wrong_use(tmp_path, capsys):
 def test_data_show_waits_for_no_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe.bin")
     done = real_runs.bench(tmp_path, "data", "show", str(tmp_path / "pipe.bin"), timeout_s=60)
-    assert done.returncode == 1 and "no regular file" in done.stdout + done.stderr
+    assert done.returncode == 1 and "not a regular file" in done.stdout + done.stderr
 
 
 # ---- what docs/ promises has a test

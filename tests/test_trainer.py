@@ -37,7 +37,14 @@ def test_a_compiled_model_of_several_ranks_is_cut_where_ddp_reduces_so_that_it_o
     graphs = []
     backend = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(torch, "compile", backend)
-    job = prepare([*real_runs.SHORT, "hardware.num_threads=1", "hardware.num_processes=2", "hardware.compile=true"])
+    words = [
+        "model.num_layers=4",
+        "model.width=128",
+        "hardware.num_threads=1",
+        "hardware.num_processes=2",
+        "hardware.compile=true",
+    ]
+    job = prepare([*real_runs.SHORT, *words])
     files = {split: [shards.check(file.path) for file in getattr(job.dataset, split)] for split in ("train", "val")}
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # its collectives do nothing
     try:

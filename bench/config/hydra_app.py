@@ -37,16 +37,12 @@ def app(loader: Callable | None = None):
     from hydra._internal.utils import create_config_search_path
     from hydra.core.global_hydra import GlobalHydra
 
-    from bench.config.yamls import Yamls
-
     version.setbase(VERSION_BASE)
     searched = create_config_search_path(str(CONF))
     for folder in groups.own_folders():
         searched.prepend("user", f"file://{folder}", anchor="schema")
     GlobalHydra.instance().clear()
-    loaded = (loader or ConfigLoaderImpl)(searched)
-    loaded.repository = Yamls(searched)
-    hydra = Hydra(JOB_NAME, loaded)
+    hydra = Hydra(JOB_NAME, (loader or ConfigLoaderImpl)(searched))
     GlobalHydra.instance().initialize(hydra)
     return hydra
 
