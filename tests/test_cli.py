@@ -227,7 +227,14 @@ def test_the_table_lists_every_run_with_what_it_found(finished_run, tmp_path):
 
 @pytest.mark.slow
 def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
-    words = ["speedrun", *real_runs.SHORT, "track.repeats=2", "goal.target_val_loss=5.5"]
+    words = [
+        "speedrun",
+        *real_runs.SHORT,
+        "track.repeats=2",
+        "goal.num_steps=20",
+        "goal.val_every_steps=20",
+        "goal.target_val_loss=5.5",
+    ]
     done = real_runs.bench(tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict  mean val_loss" in done.stdout and "n=2" in done.stdout
@@ -235,7 +242,7 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
     assert (
-        "plan  6 steps, 6,144 tokens (0.01 epochs) a run; on disk: data 2.5 MiB; track.repeats=1 makes" in done.stdout
+        "plan  20 steps, 10,240 tokens (0.00 epochs) a run; on disk: data 2.5 MiB; track.repeats=1 makes" in done.stdout
     )
     assert "     run  1 of 2: seed 0\n" in done.stdout and re.search(
         "run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout

@@ -180,7 +180,9 @@ def test_an_optimizer_has_its_own_settings_and_any_schedule():
     optim = compose.compose(["optim=muon", "optim/schedule=cosine", "optim.schedule.warmup_frac=0.1"]).optim
     assert (optim.muon_ns_steps, optim.grad_clip_norm) == (5, None)
     assert optim.schedule == cosine.Config(name="cosine", warmup_frac=0.1, final_lr_frac=0.0)
-    words = "cooldown_frac=0.4: this run has no such setting; those with optim/schedule=stepped or .*=trapezoid have"
+    words = (
+        "cooldown_frac=0.4: this run has no such setting; only runs with optim/schedule=stepped or .*=trapezoid have it"
+    )
     with pytest.raises(ValueError, match=words):
         compose.compose(["optim/schedule=cosine", "optim.schedule.cooldown_frac=0.4"])
 

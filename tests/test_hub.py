@@ -118,11 +118,11 @@ def test_a_broken_fetch_goes_on_where_it_broke_off(hub, tmp_path):
     assert not part.exists()
 
 
-def test_a_file_with_the_wrong_hash_never_gets_its_name_and_the_next_fetch_begins_anew(hub, tmp_path):
+def test_a_file_with_the_wrong_hash_never_gets_its_name_and_the_next_fetch_starts_again(hub, tmp_path):
     body = hub.files[ONE]
     hub.files[ONE] = body[:-1] + bytes([body[-1] ^ 1])
     for _ in range(2):
-        with pytest.raises(CheckFailed, match=rf"{ONE}: sha256 .* {LOCK} says {hub.stated[ONE]}.*begins it anew"):
+        with pytest.raises(CheckFailed, match=rf"{ONE}: sha256 .* {LOCK} says {hub.stated[ONE]}.*starts it again"):
             fetch(hub)
     folder = tmp_path / "data" / "tiny10B"
     assert not (folder / f"{ONE}.part").exists() and not (folder / ONE).exists()

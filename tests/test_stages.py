@@ -73,7 +73,7 @@ def test_of_windows_that_are_no_graph_the_first_and_the_widest_are_warmed_up():
         ("stages=[{end_window_tokens:32}]", r"stages\[0\].end_window_tokens=32: give window_tokens too"),
         ("stages=[{first_window_tokens:-1,window_tokens:16}]", "first_window_tokens=-1: use a whole number of 0"),
         ("stages=[{window_tokens:16,window_rounding:up}]", "window_rounding=up: only a window that grows is rounded"),
-        ("stages=[{until_step:3,untied:true},{}]", r"stages\[1\].untied=null: the stage before has it"),
+        ("stages=[{until_step:3,untied:true},{}]", r"stages\[1\].untied=null: the stage before sets it"),
         ("stages=[{ahead_weights:[1,1],end_ahead_weights:[1]}]", r"end_ahead_weights=\[1.0\]: .* as many of both"),
         ("stages=[{ahead_weights:[]}]", r"stages\[0\].ahead_weights=\[\]: use 1 to 127"),
         ("stages=[{frozen_steps:{muon:2}}]", r"stages\[0\].frozen_steps.muon=2: optim=adamw is all one part"),

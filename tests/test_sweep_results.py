@@ -206,7 +206,7 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
         pass
     assert "12 runs, about 2.0 h; 6 of 12 fit in the budget, 60 min" in capsys.readouterr().out
     with series.Series(["a"] * 12, {}, live=False, budget_s=7200.0) as one:
-        assert "12 runs, how long is known after the first\n" in capsys.readouterr().out
+        assert "12 runs, the duration is known after the first\n" in capsys.readouterr().out
         one.begin()
         one.paced(600.0)
         assert "a run by its first steps, about 2.0 h to go for all of them; all fit in the budget" in (
@@ -223,7 +223,7 @@ def test_a_budget_foretells_how_many_runs_fit(monkeypatch, capsys):
     assert said == ["     run  2 of 12: seed=1, about 110 min to go; all fit in the budget, 2.0 h"]
     now_s[0] = 0.0
     budget = packing.Budget(3600.0, None)
-    assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, how long is known after the first"
+    assert budget.fits() and budget.plan(12, 2) == "12 runs, 2 at a time, the duration is known after the first"
     now_s[0] = 1700.0
     budget.spent(1000.0)  # 1900 s are left: one more in each of two slots
     assert budget.plan(10, 2) == "10 runs, 2 at a time, about 83 min; 2 of 10 fit in the budget, 60 min"

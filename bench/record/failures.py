@@ -38,7 +38,7 @@ HINTS = {  # what to do
     "rank_crashed": "read the end of the rank's log: native code crashed, and says there what it can",
     "collective_timeout": "read the other ranks' logs: one of them stalled or died; "
     "raise hardware.collective_timeout_s if steps are long",
-    "stalled": "see where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
+    "stalled": "look where it hung: logs/ has each rank's stack; raise hardware.stall_timeout_s if it had to wait",
     "wall_timeout": "raise hardware.wall_timeout_s or train fewer steps",
     "launcher_killed": "start it again, in a terminal or job that outlives it: its launcher was killed from outside",
     "interrupted": "start it again; a sweep skips what is complete",
