@@ -1,5 +1,6 @@
 """A race: planned, interleaved, hidden, resumed, ended in a verdict.  Arms cost no time but in the last tests."""
 
+import errno
 import json
 import os
 import random
@@ -171,6 +172,25 @@ def test_an_interrupted_race_goes_on_with_the_same_plan_and_a_full_ledger(result
     assert arms.num_started == 7
     with pytest.raises(ValueError, match="no race is unfinished"):
         race.main(["--resume"])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SystemExit("killed")])
+def test_a_plan_that_the_ledger_did_not_get_leaves_nothing_or_is_entered_before_its_first_run(
+    results, monkeypatch, error
+):
+    def fails(*args, **facts):
+        raise error
+
+    with monkeypatch.context() as patched, pytest.raises((ValueError, SystemExit)):
+        patched.setattr("bench.race.planning.ledger.append", fails)
+        go(results, monkeypatch, "A=", "B=", "n=2")
+    folders = list((results.folder / "races").glob("*"))
+    if isinstance(error, OSError):
+        assert folders == []
+        return
+    assert race.main(["--resume"]) == 0
+    events = [line["event"] for line in ledger.read(results.folder).lines]
+    assert (events[0], events.count("plan"), events[-1]) == ("plan", 1, "race_end")
 
 
 def test_a_race_is_not_resumed_with_other_code_in_another_session_or_with_a_changed_plan(results, monkeypatch):

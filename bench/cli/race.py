@@ -129,11 +129,13 @@ def _chosen(results, word):
         is_here = folder and (folder / "plan.json").is_file() and folder.resolve().parent.parent == results.resolve()
         if not is_here:
             raise ValueError(f"{word}: is not a race of {results}: ./run.sh race A=... B=... begins one")
-        return folder
-    unfinished = state.unfinished(results)
-    if not unfinished:
-        raise ValueError("no race is unfinished: ./run.sh race A=... B=... begins one")
-    return unfinished[-1]
+    else:
+        unfinished = state.unfinished(results)
+        if not unfinished:
+            raise ValueError("no race is unfinished: ./run.sh race A=... B=... begins one")
+        folder = unfinished[-1]
+    planning.enter(folder, results)
+    return folder
 
 
 def _parser():

@@ -1,12 +1,15 @@
 """A request -> the race's plan: every arm checked by its own code, fresh seeds, random order, a hash in the ledger."""
 
 import secrets
+import shutil
 from pathlib import Path
 
 from bench import atomic, utc
 from bench.compare import target
 from bench.paths import REPO
-from bench.race import arm_process, foreseen, plan, worktrees
+from bench.race import arm_process, foreseen, plan, state, worktrees
+from bench.reading import json_file
+from bench.reading.damage import of_record
 from bench.record import ledger, race_folder
 
 # of an arm's facts, in the plan: own if it has any
@@ -40,13 +43,29 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     try:
         folder.mkdir(parents=True)
         atomic.write_json(folder / "plan.json", made)
-        ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in arms.items()}
-        facts_of_plan = {"plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
-        ledger.append(results, "plan", race_id=made["race_id"], **facts_of_plan)
+        _enter(made, results)
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         words = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
         raise ValueError(f"{results}: {words}") from None
     return folder
+
+
+def enter(folder: Path, results: Path) -> None:
+    """Into the ledger with a plan of which it has nothing, as a kill came between: no run of it has been started.
+
+    ValueError: the plan cannot be read.
+    """
+    with of_record(folder / "plan.json"):
+        made = json_file.read(folder / "plan.json", state.Plan)
+        if not (folder / "race.json").exists() and not ledger.read(results).of_race(made["race_id"]):
+            _enter(made, results)
+
+
+def _enter(made, results):
+    ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
+    facts = {"plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
+    ledger.append(results, "plan", race_id=made["race_id"], **facts)
 
 
 def check(request: dict) -> dict[str, str]:
