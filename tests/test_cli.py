@@ -242,7 +242,7 @@ def test_repeats_end_in_a_table_and_a_verdict(tmp_path):
     assert sorted(run["seed"] for run in runs) == [0, 1]
     assert all(run["run_id"] in done.stdout for run in runs)
     assert (
-        "plan  20 steps, 10,240 tokens (0.00 epochs) a run; on disk: data 2.5 MiB; track.repeats=1 makes" in done.stdout
+        "plan  20 steps, 10,240 tokens (0.01 epochs) a run; on disk: data 2.5 MiB; track.repeats=1 makes" in done.stdout
     )
     assert "     run  1 of 2: seed 0\n" in done.stdout and re.search(
         "run  2 of 2: seed 1, about [0-9]+ s to go", done.stdout
