@@ -71,7 +71,9 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         if _interrupts:  # what failed was the wait for it, not what was asked
             raise KeyboardInterrupt from None
-        print(f"{verb}: {error}", file=sys.stderr)
+        from bench.reading.damage import one_line
+
+        print(f"{verb}: " + "\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in NOT_OURS or not isinstance(error.filename, str):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kept_records
 import pytest
 
 NUM_PARTS = 16  # of the cases, drawn with a fixed seed; the first runs always, the rest with the slow tests
@@ -38,3 +39,51 @@ def fuzzed(program, folder, part):
     done = subprocess.run(words, cwd=TESTS.parent, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- what a longer hunt found
+
+
+def called(monkeypatch, capsys, results, *words):
+    """(exit code, all that was printed) of a verb in this process."""
+    from bench.__main__ import main
+
+    monkeypatch.setenv("SPEEDRUN_RESULTS", str(results))
+    code = main([str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_an_error_prints_no_control_character(tmp_path, monkeypatch, capsys):
+    good, bad = kept_records.add(tmp_path, 1), kept_records.add(tmp_path, 9)
+    run = json.loads((bad / "run.json").read_text())
+    (bad / "run.json").write_text(json.dumps(run | {"track": "\x1b]0;owned\x07"}))
+    code, said = called(monkeypatch, capsys, tmp_path, "judge", good, bad)
+    assert code == 2 and r"runs of 2 tracks, \x1b]0;owned\x07, cpu_nano" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("environment.json", '{"packages": 7}'),
+        ("config.yaml", "instruments: -1\n"),
+        ("steps.csv", "step,val_loss\n,1\n,2\n"),
+    ],
+)
+def test_of_two_runs_one_with_a_wrong_kind_the_difference_is_shown_without_it(
+    tmp_path, monkeypatch, capsys, file, content
+):
+    good, bad = kept_records.add(tmp_path, 1), kept_records.add(tmp_path, 9)
+    (bad / file).write_text(content)
+    code, said = called(monkeypatch, capsys, tmp_path, "compare", good, bad, "--why")
+    assert code in (0, 2) and "comparable" in said
+    called(monkeypatch, capsys, tmp_path, "report", good, bad, "--out", tmp_path / "curves.html")
+
+
+@pytest.mark.parametrize("arms", [{}, {"A": {}}])
+def test_a_race_without_arms_is_refused(tmp_path, monkeypatch, capsys, arms):
+    folder = tmp_path / "races" / "20261122T000000Z-race-00000000"
+    folder.mkdir(parents=True)
+    (folder / "race.json").write_text(json.dumps({"race_id": folder.name, "arms": arms}))
+    code, said = called(monkeypatch, capsys, tmp_path, "compare", folder)
+    assert code == 2 and "Traceback" not in said and "race.json" in said

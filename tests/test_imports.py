@@ -67,7 +67,7 @@ TABLE = {
     "cli": "atomic claims claims.rules compare config data data.sources explain exporters importers ladder launch "
     "launch.nodes machine memory memory.snapshot overhead passport passport.measure paths race record replay report "
     "report.site sweep terminal trace units utc",
-    "__main__": "cli config launch paths",  # it finds a verb in cli/ by its name
+    "__main__": "cli config launch paths reading",  # it finds a verb in cli/ by its name
     "installed": "__main__",  # a wheel's command
 }
 TORCH = {  # the files that may import torch as they are imported; others only inside a function, in these rooms

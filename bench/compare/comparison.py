@@ -100,7 +100,9 @@ def _facts_of_run(run, folder):
             config = versions.upgraded(yaml_file.read(f"{folder}/config.yaml"))
         with contextlib.suppress(Damaged):
             environment = json_file.read(f"{folder}/environment.json")
-    return differences.facts(run, config, environment)
+        with contextlib.suppress(Damaged), of_record(folder):
+            return differences.facts(run, config, environment)
+    return differences.facts(run)
 
 
 def differing_folders(a: str, b: str) -> list[dict]:

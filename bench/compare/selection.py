@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.compare.eligibility import index_of_runs
 from bench.paths import PUBLISHED, results_root
-from bench.reading.damage import Damaged
+from bench.reading.damage import Damaged, of_record
 from bench.record import index, named, race_folder, run_folder, step_files
 from bench.record.rows import Row, row_of
 from bench.terminal.text_table import counted
@@ -196,9 +196,12 @@ def _arms_of_race(folder, on_error):
     """race.json -> {name: Arm}; the discarded warm-up runs are not among the runs."""
     race = race_folder.read(folder)
     arms, against = {}, (race.get("result") or {}).get("against") or {}
-    about = race_folder.about(race["arms"])
-    for name, arm in race["arms"].items():
-        folders = [race_folder.run_folder_of(folder, run) for run in arm["runs"]]
+    with of_record(Path(folder) / "race.json"):
+        about = race_folder.about(race["arms"])
+        found = {
+            name: [race_folder.run_folder_of(folder, run) for run in arm["runs"]] for name, arm in race["arms"].items()
+        }
+    for name, folders in found.items():
         arms[name] = of_folders(
             name,
             [path for path in folders if path is not None],

@@ -112,7 +112,8 @@ def _whole(columns, lines, names=None):
     wanted = columns if names is None else {"step", *names}
     try:
         found = {name: _column(name, cells[at::width]) for at, name in enumerate(columns) if name in wanted}
-        return found if all(map(operator.lt, found["step"], found["step"][1:])) else None
+        steps = found["step"]
+        return found if None not in steps and all(map(operator.lt, steps, steps[1:])) else None
     except (ValueError, KeyError):
         return None
 
