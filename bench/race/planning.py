@@ -43,7 +43,7 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
     try:
         folder.mkdir(parents=True)
         atomic.write_json(folder / "plan.json", made)
-        _enter(made, results)
+        ledger.append(results, "plan", **_facts_of(made))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         words = f"no race can be written there ({error.strerror}): free space, or set SPEEDRUN_RESULTS=/path"
@@ -54,18 +54,21 @@ def begin(request: dict, results: Path, anyway: bool = False) -> Path:
 def enter(folder: Path, results: Path) -> None:
     """Into the ledger with a plan of which it has nothing, as a kill came between: no run of it has been started.
 
-    ValueError: the plan cannot be read.
+    ValueError: the plan cannot be read.  OSError: nothing is entered.
     """
     with of_record(folder / "plan.json"):
         made = json_file.read(folder / "plan.json", state.Plan)
-        if not (folder / "race.json").exists() and not ledger.read(results).of_race(made["race_id"]):
-            _enter(made, results)
+        if (folder / "race.json").exists() or ledger.read(results).of_race(made["race_id"]):
+            return
+        facts = _facts_of(made)
+    ledger.append(results, "plan", **facts)
 
 
-def _enter(made, results):
+def _facts_of(made):
+    """Of a plan what its line in the ledger has."""
     ids = {name: [arm["config_id"], arm["source_sha256"]] for name, arm in made["arms"].items()}
-    facts = {"plan_sha256": plan.sha256(made), "baseline": made["baseline"], "arms": ids}
-    ledger.append(results, "plan", race_id=made["race_id"], **facts)
+    found = {"race_id": made["race_id"], "plan_sha256": plan.sha256(made)}
+    return found | {"baseline": made["baseline"], "arms": ids}
 
 
 def check(request: dict) -> dict[str, str]:
